@@ -1,0 +1,210 @@
+"""The plan: what `shardwright plan` writes and the runtime applies. No torch, no solver in here."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shardwright.errors import PlanError
+
+FORMAT = "shardwright.plan"
+VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelIdentity(_Part):
+    """Which model the plan is for; applying it to another is an error that says what differs."""
+
+    architecture: str = Field(description="class of the model, for example LlamaForCausalLM")
+    config_hash: str = Field(description="SHA-256 of what decides the model's shape")
+    parameters: dict[str, list[int]] = Field(description="whole shape of each parameter and buffer")
+
+
+class Crossing(_Part):
+    """A tensor that changes its placement while it enters or leaves a module.
+
+    `slot` names it: an argument of `forward` ("hidden_states"), an element of a nested one
+    ("position_embeddings.0"), an element of the output ("0", "logits"), "" for the sole output.
+    """
+
+    slot: str
+    source: str = Field(description="placement before, in layout notation")
+    target: str = Field(description="placement after")
+
+
+class ParameterPlan(_Part):
+    """A parameter or buffer: how it is stored, and how its module sees it if that differs."""
+
+    placement: str
+    use: str | None = None
+
+
+class ModulePlan(_Part):
+    """What changes in one module; modules that are not named in a plan stay as they are."""
+
+    layer: str = Field(default="LocalModule", description="class in shardwright.runtime.layers")
+    parameters: dict[str, ParameterPlan] = {}
+    inputs: list[Crossing] = []
+    outputs: list[Crossing] = []
+    attributes: dict[str, str] = Field(
+        default={},
+        description="integers to replace by local ones, as dims: {'num_heads': '4@tp'}; "
+        "'config.x' is read through the module's own copy of its config",
+    )
+
+
+class Whole(_Part):
+    """A large parameter that no rank can do without, and why."""
+
+    parameter: str
+    bytes: int
+    reason: str
+
+
+class Collective(_Part):
+    """Collectives of one kind in one forward or backward pass of the stated workload."""
+
+    phase: Literal["forward", "backward"]
+    kind: str
+    count: int
+    bytes: int = Field(description="bytes that enter them on one rank")
+
+
+class Workload(_Part):
+    """What the plan was priced for."""
+
+    batch: int
+    seq: int
+    dtype: str
+    device: str
+
+
+class Prediction(_Part):
+    """What the plan should cost, per rank."""
+
+    parameter_bytes: list[int] = Field(description="parameters and buffers of each rank")
+    whole_bytes: int = Field(description="the same for the unsplit model")
+    time_ns: int
+    collectives: list[Collective] = []
+
+
+class SolverReport(_Part):
+    """Who found the plan and how good it is known to be."""
+
+    name: str
+    status: Literal["optimal", "feasible"]
+    objective: list[int] = Field(description="bytes, forward ns, backward ns, then tie-breaks")
+    bound: list[int]
+    note: str = ""
+
+
+class Plan(_Part):
+    """How to split one model over one mesh."""
+
+    format: Literal["shardwright.plan"] = FORMAT
+    version: Literal[1] = VERSION
+    model: ModelIdentity
+    mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
+    workload: Workload
+    modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
+    whole: list[Whole] = []
+    opaque: dict[str, int] = Field(default={}, description="ops without a rule -> occurrences")
+    predicted: Prediction
+    solver: SolverReport
+    versions: dict[str, str] = {}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that one copy of the model takes."""
+        n = 1
+        for size in self.mesh.values():
+            n *= size
+        return n
+
+    def module(self, name: str) -> ModulePlan | None:
+        """The entry for module `name`: its own, else that of the first pattern that matches."""
+        if name in self.modules:
+            return self.modules[name]
+        wildcard = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+        if wildcard in self.modules:
+            return self.modules[wildcard]
+        return next(
+            (entry for key, entry in self.modules.items() if "*" in key and _matches(name, key)), None
+        )
+
+    def to_json(self) -> str:
+        """The plan as text: sorted keys, two spaces, byte-identical for equal plans."""
+        return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "the plan") -> Plan:
+        """Read a plan.
+
+        Raises:
+            PlanError: not JSON, not a plan, of another version, or with keys that are not known.
+        """
+        try:
+            data: Any = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(f"{where} is not JSON: {error}") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise PlanError(f"{where} is not a Shardwright plan: \"format\" should be \"{FORMAT}\"")
+        if data.get("version") != VERSION:
+            raise PlanError(
+                f"{where} has plan version {data.get('version')}; this Shardwright reads version "
+                f"{VERSION}: make the plan again with `shardwright plan`"
+            )
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise PlanError(f"{where} does not hold: {place}: {first['msg']}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to `path`, all of it or nothing."""
+        write_atomically(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan from `path`.
+
+        Raises:
+            PlanError: the file is missing or is not a plan.
+        """
+        try:
+            text = Path(path).read_text()
+        except OSError as error:
+            raise PlanError(f"cannot read plan {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise PlanError(f"{path} is not a text file, so not a plan") from None
+        return cls.from_json(text, where=str(path))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    a, b = name.split("."), pattern.split(".")
+    return len(a) == len(b) and all(fnmatch.fnmatchcase(x, y) for x, y in zip(a, b, strict=True))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to a temporary file beside `path`, then rename it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

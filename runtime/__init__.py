@@ -1,0 +1,1 @@
+"""Under torchrun: swap layers, run collectives, read and write shards. Never imports a solver."""
