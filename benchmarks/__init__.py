@@ -1,0 +1,1 @@
+"""Measurements that say what Shardwright costs and saves."""

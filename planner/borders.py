@@ -1,0 +1,96 @@
+"""Markers where tensors enter and leave modules, put into the trace by forward hooks."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+OP = "border"
+
+
+@torch.library.custom_op("shardwright::border", mutates_args=())
+def _border(x: torch.Tensor, tag: str) -> torch.Tensor:
+    return x.clone()
+
+
+@_border.register_fake
+def _(x: torch.Tensor, tag: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def read_tag(tag: str) -> tuple[str, str, str]:
+    """Module, side and slot of a marker."""
+    module, side, slot = tag.split("|")
+    return module, side, slot
+
+
+def argument_names(forward: Callable[..., Any]) -> tuple[list[str], str | None]:
+    """Names of the positional parameters of a bound `forward`, and of its *args if it has one."""
+    names, star = [], None
+    for parameter in inspect.signature(forward).parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            star = parameter.name
+    return names, star
+
+
+def map_slots(value: Any, slot: str, change: Callable[[torch.Tensor, str], torch.Tensor]) -> Any:
+    """`value` with `change(tensor, slot)` in place of every floating tensor in it.
+
+    Slots of nested values are joined by dots; containers that are neither tuples, lists, dicts nor
+    dataclass outputs (a key-value cache) are left alone.
+    """
+    def inner(key: object) -> str:
+        return f"{slot}.{key}" if slot else str(key)
+
+    if isinstance(value, torch.Tensor):
+        return change(value, slot) if value.is_floating_point() else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_slots(v, inner(k), change) for k, v in zip(value._fields, value, strict=True)))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_slots(v, inner(i), change) for i, v in enumerate(value))
+    if dataclasses.is_dataclass(value) and isinstance(value, Mapping):  # transformers' ModelOutput
+        for key in list(value.keys()):
+            value[key] = map_slots(value[key], inner(key), change)  # type: ignore[index]
+        return value
+    if type(value) is dict:
+        return {k: map_slots(v, inner(k), change) for k, v in value.items()}
+    return value
+
+
+@contextmanager
+def marked(root: nn.Module) -> Iterator[None]:
+    """Within, every call of a module of `root` marks the floating tensors it takes and returns."""
+    handles = []
+    for name, module in root.named_modules():
+        names, _ = argument_names(module.forward)
+
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name,
+                  names: list[str] = names) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            def mark(x: torch.Tensor, slot: str) -> torch.Tensor:
+                return torch.ops.shardwright.border(x, f"{name}|in|{slot}")
+
+            slots = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
+            args = tuple(map_slots(a, s, mark) for a, s in zip(args, slots, strict=True))
+            return args, {k: map_slots(v, k, mark) for k, v in kwargs.items()}
+
+        def leave(_: nn.Module, _args: Any, output: Any, name: str = name) -> Any:
+            def mark(x: torch.Tensor, slot: str) -> torch.Tensor:
+                return torch.ops.shardwright.border(x, f"{name}|out|{slot}")
+
+            return map_slots(output, "", mark)
+
+        handles += [module.register_forward_pre_hook(enter, with_kwargs=True),
+                    module.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

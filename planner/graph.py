@@ -1,0 +1,93 @@
+"""The traced model as the planner sees it: tensors, ops, and borders between modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shardwright.rules.call import OpCall
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value in the graph.
+
+    `run_time` marks inputs of the model: their sizes vary, so their axes may not be split.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool
+
+
+@dataclass(frozen=True)
+class Op:
+    """One ATen call; `inputs` and `outputs` are tensor names in the order of the call.
+
+    `literals` names the slice bounds that the model's code states as bare numbers.
+    """
+
+    name: str
+    call: OpCall
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    module: str
+    source: str
+    literals: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Border:
+    """A tensor that enters or leaves a module: the only places where it may be resharded."""
+
+    module: str
+    side: str  # "in" or "out"
+    slot: str
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Use:
+    """A parameter or buffer as stored, and as its module sees it; tied ones share `stored`."""
+
+    fqn: str
+    stored: str
+    used: str
+    is_buffer: bool
+
+
+@dataclass(frozen=True)
+class SizeArgument:
+    """An integer argument computed from attributes, and the tensor dim whose size it must be.
+
+    `expression` is a nested tuple: ("attribute", module, name, value), ("constant", n),
+    ("read", n) for a size read off a tensor, or (operator, left, right).
+    For a slice bound, `tensor` is the result of the slice and `bound` says start or stop.
+    """
+
+    expression: tuple[Any, ...]
+    tensor: str
+    dim: int
+    bound: str = ""
+
+
+@dataclass
+class Graph:
+    """A whole model, in execution order."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    borders: list[Border] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    sizes: list[SizeArgument] = field(default_factory=list)
+    pinned: set[tuple[str, str]] = field(default_factory=set)
+
+    def producers(self) -> dict[str, Op]:
+        """Tensor name -> the op that makes it."""
+        return {out: op for op in self.ops for out in op.outputs}

@@ -1,0 +1,94 @@
+"""Turn a refined graph into a problem: a variable a tensor, a factor an op, a border or a use.
+
+Tensors change their placement only at borders of modules, where the runtime can act, and between a
+parameter as it is stored and as its module sees it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from .cost import Costs
+from .graph import Graph
+from .problem import Problem, Row
+from .states import WHOLE, State, States
+
+COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
+BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
+
+ORDER = (TIME, BACKWARD, ACTIONS, TIE)
+"""What is minimised after the bytes: forward time, backward time, number of changes of placement
+(the fewest that do), and last a number made of names, so that plans come out the same every time."""
+
+
+@dataclass
+class Network:
+    """The problem and the variable of each tensor."""
+
+    problem: Problem
+    variables: dict[str, int]
+    states: States
+
+    def assignment(self, values: tuple[int, ...]) -> dict[str, State]:
+        """Tensor name -> state."""
+        return {name: self.states.domain(name)[values[v]] for name, v in self.variables.items()}
+
+
+def build_network(graph: Graph, states: States, costs: Costs, rigid: frozenset[str] = frozenset()) -> Network:
+    """The problem of choosing a state for every tensor of `graph`.
+
+    Args:
+        graph: The traced model.
+        states: Domains and modes.
+        costs: Prices.
+        rigid: Modules at whose borders nothing may change.
+    """
+    problem = Problem(COMPONENTS)
+    variables = {name: problem.variable(name, len(states.domain(name))) for name in graph.tensors}
+    index = {name: {s: i for i, s in enumerate(states.domain(name))} for name in graph.tensors}
+
+    def unary(name: str, label: str, price: dict[State, tuple[int, ...]]) -> None:
+        rows = [Row((index[name][s],), c) for s, c in price.items() if s in index[name]]
+        problem.factor(f"{label} {name}", [variables[name]], rows)
+
+    for name in graph.tensors:
+        ties = {s: (0, 0, 0, 0, zlib.crc32(f"{name} {i}".encode()) % 4096) for s, i in index[name].items()}
+        unary(name, "tie", ties)
+    for name in dict.fromkeys(graph.outputs):
+        unary(name, "output", {WHOLE: (0,) * 5})
+    for name in dict.fromkeys(u.stored for u in graph.uses):
+        unary(name, "store", {s: (costs.bytes(name, s), 0, 0, 0, 0) for s in states.domain(name)})
+    for op in graph.ops:
+        names = (*op.inputs, *op.outputs)
+        rows = [
+            Row(tuple(index[n][s] for n, s in zip(names, mode.states, strict=True)), (0, costs.compute(op, mode), 0, 0, 0))
+            for mode in states.modes(op)
+        ]
+        problem.factor(f"op {op.name}", [variables[n] for n in names], rows)
+
+    def edge(label: str, source: str, target: str, action: int, fixed: bool = False) -> None:
+        rows = []
+        for s, i in index[source].items():
+            for t, j in index[target].items():
+                crossing = None if fixed and s != t else costs.crossing(source, s, t)
+                if crossing is not None:
+                    forward, backward = costs.nanoseconds(crossing.forward), costs.nanoseconds(crossing.backward)
+                    rows.append(Row((i, j), (0, forward, backward, action * (s != t), 0)))
+        problem.factor(label, [variables[source], variables[target]], rows)
+
+    for use in graph.uses:
+        edge(f"use {use.fqn}", use.stored, use.used, 1)
+    first: dict[tuple[str, str, str], tuple[str, str]] = {}
+    for border in graph.borders:
+        # Where both sides would do, the module that makes a tensor changes it.
+        action = 2 if border.side == "out" else 3
+        edge(f"border {border.module} {border.side} {border.slot}", border.source, border.target, action,
+             border.module in rigid)
+        key = (border.module, border.side, border.slot)
+        ends = first.setdefault(key, (border.source, border.target))
+        if ends != (border.source, border.target):  # called again: the same change each time
+            for a, b in zip(ends, (border.source, border.target), strict=True):
+                same = [Row((i, index[b][s]), (0,) * 5) for s, i in index[a].items() if s in index[b]]
+                problem.factor(f"again {key}", [variables[a], variables[b]], same)
+    return Network(problem, variables, states)

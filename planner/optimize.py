@@ -1,0 +1,132 @@
+"""From a network to the best plan: how bytes and time are traded, and what breaks ties.
+
+Left to itself the fastest plan on a fast link replicates everything. So a byte gets a price: the
+smallest power of two at which the plan needs no more than the least possible bytes plus a slack.
+With a price instead of a hard cap equal layers come out alike (a cap makes a knapsack of them), and
+the linear relaxation stays integral: optimality is proven at the root. A user's own budget is a hard
+cap on top. Ties are broken in the same objective by lower digits, not by a second solve under a cap
+on the first one: measured on a 2-layer llama, 0.2 s against more than 30 s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.errors import InfeasibleError, SolverError
+
+from .network import ACTIONS, BACKWARD, BYTES, TIE, TIME
+from .problem import Costs, Problem, Result, Row, Solver
+from .simplify import Simplified, simplify
+
+SLACK = 0.05
+FORWARD_WEIGHT = 16
+"""A nanosecond of the forward pass counts as much as this many of the backward pass."""
+POWERS = range(-16, 24)
+"""A byte costs 2**power / FORWARD_WEIGHT nanoseconds."""
+LIMIT = 2**60
+"""Largest objective that solvers with 64-bit integers can take."""
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best assignment found, its costs, and how far it is proven."""
+
+    assignment: tuple[int, ...]
+    costs: Costs
+    power: int
+    objective: int
+    bound: int
+    optimal: bool
+
+
+def primary(power: int) -> Callable[[Costs], int]:
+    """Time plus priced bytes, of the costs of a row."""
+    def value(costs: Costs) -> int:
+        size = costs[BYTES] << power if power >= 0 else costs[BYTES] >> -power
+        return FORWARD_WEIGHT * costs[TIME] + costs[BACKWARD] + size
+
+    return value
+
+
+def weighed(problem: Problem, functions: Sequence[Callable[[Costs], int]]) -> Problem:
+    """The same problem with one component for each function of a row's costs."""
+    out = Problem(tuple(f"w{i}" for i in range(len(functions))), problem.names, problem.domains)
+    for f in problem.factors:
+        out.factor(f.name, f.scope, [Row(r.values, tuple(g(r.costs) for g in functions)) for r in f.rows])
+    return out
+
+
+def with_ties(problem: Problem, power: int) -> Callable[[Costs], int]:
+    """The primary objective with the number of changes of placement and the name tie in lower digits."""
+    def most(value: Callable[[Costs], int]) -> int:
+        return 1 + sum(max((value(r.costs) for r in f.rows), default=0) for f in problem.factors)
+
+    base = primary(power)
+    room = LIMIT // most(base)
+    actions = most(lambda c: c[ACTIONS])
+    names = min(most(lambda c: c[TIE]), max(room // actions, 1))
+    if actions > room:
+        return base
+    keep = names == most(lambda c: c[TIE])
+    return lambda c: (base(c) * actions + c[ACTIONS]) * names + (c[TIE] if keep else 0)
+
+
+def optimize(problem: Problem, solve: Solver, seconds: float, memory: int | None = None) -> Optimum:
+    """The cheapest assignment of a network of `planner/network.py`.
+
+    Args:
+        problem: The network.
+        solve: The solver to use.
+        seconds: Time limit for all of its calls together.
+        memory: Budget in bytes a rank, if the user set one.
+
+    Raises:
+        InfeasibleError: nothing fits; the message says the least that would.
+        SolverError: the time ran out before any plan was found.
+    """
+    deadline = time.monotonic() + seconds
+    small = simplify(problem)
+    if small is None:
+        raise InfeasibleError("the rules contradict each other on this model: please report it")
+
+    def run(p: Problem, caps: Mapping[int, int], hint: Sequence[int] | None) -> Result:
+        result = solve(p, 0, caps, hint, max(deadline - time.monotonic(), 0.05))
+        if result.assignment is None and hint is None:
+            raise SolverError(f"no plan found within the time limit of {seconds:g} s: raise --time-limit")
+        return result
+
+    def size(assignment: Sequence[int] | None) -> int:
+        costs = small.problem.price(assignment or ())
+        assert costs is not None, "a solver returned an assignment that a factor forbids"
+        return costs[BYTES]
+
+    least = run(weighed(small.problem, [lambda c: c[BYTES]]), {}, None)
+    floor = size(least.assignment)
+    if memory is not None and floor > memory:
+        raise InfeasibleError(f"no plan fits {memory:,} bytes a rank: the least that would fit is {floor:,} bytes")
+    budget = memory if memory is not None else int(floor * (1 + SLACK))
+    low, high, best = POWERS.start, POWERS.stop - 1, least.assignment
+    while low < high:  # the smallest price that keeps to the budget
+        middle = (low + high) // 2
+        trial = run(weighed(small.problem, [primary(middle)]), {}, best)
+        if size(trial.assignment or best) <= budget:
+            high, best = middle, trial.assignment or best
+        else:
+            low = middle + 1
+    return _finish(small, run, low, memory, best or ())
+
+
+def _finish(small: Simplified, run: Callable[..., Result], power: int, memory: int | None,
+            hint: Sequence[int]) -> Optimum:
+    """Solve once more with tie-breaks, and under the user's budget if there is one."""
+    if memory is not None:
+        power = POWERS.start  # bytes within the budget are free
+    final = weighed(small.problem, [with_ties(small.problem, power), lambda c: c[BYTES]])
+    result = run(final, {} if memory is None else {1: memory}, hint)
+    best = result.assignment or tuple(hint)
+    costs, objective = small.problem.price(best), final.price(best)
+    assert costs is not None and objective is not None
+    return Optimum(small.expand(best), costs, power, objective[0], min(result.bound, objective[0]),
+                   result.status == "optimal")

@@ -1,0 +1,294 @@
+"""Which attribute does a size come from? Integers that remember, and markers where they become sizes.
+
+Model code mixes sizes read off tensors (right on a local tensor by themselves), sizes from
+attributes (`self.num_heads`, `config.hidden_size // n`), which must be replaced by local ones, and
+literals, which nothing can replace. While tracing, every int attribute of every module and of its
+config, and every size read off a tensor, is an `Origin`: an int whose arithmetic keeps the
+expression. A torch function mode sees where one becomes a size and marks the result. An attribute
+that takes part in float arithmetic (`x / self.num_heads`) is pinned: it must keep its value.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+OP = "sized"
+Expression = tuple[Any, ...]
+
+
+@torch.library.custom_op("shardwright::sized", mutates_args=())
+def _sized(x: torch.Tensor, tag: str) -> torch.Tensor:
+    return x.clone()
+
+
+@_sized.register_fake
+def _(x: torch.Tensor, tag: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+PINNED: set[tuple[str, str]] = set()
+"""Attributes (module, name) used as numbers while the present trace runs."""
+
+
+class Origin(int):
+    """An int that remembers the attributes it was computed from."""
+
+    expression: Expression
+
+    @classmethod
+    def make(cls, value: int, expression: Expression) -> Origin:
+        """An int of this value with this history."""
+        out = cls(value)
+        out.expression = expression
+        return out
+
+
+def _expression(value: int) -> Expression:
+    return value.expression if isinstance(value, Origin) else ("constant", int(value))
+
+
+def _keep(symbol: str, method: str, swapped: bool) -> Any:
+    def apply(self: Origin, other: Any) -> Any:
+        result = getattr(int, method)(self, other)
+        if type(other) not in (int, Origin) or result is NotImplemented:
+            return result
+        left, right = (other, self) if swapped else (self, other)
+        return Origin.make(result, (symbol, _expression(left), _expression(right)))
+
+    return apply
+
+
+for _symbol, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordiv")):
+    setattr(Origin, f"__{_name}__", _keep(_symbol, f"__{_name}__", False))
+    setattr(Origin, f"__r{_name}__", _keep(_symbol, f"__r{_name}__", True))
+
+
+def _pin(method: str) -> Any:
+    def apply(self: Origin, *others: Any) -> Any:
+        PINNED.update(attributes_of(self.expression))
+        return getattr(int, method)(self, *others)
+
+    return apply
+
+
+for _name in ("__pow__", "__rpow__", "__truediv__", "__rtruediv__", "__float__"):
+    setattr(Origin, _name, _pin(_name))
+setattr(Origin, "__neg__", lambda self: Origin.make(-int(self), ("-", ("constant", 0), self.expression)))  # noqa: B010
+setattr(Origin, "__reduce__", lambda self: (int, (int(self),)))  # noqa: B010
+
+
+def evaluate(expression: Expression, attributes: Mapping[tuple[str, str], int]) -> int:
+    """The value of `expression` when attributes (module, name) have these values, else their own."""
+    head, *rest = expression
+    if head in ("constant", "read"):
+        return int(rest[0])
+    if head == "attribute":
+        return attributes.get((rest[0], rest[1]), rest[2])
+    left, right = (evaluate(tuple(e), attributes) for e in rest)
+    if head == "+":
+        return left + right
+    if head == "-":
+        return left - right
+    if head == "*":
+        return left * right
+    return left // right if right else 0
+
+
+def attributes_of(expression: Expression) -> set[tuple[str, str]]:
+    """The attributes (module, name) in `expression`."""
+    if expression[0] == "attribute":
+        return {(expression[1], expression[2])}
+    if expression[0] in ("constant", "read"):
+        return set()
+    return set().union(*(attributes_of(tuple(e)) for e in expression[1:]))
+
+
+def scale_reads(expression: Expression, whole: int, local: int) -> Expression:
+    """`expression` with the sizes read off tensors scaled from `whole` to `local`."""
+    if expression[0] == "read":
+        return ("read", expression[1] * local // whole)
+    if expression[0] in ("constant", "attribute"):
+        return expression
+    return (expression[0], *(scale_reads(e, whole, local) for e in expression[1:]))
+
+
+SIZED = {"view", "reshape", "expand", "unflatten", "new_zeros", "new_ones", "new_empty", "new_full", "zeros", "ones",
+         "full", "empty", "_unsafe_view", "resize", "broadcast_to"}
+SPLIT = {"split", "split_with_sizes"}
+COUNTING = {"arange", "chunk", "permute", "transpose", "unsqueeze", "squeeze", "flatten", "repeat", "repeat_interleave",
+            "narrow", "pad", "layer_norm", "rms_norm", "embedding", "one_hot", "topk", "__setitem__", "to", "tile",
+            "group_norm", "conv1d", "conv2d", "roll", "select", "sum", "mean", "tril", "triu", "scaled_dot_product_attention"}
+"""Functions that take counts and positions, not numbers to compute with."""
+
+
+Fact = tuple[Expression, int, str]
+
+
+def read_tag(tag: str) -> list[Fact]:
+    """Expression, dim and slice bound of each size that a marker speaks of."""
+    def back(value: Any) -> Any:
+        return tuple(back(v) for v in value) if isinstance(value, list) else value
+
+    return [(back(expression), dim, bound) for expression, dim, bound in json.loads(tag)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Origin):
+        return int(value)
+    if type(value) in (tuple, list):
+        return type(value)(_plain(v) for v in value)
+    if isinstance(value, torch.Size):
+        return torch.Size(int(v) for v in value)
+    if isinstance(value, slice):
+        return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
+    return value
+
+
+def _has_origin(value: Any) -> bool:
+    if isinstance(value, Origin):
+        return True
+    if isinstance(value, (tuple, list)):
+        return any(_has_origin(v) for v in value)
+    return isinstance(value, slice) and any(isinstance(v, Origin) for v in (value.start, value.stop, value.step))
+
+
+def _mark(x: Any, facts: list[Fact]) -> Any:
+    if not facts or not isinstance(x, torch.Tensor):
+        return x
+    return torch.ops.shardwright.sized(x, json.dumps(facts))
+
+
+class _SizeMode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.shape:
+            return torch.Size(Origin.make(n, ("read", int(n))) for n in func(*args))
+        if name == "size" and isinstance(args[0], torch.Tensor):
+            return _read_size(func(*_plain(args), **kwargs))
+        if name == "__getitem__":
+            args = (args[0], _lists_to_slices(args[1]))
+        if not (_has_origin(args) or any(_has_origin(v) for v in kwargs.values())):
+            return func(*args, **kwargs)
+        out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+        if name in SIZED:
+            return _mark(out, _sizes(args, kwargs, out))
+        if name in SPLIT:
+            return _mark_split(args, kwargs, out)
+        if name == "__getitem__":
+            return _mark(out, _slices(args[0], args[1]))
+        if name not in COUNTING:
+            for value in [*args, *kwargs.values()]:
+                if isinstance(value, Origin):
+                    PINNED.update(attributes_of(value.expression))
+        return out
+
+
+def _read_size(value: Any) -> Any:
+    if isinstance(value, int):
+        return Origin.make(value, ("read", int(value)))
+    return torch.Size(Origin.make(n, ("read", int(n))) for n in value)
+
+
+def _lists_to_slices(index: Any) -> Any:
+    """x[..., [-2]] as x[..., -2:-1]: the same elements, and a rule can see which."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if sum(isinstance(p, (list, torch.Tensor)) for p in parts) != 1:
+        return index
+    out = []
+    for part in parts:
+        if isinstance(part, list) and len(part) == 1 and type(part[0]) is int:
+            out.append(slice(part[0], part[0] + 1 or None))
+        else:
+            out.append(part)
+    return tuple(out)
+
+
+def _sizes(args: Any, kwargs: Any, out: Any) -> list[Fact]:
+    """Sizes given one by one or as a sequence are the last dims of the result, right-aligned."""
+    if not isinstance(out, torch.Tensor):
+        return []
+    flat: list[Any] = []
+    for value in [*args, *(kwargs[k] for k in ("size", "shape", "sizes") if k in kwargs)]:
+        flat += value if isinstance(value, (tuple, list)) else [value] if isinstance(value, int) else []
+    flat = flat[-out.dim():] if len(flat) > out.dim() else flat
+    skip = out.dim() - len(flat)
+    return [(v.expression, skip + i, "") for i, v in enumerate(flat)
+            if isinstance(v, Origin) and attributes_of(v.expression)]
+
+
+def _mark_split(args: Any, kwargs: Any, out: Any) -> Any:
+    sizes = args[1] if len(args) > 1 else kwargs.get("split_size_or_sections", kwargs.get("split_size", kwargs.get("split_sizes")))
+    dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim()
+    each = [sizes] * len(out) if isinstance(sizes, int) else list(sizes)
+    return type(out)(
+        _mark(x, [(s.expression, int(dim), "")] if isinstance(s, Origin) and int(s) == x.shape[dim] else [])
+        for x, s in zip(out, each, strict=True)
+    )
+
+
+def _slices(x: torch.Tensor, index: Any) -> list[Fact]:
+    index = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(i, (torch.Tensor, list)) for i in index):
+        return []
+    facts: list[Fact] = []
+    used = sum(1 for i in index if i is not None and i is not Ellipsis)
+    source = target = 0
+    for i in index:
+        if i is Ellipsis:
+            source, target = source + x.dim() - used, target + x.dim() - used
+        elif i is None:
+            target += 1
+        elif isinstance(i, slice):
+            for bound in ("start", "stop"):
+                if isinstance(value := getattr(i, bound), Origin):
+                    facts.append((value.expression, target, bound))
+            source, target = source + 1, target + 1
+        else:
+            if isinstance(i, Origin):
+                facts.append((i.expression, -1, "index"))
+            source += 1
+    return facts
+
+
+@contextmanager
+def marked(root: nn.Module) -> Iterator[None]:
+    """Within, int attributes of modules and their configs remember where they come from."""
+    PINNED.clear()
+    undo = [(module, dict(module.__dict__)) for module in root.modules()]
+    for path, module in root.named_modules():
+        for key, value in list(module.__dict__.items()):
+            if type(value) is int and not key.startswith("_"):
+                module.__dict__[key] = Origin.make(value, ("attribute", path, key, value))
+        config = module.__dict__.get("config")
+        if config is not None and hasattr(config, "__dict__") and hasattr(config, "to_dict"):
+            local = copy.copy(config)
+            for key, value in list(local.__dict__.items()):
+                if type(value) is int and not key.startswith("_"):
+                    local.__dict__[key] = Origin.make(value, ("attribute", path, f"config.{key}", value))
+            module.__dict__["config"] = local
+    forward = root.forward
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with _SizeMode():
+            return forward(*args, **kwargs)
+
+    functools.update_wrapper(watched, forward)
+    root.__dict__["forward"] = watched
+    try:
+        yield
+    finally:
+        root.__dict__.pop("forward", None)
+        for module, before in undo:
+            for key, value in before.items():
+                if isinstance(module.__dict__.get(key), Origin) or key == "config":
+                    module.__dict__[key] = value

@@ -1,0 +1,46 @@
+"""Solvers, found through the entry-point group `shardwright.solvers`.
+
+A solver is a function `solve(problem, component, caps, hint, seconds) -> Result`; see
+`planner/problem.py`. A package of anyone's can add one.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+
+from shardwright.errors import UsageError
+
+from ..problem import Solver
+
+GROUP = "shardwright.solvers"
+
+
+def names() -> list[str]:
+    """Names of the solvers that are installed."""
+    return sorted({e.name for e in entry_points(group=GROUP)} | {"cpsat", "backtracking"})
+
+
+def load(name: str) -> Solver:
+    """The solver of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            return entry.load()
+    if name == "cpsat":
+        from .cpsat import solve
+    elif name == "backtracking":
+        from .backtracking import solve
+    else:
+        raise UsageError(f"unknown solver '{name}'; installed: {', '.join(names())}")
+    return solve
+
+
+def default() -> tuple[str, str]:
+    """The solver to use when none is asked for, and a note where it is not the first choice."""
+    if find_spec("ortools") is not None:
+        return "cpsat", ""
+    return "backtracking", "OR-tools is not installed: planned with the backtracking solver"

@@ -1,0 +1,67 @@
+"""One call of an ATen op as a rule sees it: names, shapes and numbers, no tensors and no graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .notation import Rule, Shape, bind, parse
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Stands for the tensor argument number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """An op, its arguments by schema name (tensors as `Operand`), and the shapes that go in and out."""
+
+    op: str
+    arguments: Mapping[str, Any]
+    operands: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    operand_dtypes: tuple[torch.dtype, ...] = ()
+    result_dtypes: tuple[torch.dtype, ...] = ()
+    constants: Mapping[int, torch.Tensor] | None = None
+
+    def shape(self, name: str) -> Shape:
+        """Shape of the tensor argument `name`."""
+        return self.operands[self.arguments[name].index]
+
+    def present(self, name: str) -> bool:
+        """Whether the argument `name` is a tensor."""
+        return isinstance(self.arguments.get(name), Operand)
+
+    def dim(self, name: str = "dim", ndim: int | None = None) -> int:
+        """The dim argument `name`, counted from the left."""
+        n = len(self.operands[0]) if ndim is None else ndim
+        return self.arguments[name] % max(n, 1)
+
+    def dims(self, name: str = "dim") -> list[int]:
+        """The dims argument `name` (an int, a list, or None for all), counted from the left."""
+        value, n = self.arguments.get(name), len(self.operands[0])
+        if value is None or value == []:
+            return list(range(n))
+        return sorted(d % max(n, 1) for d in ([value] if isinstance(value, int) else value))
+
+
+RuleMaker = Callable[[OpCall], str | None]
+Table = dict[str, str | RuleMaker]
+"""Op name (`linear`, without namespace and overload) -> rule text, or a function that returns one."""
+
+
+def make_rule(entry: str | RuleMaker, call: OpCall) -> Rule | None:
+    """The bound rule that `entry` gives for `call`; None where it has none."""
+    text = entry if isinstance(entry, str) else entry(call)
+    return None if text is None else bind(parse(text), call.operands, call.results)
+
+
+def axis_names(n: int) -> list[str]:
+    """`n` axis names: a0, a1, …"""
+    return [f"a{i}" for i in range(n)]

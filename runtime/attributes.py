@@ -1,0 +1,64 @@
+"""Integers that a module's code reads, replaced by this rank's own: `num_heads`, `config.x`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from shardwright.errors import PlanError
+from shardwright.planner.layout import dim_size, parse
+from shardwright.runtime.mesh import Mesh
+
+# What torch's own layers say of their sizes, by weight dimension.
+_SIZES: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
+    (nn.Linear, ("out_features", "in_features")),
+    (nn.Embedding, ("num_embeddings", "embedding_dim")),
+)
+
+
+def set_local(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
+    """Set attribute `path` of `module` to the local size of `dim`.
+
+    Objects on the way (a config, a list of sizes) are copied first: others share them.
+
+    Raises:
+        PlanError: there is no such attribute, or its value is not the whole size of `dim`.
+    """
+    (parsed,) = parse(dim).dims
+    local = dim_size(parsed, mesh.coords)
+    if local is None:
+        raise PlanError(f"attribute '{path}' cannot be set to '{dim}', a size not known yet")
+    _replaced(module, path.split("."), (dim_size(parsed), local), path)
+
+
+def _replaced(owner: Any, keys: list[str], sizes: tuple[int | None, int], path: str) -> Any:
+    whole, local = sizes
+    if not keys:
+        if isinstance(owner, int) and owner != whole:
+            raise PlanError(f"attribute '{path}' is {owner}; the plan is for {whole}")
+        return local
+    key, rest = keys[0], keys[1:]
+    if isinstance(owner, (list, tuple)):
+        items = [
+            _replaced(v, rest, sizes, path) if str(i) == key else v for i, v in enumerate(owner)
+        ]
+        return type(owner)(items)
+    try:
+        child = getattr(owner, key)
+    except AttributeError:
+        raise PlanError(f"there is no attribute '{path}' on {type(owner).__name__}") from None
+    child = _replaced(child, rest, sizes, path)
+    if not isinstance(owner, nn.Module):
+        owner = copy.copy(owner)
+    setattr(owner, key, child)
+    return owner
+
+
+def set_sizes(module: nn.Module, weight: tuple[int | None, ...]) -> None:
+    """Let a torch layer speak of its local sizes, given the shape of its weight in use."""
+    for kind, names in _SIZES:
+        if isinstance(module, kind):
+            for name, size in zip(names, weight, strict=True):
+                setattr(module, name, size)

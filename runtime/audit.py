@@ -1,0 +1,74 @@
+"""What a piece of code really communicated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright.runtime import collectives
+
+KINDS = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+}
+
+
+class Call(NamedTuple):
+    """One collective: its kind and the bytes that entered it on this rank."""
+
+    kind: str
+    bytes: int
+
+
+@contextmanager
+def count_collectives() -> Iterator[list[Call]]:
+    """Collect every collective that runs inside, forward and backward, in order.
+
+    Example:
+        with count_collectives() as calls:
+            model(ids).logits.sum().backward()
+        assert counts(calls) == {"all_reduce": 4}
+    """
+    calls: list[Call] = []
+
+    def note(kind: str, x: Tensor) -> None:
+        calls.append(Call(kind, x.numel() * x.element_size()))
+
+    collectives.observers.append(note)
+    try:
+        with _Listen(note):
+            yield calls
+    finally:
+        collectives.observers.remove(note)
+
+
+def counts(calls: list[Call]) -> dict[str, int]:
+    """Number of collectives by kind."""
+    return {kind: sum(c.kind == kind for c in calls) for kind in sorted({c.kind for c in calls})}
+
+
+def total_bytes(calls: list[Call]) -> dict[str, int]:
+    """Bytes that entered, by kind."""
+    kinds = sorted({c.kind for c in calls})
+    return {kind: sum(c.bytes for c in calls if c.kind == kind) for kind in kinds}
+
+
+class _Listen(TorchDispatchMode):
+    def __init__(self, note: Any) -> None:
+        super().__init__()
+        self.note = note
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "_c10d_functional":
+            kind = KINDS.get(func._schema.name.split("::")[1].rstrip("_"))
+            if kind and isinstance(args[0], torch.Tensor):
+                self.note(kind, args[0])
+        return func(*args, **(kwargs or {}))

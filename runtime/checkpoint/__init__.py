@@ -1,0 +1,1 @@
+"""Checkpoints: which tensors there are, what the model calls them, reading and writing parts."""

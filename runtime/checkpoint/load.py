@@ -1,0 +1,125 @@
+"""Fill a model whose parameters are on meta with this rank's part of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from shardwright.errors import CheckpointError, PlanError
+from shardwright.planner.layout import Coords, Placement
+from shardwright.runtime.checkpoint.names import match_names, model_names, renamer
+from shardwright.runtime.checkpoint.read import Report, Wanted, matches, read_shards
+from shardwright.runtime.checkpoint.source import Checkpoint
+
+
+def load_weights(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    placements: Mapping[str, Placement],
+    coords: Coords,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    allow_surplus: bool = False,
+    progress: bool = False,
+) -> Report:
+    """Give every parameter and buffer of `model` its value on this rank, on `device`.
+
+    Parameters on meta become real, real ones are filled; tied names go on sharing one parameter.
+    Buffers that checkpoints do not hold keep their values and move to `device`.
+
+    Args:
+        model: as `empty_model` builds it, or with layers swapped for local ones of the same names.
+        checkpoint: where the weights are.
+        placements: parameter or buffer name -> how it lies over the mesh; a name that is absent
+            is whole on each rank. Any one name of a tied parameter will do.
+        coords: where this rank stands on each mesh dim.
+        device: where tensors that are on meta are made real.
+        dtype: what floating tensors are cast to; None keeps the checkpoint's dtypes.
+        allow_surplus: leave checkpoint tensors that the model has no place for unread.
+        progress: show a bar on stderr if it is a terminal.
+
+    Raises:
+        CheckpointError: the checkpoint is not one of this model.
+    """
+    _refuse_quantized(model, checkpoint)
+    names = model_names(model)
+    match = match_names(
+        names, checkpoint.tensors, str(checkpoint.directory), renamer(model), allow_surplus
+    )
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    group_of = {group[0]: group for group in names.groups}
+    _refuse_uncomputed(names.title, checkpoint, [n for n in match.computed if tensors[n].is_meta])
+    placed = {name: _placement(placements, group_of[name]) for name in match.sources}
+    wanted = {n: Wanted(s, tensors[n], placed[n]) for n, s in match.sources.items()}
+    filled, report = read_shards(
+        checkpoint, wanted, coords, device=device, dtype=dtype, progress=progress
+    )
+    for name, twins in match.twins.items():
+        for twin in twins:
+            if not matches(checkpoint, twin, filled[name], placed[name], coords):
+                raise CheckpointError(
+                    f"{checkpoint.directory}: {match.sources[name].key} and {twin.key} differ, but "
+                    f"{names.title} ties them: set tie_word_embeddings to false in its config"
+                )
+    for name, tensor in filled.items():
+        if tensor is not tensors[name]:
+            put(model, group_of[name], tensor)
+    for buffers in _together({name: tensors[name] for name in (*names.transient, *match.computed)}):
+        put(model, buffers, tensors[buffers[0]].to(device))
+    return replace(report, unread=match.unread)
+
+
+def put(model: nn.Module, names: Iterable[str], tensor: torch.Tensor) -> None:
+    """Make `tensor` the parameter or buffer that the model has under each of `names`."""
+    made: nn.Parameter | None = None
+    for name in names:
+        owner, _, leaf = name.rpartition(".")
+        module = model.get_submodule(owner)
+        if leaf in module._buffers:
+            module._buffers[leaf] = tensor
+            continue
+        old = module._parameters[leaf]
+        assert old is not None
+        if made is None:
+            made = nn.Parameter(tensor.detach(), requires_grad=old.requires_grad)
+            vars(made).update(vars(old))
+        module._parameters[leaf] = made
+
+
+def _together(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Names grouped by the tensor that they share."""
+    out: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        out.setdefault(id(tensor), []).append(name)
+    return list(out.values())
+
+
+def _placement(placements: Mapping[str, Placement], group: tuple[str, ...]) -> Placement | None:
+    """The one placement that the names of a tied parameter have."""
+    placed = {str(placements[name]): placements[name] for name in group if name in placements}
+    if len(placed) > 1:
+        raise PlanError(
+            f"{', '.join(group)} are one parameter, but the plan places it as "
+            f"{' and as '.join(repr(text) for text in placed)}: make the plan again for this model"
+        )
+    return next(iter(placed.values()), None)
+
+
+def _refuse_quantized(model: nn.Module, checkpoint: Checkpoint) -> None:
+    if getattr(getattr(model, "config", None), "quantization_config", None):
+        raise CheckpointError(
+            f"{checkpoint.directory} is quantized (its config has a quantization_config), which "
+            "Shardwright cannot split yet: use the checkpoint that it was made from"
+        )
+
+
+def _refuse_uncomputed(title: str, checkpoint: Checkpoint, names: list[str]) -> None:
+    if names:
+        raise CheckpointError(
+            f"{checkpoint.directory} lacks {names[0]}, which {title} computes when it is built "
+            "and Shardwright does not: save it from transformers (save_pretrained) and use that"
+        )

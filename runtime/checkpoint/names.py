@@ -1,0 +1,234 @@
+"""Which checkpoint tensor each tensor of a model comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from shardwright.errors import CheckpointError
+
+Rename = Callable[[str], tuple[str, str | None]]
+"""Checkpoint key -> (name that transformers gives it, the operations that convert it or None)."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a tensor of the model comes from: now always one checkpoint tensor of the same shape.
+
+    The seam for conversions: a tensor merged from several (experts, say) will be another kind of
+    source, with its own keys and its own way to give the part inside a box.
+    """
+
+    key: str
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """What a model calls its tensors, and what it tolerates in a checkpoint."""
+
+    title: str
+    groups: tuple[tuple[str, ...], ...]
+    """Each distinct parameter or persistent buffer, with all its names (several where tied)."""
+    transient: frozenset[str] = frozenset()
+    """Buffers that no checkpoint need hold."""
+    prefix: str = ""
+    """What a model with a head puts before the names of its base model."""
+    may_lack: tuple[str, ...] = ()
+    may_hold: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which checkpoint tensor fills which of the model's, both complete."""
+
+    sources: dict[str, Source]
+    """First name of each group -> where it comes from."""
+    twins: dict[str, tuple[Source, ...]]
+    """The same for tied parameters that the checkpoint holds more than once: the other copies."""
+    computed: tuple[str, ...]
+    """Missing from the checkpoint, which the model class allows."""
+    unread: tuple[str, ...]
+    """Checkpoint tensors that the model has no place for, which is allowed."""
+
+
+def model_names(model: nn.Module) -> ModelNames:
+    """The names that `model` gives its tensors."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    transient = set()
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        owner, _, leaf = name.rpartition(".")
+        if leaf in model.get_submodule(owner)._non_persistent_buffers_set:
+            transient.add(name)
+        else:
+            groups.setdefault(id(buffer), []).append(name)
+    return ModelNames(
+        title=type(model).__name__,
+        groups=tuple(map(tuple, groups.values())),
+        transient=frozenset(transient),
+        prefix=getattr(model, "base_model_prefix", "") or "",
+        may_lack=tuple(sorted(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())),
+        may_hold=tuple(sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
+    )
+
+
+def renamer(model: nn.Module) -> Rename:
+    """How transformers renames the keys of this model's checkpoints while it loads them."""
+    if not hasattr(model, "base_model_prefix"):
+        return lambda key: (key, None)
+    from transformers import conversion_mapping as mapping
+    from transformers import core_model_loading as loading
+
+    steps = mapping.get_model_conversion_mapping(model)  # type: ignore[arg-type]
+    renamings = [s for s in steps if isinstance(s, loading.WeightRenaming)]
+    converters = [s for s in steps if isinstance(s, loading.WeightConverter)]
+    operations = {p: _operations(c) for c in converters for p in c.source_patterns}
+
+    def rename(key: str) -> tuple[str, str | None]:
+        name, pattern = loading.rename_source_key(key, renamings, converters)
+        return name, None if pattern is None else operations[pattern]
+
+    return rename
+
+
+def _operations(converter: Any) -> str:
+    return ", ".join(type(operation).__name__ for operation in converter.operations)
+
+
+def match_names(
+    names: ModelNames,
+    keys: Iterable[str],
+    where: str,
+    rename: Rename = lambda key: (key, None),
+    allow_surplus: bool = False,
+) -> Match:
+    """Find for each tensor of the model the checkpoint tensor that fills it.
+
+    A key is taken as it is, as transformers renames it, or with the base model's prefix added or
+    dropped. A base model leaves the head of a checkpoint with one unread.
+
+    Args:
+        names: what the model calls its tensors.
+        keys: names in the checkpoint.
+        where: what messages call the checkpoint.
+        rename: what to make of a key first.
+        allow_surplus: leave tensors that the model has no place for unread.
+
+    Raises:
+        CheckpointError: tensors are missing, surplus or ambiguous, or must be converted.
+    """
+    keys = list(keys)
+    found, surplus = _assign(names, keys, where, rename)
+    sources: dict[str, Source] = {}
+    twins: dict[str, tuple[Source, ...]] = {}
+    missing: list[str] = []
+    for group in names.groups:
+        held = [Source(found[name]) for name in group if name in found]
+        if not held:
+            missing.append(group[0])
+            continue
+        sources[group[0]] = held[0]
+        if held[1:]:
+            twins[group[0]] = tuple(held[1:])
+    computed = [name for name in missing if _any(names.may_lack, name)]
+    missing = [name for name in missing if name not in computed]
+    unread = [key for key in surplus if allow_surplus or _tolerated(names, keys, key)]
+    surplus = [key for key in surplus if key not in unread]
+    _refuse(names, where, missing, surplus)
+    return Match(sources, twins, tuple(computed), tuple(unread))
+
+
+def _assign(
+    names: ModelNames, keys: list[str], where: str, rename: Rename
+) -> tuple[dict[str, str], list[str]]:
+    """Model name -> checkpoint key, and the keys that are left over."""
+    known = {name for group in names.groups for name in group}
+    found: dict[str, str] = {}
+    surplus: list[str] = []
+    convert: dict[str, str] = {}
+    for key in keys:
+        renamed, operations = rename(key)
+        name = next((n for n in _variants(names.prefix, renamed) if n in known), None)
+        if name is not None and operations is not None:
+            convert[key] = operations
+            continue
+        # The rename may not have been meant for this key: transformers then takes it as it is.
+        name = name or next((n for n in _variants(names.prefix, key) if n in known), None)
+        if name is None:
+            surplus.append(key)
+        elif name in found:
+            raise CheckpointError(
+                f"{where} holds {name} twice, as {found[name]} and as {key}: remove one of them"
+            )
+        else:
+            found[name] = key
+    if convert:
+        key, operations = next(iter(convert.items()))
+        raise CheckpointError(
+            f"{where}: {_count(len(convert), 'tensor')} must be converted for {names.title}, {key} "
+            f"for one (by {operations}), which Shardwright cannot do yet: load it once with "
+            "transformers and save it with save_pretrained(directory, save_original_format=False)"
+        )
+    return found, surplus
+
+
+def _variants(prefix: str, name: str) -> Iterator[str]:
+    """`name` as it is, without the base model's prefix, and with it."""
+    yield name
+    if prefix:
+        if name.startswith(prefix + "."):
+            yield name.removeprefix(prefix + ".")
+        yield f"{prefix}.{name}"
+
+
+def _tolerated(names: ModelNames, keys: list[str], key: str) -> bool:
+    """Whether the model may do without the surplus `key`."""
+    if _any(names.may_hold, key):
+        return True
+    # Buffers were stored once that are computed today, sometimes on another module; so compare
+    # the owner's name and the leaf ("rotary_emb.inv_freq").
+    tail = key.split(".")[-2:]
+    if len(tail) == 2 and any(name.split(".")[-2:] == tail for name in names.transient):
+        return True
+    dot = names.prefix + "."
+    is_base = not any(name.startswith(dot) for group in names.groups for name in group)
+    has_head = any(k.startswith(dot) for k in keys)
+    return bool(names.prefix) and is_base and has_head and not key.startswith(dot)
+
+
+def _refuse(names: ModelNames, where: str, missing: list[str], surplus: list[str]) -> None:
+    if not missing and not surplus:
+        return
+    texts = []
+    if missing:
+        texts.append(
+            f"{where} lacks {len(missing)} of the {len(names.groups)} tensors of {names.title}: "
+            f"{_few(missing)}"
+        )
+    if surplus:
+        texts.append(
+            f"{'it' if missing else where} holds {_count(len(surplus), 'tensor')} that "
+            f"{names.title} has no place for: {_few(surplus)}"
+        )
+    todo = "load it with the class and config that its config.json names"
+    if not missing:
+        todo += ", or pass allow_surplus=True to leave them unread"
+    raise CheckpointError(f"{'; '.join(texts)}: {todo}")
+
+
+def _any(patterns: Iterable[str], name: str) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def _few(names: list[str], count: int = 3) -> str:
+    more = len(names) - count
+    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")

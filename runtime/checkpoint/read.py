@@ -1,0 +1,241 @@
+"""Read what one rank holds of each tensor, straight into place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardwright.errors import CheckpointError, PlanError
+from shardwright.planner.layout import Atom, Coords, Placement, local_ranges, resolve
+from shardwright.runtime.checkpoint.boxes import Box, box_bytes, boxes
+from shardwright.runtime.checkpoint.names import Source
+from shardwright.runtime.checkpoint.source import Checkpoint, Entry
+
+CASTABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+"""Dtypes between which a cast means the same number; 8-bit floats need their scales."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor to fill: a local one, or one on meta (of whole or local shape) to be made real."""
+
+    source: Source
+    tensor: torch.Tensor
+    placement: Placement | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What loading did on this rank; sizes in bytes."""
+
+    tensors: int
+    read: int
+    held: int
+    unread: tuple[str, ...] = ()
+
+
+def whole_placement(shape: tuple[int, ...]) -> Placement:
+    """Of a tensor that every rank holds whole."""
+    return Placement(tuple(Atom(n) for n in shape))
+
+
+def read_shards(
+    checkpoint: Checkpoint,
+    wanted: Mapping[str, Wanted],
+    coords: Coords,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    progress: bool = False,
+) -> tuple[dict[str, torch.Tensor], Report]:
+    """Fill each wanted tensor with the part that the rank at `coords` holds.
+
+    Nothing is read but those parts, a few MiB at a time, so that memory peaks little above what
+    the rank holds.
+
+    Args:
+        checkpoint: where the tensors are.
+        wanted: model name -> where it comes from, the tensor to fill and how it is placed.
+        coords: where this rank stands on each mesh dim.
+        device: where tensors that are on meta are made real.
+        dtype: what floating tensors are cast to; None keeps the checkpoint's dtypes, and a tensor
+            that is already real must then have the checkpoint's.
+        progress: show a bar on stderr if it is a terminal.
+
+    Returns:
+        The filled tensors by model name (new ones in place of those on meta), and the report.
+
+    Raises:
+        CheckpointError: a shape or dtype is not the one wanted, or a file cannot be read.
+    """
+    out: dict[str, torch.Tensor] = {}
+    read = held = 0
+    with _bar(
+        progress, sum(checkpoint.tensors[w.source.key].nbytes for w in wanted.values())
+    ) as advance:
+        for file, names in _by_file(checkpoint, wanted).items():
+            with _open(file) as handle:
+                for name in names:
+                    item, entry = wanted[name], checkpoint.tensors[wanted[name].source.key]
+                    placement = _fitting(name, item, entry)
+                    target = _target(name, item, entry, placement, coords, device, dtype)
+                    read += _fill(
+                        target, handle.get_slice(item.source.key), entry, placement, coords
+                    )
+                    held += target.nbytes
+                    out[name] = target
+                    advance(entry.nbytes)
+    return out, Report(len(out), read, held)
+
+
+def matches(
+    checkpoint: Checkpoint,
+    source: Source,
+    tensor: torch.Tensor,
+    placement: Placement | None,
+    coords: Coords,
+) -> bool:
+    """Whether `tensor` already is what this rank holds of `source`."""
+    entry = checkpoint.tensors[source.key]
+    try:
+        placement = _fitting(source.key, Wanted(source, tensor, placement), entry)
+    except CheckpointError:
+        return False
+    with _open(entry.file) as handle:
+        slab = handle.get_slice(source.key)
+        return all(
+            torch.equal(_get(slab, box).to(tensor.device, tensor.dtype), tensor[_inside(box)])
+            for box in boxes(
+                [local_ranges(d, coords) for d in placement.dims], entry.dtype.itemsize
+            )
+        )
+
+
+def _by_file(checkpoint: Checkpoint, wanted: Mapping[str, Wanted]) -> dict[Path, list[str]]:
+    """The wanted names file by file, in the order in which they lie there."""
+    place = {n: checkpoint.tensors[w.source.key] for n, w in wanted.items()}
+    out: dict[Path, list[str]] = {}
+    for name in sorted(place, key=lambda n: (place[n].file, place[n].offset)):
+        out.setdefault(place[name].file, []).append(name)
+    return out
+
+
+def _fitting(name: str, item: Wanted, entry: Entry) -> Placement:
+    """The placement with its run-time sizes filled in, if it is one of a tensor of this shape."""
+    if item.placement is None:
+        return whole_placement(entry.shape)
+    try:
+        if len(item.placement.dims) != len(entry.shape):
+            raise PlanError("")
+        dims = tuple(resolve(d, n) for d, n in zip(item.placement.dims, entry.shape, strict=True))
+    except PlanError:
+        raise CheckpointError(
+            f"{entry.file}: {item.source.key} has shape {list(entry.shape)}, but {name} "
+            f"is laid out as '{item.placement}': use the config that belongs to this checkpoint"
+        ) from None
+    return Placement(dims)
+
+
+def _target(
+    name: str,
+    item: Wanted,
+    entry: Entry,
+    placement: Placement,
+    coords: Coords,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """The tensor to fill, made real if it is on meta."""
+    local = tuple(n or 0 for n in placement.local_shape(coords))
+    tensor = item.tensor
+    if tuple(tensor.shape) != local and not (tensor.is_meta and tensor.shape == entry.shape):
+        raise CheckpointError(
+            f"{entry.file}: {item.source.key} has shape {list(entry.shape)}, of which this rank "
+            f"holds {list(local)}, but the model's {name} has {list(tensor.shape)}: use the config "
+            "that belongs to this checkpoint"
+        )
+    to = _dtype(name, item, entry, dtype)
+    return torch.empty(local, dtype=to, device=device) if tensor.is_meta else tensor
+
+
+def _dtype(name: str, item: Wanted, entry: Entry, dtype: torch.dtype | None) -> torch.dtype:
+    """What dtype the filled tensor has."""
+    stored, model = entry.dtype, item.tensor.dtype
+    if not item.tensor.is_meta:
+        to = model
+    else:
+        to = stored if dtype is None or not stored.is_floating_point else dtype
+    kept = all(a == to or {a, to} <= CASTABLE for a in (stored, model))
+    if kept and (to == stored or dtype is not None):
+        return to
+    todo = (
+        "build the model in the checkpoint's dtype, or ask for a dtype to cast to"
+        if kept
+        else "no cast between them keeps the values, use the config that belongs to this checkpoint"
+    )
+    raise CheckpointError(
+        f"{entry.file}: {item.source.key} is {_short(stored)} and the model's {name} is "
+        f"{_short(model)}: {todo}"
+    )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@torch.no_grad()
+def _fill(
+    target: torch.Tensor, slab: Any, entry: Entry, placement: Placement, coords: Coords
+) -> int:
+    """Copy this rank's part of `slab` into `target`; returns the bytes read."""
+    read = 0
+    for box in boxes([local_ranges(d, coords) for d in placement.dims], entry.dtype.itemsize):
+        target[_inside(box)].copy_(_get(slab, box))
+        read += box_bytes(box, entry.dtype.itemsize)
+    return read
+
+
+def _inside(box: Box) -> tuple[slice, ...]:
+    """Where the box lies in the local tensor."""
+    return tuple(slice(s.to, s.to + s.held) for s in box)
+
+
+def _get(slab: Any, box: Box) -> torch.Tensor:
+    """What the rank holds of `box`, read from a safetensors slice."""
+    piece = slab[tuple(slice(s.start, s.stop) for s in box)]
+    for dim, span in enumerate(box):
+        if span.picked is not None:
+            piece = piece.index_select(dim, span.picked - span.start)
+    return piece
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), framework="pt", device="cpu") as handle:
+            yield handle
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"cannot read {file} ({error}): fetch the file again") from None
+
+
+@contextmanager
+def _bar(show: bool, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar over bytes; silent unless asked for and on a terminal."""
+    if not show or not sys.stderr.isatty():
+        yield lambda nbytes: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=total)
+        yield lambda nbytes: bar.advance(task, nbytes)

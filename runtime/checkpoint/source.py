@@ -1,0 +1,272 @@
+"""Where a model's weights are: a directory of safetensors files, told from their headers alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from shardwright.errors import CheckpointError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+"""What safetensors calls each dtype."""
+
+
+class Entry(NamedTuple):
+    """One tensor of a checkpoint; `offset` is where its bytes begin in the file's data."""
+
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole tensor in bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A directory with safetensors files; opening it reads their headers and no tensor."""
+
+    directory: Path
+    tensors: dict[str, Entry]
+
+    @classmethod
+    def open(cls, path: str | Path, revision: str | None = None) -> Checkpoint:
+        """Find the tensors under `path`.
+
+        Args:
+            path: a directory, or the id of a model on the Hugging Face Hub.
+            revision: branch, tag or commit on the Hub.
+
+        Raises:
+            CheckpointError: no such directory, no safetensors in it, or files that are missing,
+                damaged or truncated.
+        """
+        directory = Path(path)
+        if not directory.exists() and _is_hub_id(str(path)):
+            directory = _download(str(path), revision)
+        if not directory.is_dir():
+            what = "is a file" if directory.exists() else "does not exist"
+            raise CheckpointError(
+                f"{path} {what}: give the directory that holds the model's safetensors files, "
+                "or the model's id on the Hugging Face Hub"
+            )
+        files, named = _files(directory)
+        return cls(directory, _merge(files, named))
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The floating dtype of most of the bytes, 8-bit ones apart; None if there is none."""
+        sizes: Counter[torch.dtype] = Counter()
+        for entry in self.tensors.values():
+            if entry.dtype.is_floating_point and entry.dtype.itemsize > 1:
+                sizes[entry.dtype] += entry.nbytes
+        return sizes.most_common(1)[0][0] if sizes else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.nbytes for entry in self.tensors.values())
+
+
+def _files(directory: Path) -> tuple[list[Path], dict[str, str]]:
+    """The safetensors files that make up the checkpoint, and its index where it has one."""
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE], {}
+    indices = sorted(directory.glob("*.safetensors.index.json"))
+    if (directory / INDEX) in indices:
+        indices = [directory / INDEX]
+    if len(indices) > 1:
+        raise CheckpointError(
+            f"{directory} has several indices ({_few(i.name for i in indices)}) and none is "
+            f"{INDEX}: keep one of them"
+        )
+    if indices:
+        return _indexed(indices[0])
+    files = sorted(directory.glob("*.safetensors"))
+    if len(files) == 1:
+        return files, {}
+    if files:
+        raise CheckpointError(
+            f"{directory} has {len(files)} safetensors files and neither {SINGLE} nor {INDEX}: "
+            "save the model again with save_pretrained, which writes the index"
+        )
+    if pickled := sorted(
+        [*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth")]
+    ):
+        raise CheckpointError(
+            f"{directory} has pickled weights only ({pickled[0].name}), which cannot be read in "
+            "part: load it once with transformers and save_pretrained() it as safetensors"
+        )
+    raise CheckpointError(
+        f"{directory} has no safetensors file: give the directory that holds {SINGLE} or {INDEX}"
+    )
+
+
+def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
+    """The files that `index` names, and its map of tensor name -> file name."""
+    try:
+        named = json.loads(index.read_text())["weight_map"]
+        files = [index.parent / name for name in sorted(set(named.values()))]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"{index} is not a safetensors index (JSON with a 'weight_map'): fetch it again"
+        ) from None
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise CheckpointError(
+            f"{index} names {_few(missing)}, which {'is' if len(missing) == 1 else 'are'} "
+            "not there: fetch the rest of the checkpoint"
+        )
+    return files, named
+
+
+def _merge(files: Iterable[Path], named: dict[str, str]) -> dict[str, Entry]:
+    """All tensors of `files`; each in one of them, and each that the index names."""
+    tensors: dict[str, Entry] = {}
+    for file in files:
+        for name, entry in read_header(file).items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"{file.parent}: {name} is in both {tensors[name].file.name} and {file.name}: "
+                    "remove the file that does not belong to this checkpoint"
+                )
+            tensors[name] = entry
+    for name, file_name in named.items():
+        if name not in tensors or tensors[name].file.name != file_name:
+            raise CheckpointError(
+                f"the index says that {name} is in {file_name}, but it is not: "
+                f"fetch {file_name} and its index again, from the same revision"
+            )
+    return tensors
+
+
+def read_header(file: Path) -> dict[str, Entry]:
+    """The tensors that the header of a safetensors file lists, checked against the file's size.
+
+    Raises:
+        CheckpointError: the header cannot be read, or the file is not as long as it says.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            text = stream.read(length) if length <= size - 8 else b""
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror}") from None
+    try:
+        if not text:
+            raise ValueError("its length does not fit the file")
+        header: dict[str, Any] = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = {name: _entry(file, name, fields) for name, fields in header.items()}
+        ends = [fields["data_offsets"][1] for fields in header.values()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        with file.open("rb") as stream:
+            pointer = stream.read(40).startswith(b"version https://git-lfs")
+        todo = "it is a Git LFS pointer: run `git lfs pull`" if pointer else "fetch the file again"
+        raise CheckpointError(f"{file} has a corrupt header ({error}): {todo}") from None
+    expected = 8 + length + max(ends, default=0)
+    if size != expected:
+        what = "is truncated" if size < expected else "has bytes after its last tensor"
+        raise CheckpointError(
+            f"{file} {what}: it has {size} bytes and its header describes {expected}: "
+            "fetch it again"
+        )
+    return tensors
+
+
+def _entry(file: Path, name: str, fields: dict[str, Any]) -> Entry:
+    dtype, shape, (start, stop) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
+    if dtype not in DTYPES:
+        raise ValueError(f"{name} has dtype {dtype}, which is not known here")
+    entry = Entry(file, DTYPES[dtype], shape, start)
+    if stop - start != entry.nbytes:
+        raise ValueError(f"{name} takes {stop - start} bytes but its shape takes {entry.nbytes}")
+    return entry
+
+
+def _is_hub_id(text: str) -> bool:
+    """`name` or `owner/name`, and nothing that looks like a path."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", text) is not None
+
+
+def _download(model_id: str, revision: str | None) -> Path:
+    """Fetch a model's JSON files, then the safetensors files that belong to it and no others."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    def fetch(*patterns: str) -> Path:
+        return Path(snapshot_download(model_id, revision=revision, allow_patterns=list(patterns)))
+
+    try:
+        directory = fetch("*.json")
+        # Some repositories hold the same weights twice (a "consolidated" copy): take what we read.
+        index = directory / INDEX
+        directory = (
+            fetch(*set(json.loads(index.read_text())["weight_map"].values()))
+            if (index.is_file())
+            else fetch(SINGLE)
+        )
+        if not any(directory.glob("*.safetensors")):
+            directory = fetch("*.safetensors")
+    except GatedRepoError:
+        why = "access to it is gated: accept its terms on its page, then run `hf auth login`"
+    except RepositoryNotFoundError:
+        why = "there is neither such a directory here nor such a model there: check the name"
+    except RevisionNotFoundError:
+        why = f"it has no revision {revision}"
+    except (OSError, ValueError, KeyError) as error:
+        # Offline mode, no network and nothing cached all end here.
+        why = f"{_first_line(error)} If you meant a directory, there is none of that name here"
+    except Exception as error:  # the hub's HTTP client has its own exceptions
+        why = f"{type(error).__name__}: {_first_line(error)}"
+    else:
+        return directory
+    raise CheckpointError(f"cannot fetch {model_id} from the Hugging Face Hub: {why}")
+
+
+def _first_line(error: BaseException) -> str:
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
+    return line if line.endswith(".") else f"{line}."
+
+
+def _few(names: Iterable[str], count: int = 3) -> str:
+    """The first few of `names` and how many more there are."""
+    names = list(names)
+    more = len(names) - count
+    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,63 @@
+"""The class that a changed module gets: made once for each original class and use of parameters."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from shardwright.errors import PlanError
+from shardwright.runtime.local import LocalModule
+
+
+@functools.cache
+def local_class(
+    original: type, layer: str, bases: tuple[type, ...], properties: tuple[str, ...]
+) -> type:
+    """`bases` as one class that forwards like `original` and sees `properties` through their use.
+
+    A class of its own only where there is something to add; else the sole base itself.
+    """
+    if len(bases) == 1 and not properties:
+        return bases[0]
+    members: dict[str, Any] = {name: _seen(name) for name in properties}
+    members["forward"] = like(original, LocalModule.forward)
+    members["__doc__"] = original.__doc__
+    members["__module__"] = original.__module__
+    name = layer if len(bases) == 1 else f"{layer}[{original.__name__}]"
+    return type(name, bases, members)
+
+
+def like(original: type, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward` with the signature of `original`'s: generate() and the Trainer look at it."""
+
+    @functools.wraps(original.forward)  # type: ignore[attr-defined]
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs)
+
+    return wrapper
+
+
+def _seen(name: str) -> property:
+    def get(self: Any) -> Any:
+        stored = self._parameters[name] if name in self._parameters else self._buffers[name]
+        return None if stored is None else self._shardwright.uses[name](stored)
+
+    return property(get, doc=f"`{name}` as this module's code sees it.")
+
+
+def check_forward(module: nn.Module, path: str) -> None:
+    """Raise PlanError if `module` has a forward of its own that a class cannot get in front of."""
+    if "forward" in module.__dict__:
+        raise PlanError(
+            f"the forward of '{path}' was replaced on the instance (a hook or a kernel): "
+            "apply the plan first"
+        )
+
+
+def calls_super(cls: type) -> bool:
+    """Whether `cls.forward` hands on to its base class."""
+    code = getattr(cls.forward, "__code__", None)  # type: ignore[attr-defined]
+    return code is not None and ("super" in code.co_names or "__class__" in code.co_freevars)

@@ -1,0 +1,248 @@
+"""The parallel layers, and `apply_module`, which makes a module of a model into one, in place.
+
+    ColumnParallelLinear     weight split by output features, output split
+    RowParallelLinear        weight split by input features, output a pending sum, bias added once
+    VocabParallelEmbedding   weight split by rows, output a pending sum
+    LocalModule              anything else: its own code on local parameters
+
+The first three can also be made directly, with whole sizes and a `Group`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.errors import PlanError
+from shardwright.planner.layout import parse
+from shardwright.planner.plan_file import Crossing, ModulePlan, ParameterPlan
+from shardwright.runtime.attributes import set_local, set_sizes
+from shardwright.runtime.classes import calls_super, check_forward, local_class
+from shardwright.runtime.local import Change, LocalModule, LocalState
+from shardwright.runtime.mesh import Group, Mesh
+from shardwright.runtime.parameters import LocalTensors
+from shardwright.runtime.reshard import LastDim, Reshard
+from shardwright.runtime.slots import index_of, keys_of, positions
+from shardwright.runtime.split_logits import SplitHead
+from shardwright.runtime.vocab import VocabLookup, split_rows
+
+
+class ColumnParallelLinear(LocalModule, nn.Linear):
+    """A linear layer split by output features: y = x Aᵀ + b, each rank with some rows of A and b.
+
+    Args:
+        in_features: whole size of the input.
+        out_features: whole size of the output.
+        bias: whether there is one.
+        group: the ranks that share the layer.
+        gather_output: give the whole output on each rank instead of its own features.
+
+    Shapes: [..., in_features] -> [..., out_features of this rank].
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group: Group,
+        gather_output: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        parameters = {"weight": f"{out_features}@tp, {in_features}"}
+        if bias:
+            parameters["bias"] = f"{out_features}@tp"
+        outputs = [("", f"{out_features}@tp", f"{out_features}")] if gather_output else []
+        inputs = [("input", f"{in_features}", f"{in_features} | grad-partial tp")]
+        _alone(self, group, parameters, {}, inputs, outputs)
+
+
+class RowParallelLinear(LocalModule, nn.Linear):
+    """A linear layer split by input features: each rank computes one term of the output's sum.
+
+    Args:
+        in_features: whole size of the input.
+        out_features: whole size of the output.
+        bias: whether there is one; it is added once, not once per rank.
+        group: the ranks that share the layer.
+        split_input: take a whole input and split it, instead of this rank's features.
+        reduce_output: sum over the ranks; else each rank gives its own term.
+
+    Shapes: [..., in_features of this rank] -> [..., out_features].
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group: Group,
+        split_input: bool = False,
+        reduce_output: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        parameters = {"weight": f"{out_features}, {in_features}@tp"}
+        if bias:
+            parameters["bias"] = f"{out_features}"
+        uses = {"bias": f"{out_features} | partial tp"} if bias else {}
+        inputs = [("input", f"{in_features}", f"{in_features}@tp")] if split_input else []
+        outputs = [("", f"{out_features} | partial tp", f"{out_features}")] if reduce_output else []
+        _alone(self, group, parameters, uses, inputs, outputs)
+
+
+class VocabParallelEmbedding(LocalModule, VocabLookup):
+    """An embedding split by rows.
+
+    Args:
+        num_embeddings: whole size of the vocabulary; need not divide by the number of ranks.
+        embedding_dim: size of a row.
+        padding_idx: the row that gets no gradient, as a whole index.
+        group: the ranks that share the layer.
+        reduce_output: sum over the ranks; else each rank gives its own term.
+
+    Shapes: ids [...] -> [..., embedding_dim].
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        group: Group,
+        reduce_output: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, device=device, dtype=dtype)
+        parameters = {"weight": f"{num_embeddings}@tp, {embedding_dim}"}
+        outputs = [("", f"{embedding_dim} | partial tp", f"{embedding_dim}")]
+        _alone(self, group, parameters, {}, [], outputs if reduce_output else [])
+
+
+# layer -> (its class, the torch class that it takes the place of)
+LAYERS: dict[str, tuple[type, type[nn.Module]]] = {
+    "ColumnParallelLinear": (ColumnParallelLinear, nn.Linear),
+    "LocalModule": (LocalModule, nn.Module),
+    "RowParallelLinear": (RowParallelLinear, nn.Linear),
+    "VocabParallelEmbedding": (VocabParallelEmbedding, nn.Embedding),
+}
+
+
+def apply_module(
+    module: nn.Module,
+    spec: ModulePlan,
+    mesh: Mesh,
+    *,
+    tensors: LocalTensors | None = None,
+    path: str = "",
+    defer: bool = False,
+) -> None:
+    """Make `module` the parallel layer that `spec` describes, in place, by changing its class.
+
+    Args:
+        module: a module of the real model, with whole parameters (on meta or not).
+        spec: what the plan says of it.
+        mesh: where this rank stands.
+        tensors: shared by all calls for one model, so that tied parameters stay tied.
+        path: the module's name, for error messages.
+        defer: while a loss is computed, keep the output split that would be gathered as logits
+            (see `split_logits`); for the module that makes them.
+
+    Raises:
+        PlanError: the plan does not fit this module.
+    """
+    if "_shardwright" in module.__dict__:
+        raise PlanError(f"'{path}' is split already: a plan is applied to a whole model, once")
+    check_forward(module, path)
+    original, state = type(module), LocalState(mesh, spec.layer, path)
+    bases = _bases(original, spec.layer, path)
+    names, varargs = positions(original.forward)
+    for crossing in spec.inputs:
+        root, *keys = keys_of(crossing.slot)
+        index = index_of(root, names, varargs)
+        state.inputs.append(
+            Change(crossing.slot, root, tuple(keys), _reshard(crossing, mesh, path), index)
+        )
+    for crossing in spec.outputs:
+        reshard = _reshard(crossing, mesh, path)
+        head = SplitHead.of(reshard, mesh) if defer else None
+        keys = keys_of(crossing.slot)
+        state.outputs.append(Change(crossing.slot, crossing.slot, keys, reshard, head=head))
+    _place(module, spec, state, tensors or LocalTensors())
+    for attribute, dim in spec.attributes.items():
+        set_local(module, attribute, dim, mesh)
+    if spec.layer == "VocabParallelEmbedding":
+        split_rows(module, state)
+    module._shardwright = state  # type: ignore[assignment]
+    module.__class__ = local_class(original, spec.layer, bases, tuple(sorted(state.uses)))
+
+
+def _bases(original: type, layer: str, path: str) -> tuple[type, ...]:
+    if layer not in LAYERS:
+        raise PlanError(f"'{path}' should become a {layer}; known are {', '.join(LAYERS)}")
+    cls, plain = LAYERS[layer]
+    if not issubclass(original, plain):
+        raise PlanError(f"'{path}' is a {original.__name__}, which cannot become a {layer}")
+    if original in (cls, plain) and plain is not nn.Module:
+        return (cls,)
+    if plain is nn.Embedding:
+        if original.forward is not nn.Embedding.forward and not calls_super(original):
+            raise PlanError(
+                f"'{path}', a {original.__name__}, looks rows up by itself: they cannot be split"
+            )
+        return (LocalModule, original, VocabLookup)
+    return (LocalModule, original)
+
+
+def _reshard(crossing: Crossing, mesh: Mesh, path: str) -> Reshard:
+    try:
+        return Reshard(parse(crossing.source), parse(crossing.target), mesh)
+    except PlanError as error:
+        raise PlanError(f"tensor '{crossing.slot}' of '{path}': {error}") from None
+
+
+def _place(module: nn.Module, spec: ModulePlan, state: LocalState, tensors: LocalTensors) -> None:
+    """Put local parameters and buffers in the place of whole ones."""
+    for name, entry in spec.parameters.items():
+        full = f"{state.path}.{name}" if state.path else name
+        home: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+        old = home.get(name)
+        if old is None:
+            raise PlanError(f"the plan splits '{full}', which the model does not have")
+        placement = parse(entry.placement)
+        home[name] = tensors.local(old, placement, state.mesh, full)
+        home[name].shardwright_placement = placement
+        state.placements[name] = used = placement
+        if entry.use is not None and (used := parse(entry.use)) != placement:
+            crossing = Crossing(slot=name, source=entry.placement, target=entry.use)
+            state.uses[name] = _reshard(crossing, state.mesh, state.path)
+        if name == "weight":
+            set_sizes(module, used.local_shape(state.mesh.coords))
+
+
+def _alone(
+    module: nn.Module,
+    group: Group,
+    parameters: dict[str, str],
+    uses: dict[str, str],
+    inputs: list[tuple[str, str, str]],
+    outputs: list[tuple[str, str, str]],
+) -> None:
+    """Set up a layer that was made directly; its input may have any number of dimensions."""
+    plans = {n: ParameterPlan(placement=p, use=uses.get(n)) for n, p in parameters.items()}
+    mesh = Mesh({"tp": group})
+    apply_module(module, ModulePlan(layer=type(module).__name__, parameters=plans), mesh)
+    state: LocalState = module._shardwright  # type: ignore[assignment]
+    for slot, source, target in inputs:
+        state.inputs.append(Change(slot, slot, (), LastDim(source, target, mesh), 0))
+    for slot, source, target in outputs:
+        state.outputs.append(Change(slot, slot, (), LastDim(source, target, mesh)))

@@ -1,0 +1,117 @@
+"""What a module with local parameters does around its own forward.
+
+Inputs cross to the placements that the plan names, the module's own code runs on local tensors,
+outputs cross. A parameter that the module should see otherwise than it is stored (a bias added on
+one rank only) is a property of the module's class; `parameters()` and `state_dict()` see the leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from shardwright.errors import PlanError
+from shardwright.planner.layout import Placement, Range
+from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.slots import Keys, replace
+
+if TYPE_CHECKING:
+    from shardwright.runtime.split_logits import LossScope, SplitHead
+
+
+@dataclass
+class Change:
+    """A tensor on its way in or out, and what becomes of it."""
+
+    slot: str
+    name: str
+    keys: Keys
+    reshard: Callable[[Tensor], Tensor]
+    index: int | None = None
+    head: SplitHead | None = None
+
+
+@dataclass
+class LocalState:
+    """What the plan says of one module, compiled for this rank."""
+
+    mesh: Mesh
+    layer: str = "LocalModule"
+    path: str = ""
+    placements: dict[str, Placement] = field(default_factory=dict)
+    uses: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    inputs: list[Change] = field(default_factory=list)
+    outputs: list[Change] = field(default_factory=list)
+    rows: tuple[Range, ...] = ()
+    vocabulary: int = 0
+    scope: LossScope | None = None
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments as the module's code should see them."""
+        args_, kwargs = list(args), dict(kwargs)
+        for change in self.inputs:
+            if change.name in kwargs:
+                kwargs[change.name] = self.apply(change, kwargs[change.name])
+            elif change.index is not None and change.index < len(args_):
+                args_[change.index] = self.apply(change, args_[change.index])
+        return tuple(args_), kwargs
+
+    def leave(self, output: Any) -> Any:
+        """The output as the rest of the model should see it."""
+        for change in self.outputs:
+            output = self.apply(change, output)
+        return output
+
+    def apply(self, change: Change, value: Any) -> Any:
+        """`value` with one slot changed; errors name the module and the slot."""
+        reshard = change.reshard
+        if change.head is not None and self.scope is not None and self.scope.seal is not None:
+            reshard = change.head.using(self.scope.seal)
+        try:
+            return replace(value, change.keys, reshard)
+        except PlanError as error:
+            where = f"'{change.slot}' of '{self.path}'" if change.slot else f"of '{self.path}'"
+            raise PlanError(f"tensor {where}: {error}") from None
+
+
+class LocalModule:
+    """Mixin in front of a module's own class; its `_shardwright` is set by `apply_module`."""
+
+    _shardwright: LocalState
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward between the crossings in and out."""
+        args, kwargs = self._shardwright.enter(args, kwargs)  # type: ignore[assignment]
+        return self._shardwright.leave(super().forward(*args, **kwargs))  # type: ignore[misc]
+
+    def extra_repr(self) -> str:
+        """What the module says of itself, and the local and whole sizes of what is split."""
+        state = self._shardwright
+        parts = [super().extra_repr()]  # type: ignore[misc]
+        parts += [
+            f"{name}: {list(p.local_shape(state.mesh.coords))} of {list(p.shape)}"
+            for name, p in state.placements.items()
+            if p.meshes
+        ]
+        return ", ".join(p for p in parts if p)
+
+
+def placements(model: nn.Module) -> dict[str, Placement]:
+    """Placement of each parameter and buffer that a plan speaks of, by its name in `model`."""
+    out = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        state = module.__dict__.get("_shardwright")
+        for name, placement in state.placements.items() if state else ():
+            out[f"{path}.{name}" if path else name] = placement
+    return out
+
+
+def mesh_of(model: nn.Module) -> Mesh | None:
+    """The mesh that `model` was split over; None if it was not."""
+    for module in model.modules():
+        if (state := module.__dict__.get("_shardwright")) is not None:
+            return state.mesh
+    return None

@@ -1,0 +1,68 @@
+"""Local tensors in the place of whole ones, tied parameters included."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import PlanError
+from shardwright.planner.layout import Placement
+from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.reshard import take_local
+
+
+class LocalTensors:
+    """Which local tensor took the place of which whole one; one per model.
+
+    Modules that share a whole parameter come to share its local one.
+    """
+
+    def __init__(self) -> None:
+        # The whole tensors are kept, so that an id is not used twice.
+        self._known: dict[int, tuple[Tensor, Tensor, Placement]] = {}
+
+    def local(self, old: Tensor, placement: Placement, mesh: Mesh, name: str) -> Tensor:
+        """The local tensor for whole `old`: the same one each time.
+
+        A parameter that no mesh dim splits stays the object it is.
+
+        Raises:
+            PlanError: another shape than the plan's, or tied to one that is split otherwise.
+        """
+        for whole, new, earlier in self._known.values():
+            if old is whole or old is new:
+                if earlier != placement:
+                    raise PlanError(
+                        f"'{name}' is tied to a parameter laid out as '{earlier}', "
+                        f"but the plan lays it out as '{placement}'"
+                    )
+                return new
+        if tuple(old.shape) != placement.shape:
+            raise PlanError(
+                f"'{name}' has shape {list(old.shape)}; the plan is for {list(placement.shape)}"
+            )
+        new = old if not placement.meshes else _cut(old, placement, mesh)
+        self._known[id(old)] = (old, new, placement)
+        return new
+
+    def check_ties(self, model: nn.Module) -> None:
+        """Raise PlanError if a module still holds a whole parameter whose twin was split."""
+        split = {id(old) for old, new, _ in self._known.values() if old is not new}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if id(parameter) in split:
+                raise PlanError(
+                    f"'{name}' is tied to a parameter that the plan splits, "
+                    "but the plan says nothing about it: plan the model with its weights tied"
+                )
+
+
+def _cut(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
+    if old.is_meta:
+        sizes = [n or 0 for n in placement.local_shape(mesh.coords)]
+        new = torch.empty(sizes, dtype=old.dtype, device="meta")
+    else:
+        new = take_local(old, placement, mesh)
+    if isinstance(old, nn.Parameter):
+        new = nn.Parameter(new, requires_grad=old.requires_grad)
+    vars(new).update(vars(old))  # such marks as mamba's _no_weight_decay
+    return new

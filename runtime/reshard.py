@@ -1,0 +1,288 @@
+"""Changing a tensor's placement: the collectives between two placements, both ways.
+
+On each mesh dim a tensor is in one of six states. A crossing from one state to another is a pair
+of operations, forward and backward; they are the table `CROSSINGS`. The reverse crossing of the
+gradient is the same table read the other way: the gradient of a partial value is replicated and
+that of a grad-partial one is partial.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from shardwright.errors import PlanError
+from shardwright.planner.layout import Dim, Placement, dim_size, local_ranges, parse, simplify
+from shardwright.runtime.collectives import all_reduce
+from shardwright.runtime.mesh import Group, Mesh
+from shardwright.runtime.split import Split, covered, only
+
+
+class State(StrEnum):
+    """What a rank holds of a tensor, as far as one mesh dim goes."""
+
+    REPLICATED = "replicated"
+    PARTIAL = "partial"
+    GRAD_PARTIAL = "grad-partial"
+    SHARDED = "sharded"
+    MIXED = "sharded in parts"
+    MIXED_GRAD_PARTIAL = "sharded in parts, grad-partial elsewhere"
+
+
+_R, _P, _G, _S, _M, _MG = State
+
+CROSSINGS: dict[tuple[State, State], tuple[str, str]] = {
+    # from, to: forward, backward
+    (_R, _P): ("keep_first", "identity"),
+    (_R, _G): ("identity", "all_reduce"),
+    (_R, _S): ("take", "gather"),
+    (_R, _M): ("take", "gather"),
+    (_P, _R): ("all_reduce", "identity"),
+    (_P, _G): ("all_reduce", "all_reduce"),
+    (_P, _S): ("reduce_scatter", "gather"),
+    (_G, _R): ("identity", "keep_first"),
+    (_G, _P): ("keep_first", "keep_first"),
+    (_G, _S): ("take", "pad"),
+    (_G, _MG): ("take", "pad"),
+    (_S, _R): ("gather", "take"),
+    (_S, _P): ("pad", "take"),
+    (_S, _G): ("gather", "reduce_scatter"),
+    (_M, _R): ("gather", "take"),
+    (_M, _MG): ("identity", "reduce_shared"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One crossing on one mesh dim."""
+
+    group: Group
+    forward: str
+    backward: str
+    split: Split | None = None
+
+    def run(self, op: str, x: Tensor, size: int | None = None) -> Tensor:
+        """`op` on `x`; `size` is a run-time size that only the forward pass could see."""
+        if op == "identity":
+            return x
+        if op == "all_reduce":
+            return all_reduce(x, self.group)
+        if op == "keep_first":
+            return x if self.group.rank == 0 else torch.zeros_like(x)
+        assert self.split is not None
+        return getattr(self.split, op)(x, size)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` at the other side; differentiable."""
+        if self.group.size == 1:
+            return x
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _Cross.apply(x, self)
+        return self.run(self.forward, x)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Step:
+        return self
+
+
+class _Cross(torch.autograd.Function):
+    """A step with the backward operation that its states ask for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Step) -> Tensor:  # type: ignore[override]
+        """`x` at the other side of the step."""
+        ctx.step = step
+        sees_whole = step.forward in ("take", "reduce_scatter")
+        ctx.size = step.split.whole_size(x) if step.split is not None and sees_whole else None
+        out = step.run(step.forward, x)
+        return out.view_as(out) if out is x else out
+
+    @staticmethod
+    @once_differentiable  # what the collectives' own derivatives would say is another thing
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """The gradient at this side."""
+        return ctx.step.run(ctx.step.backward, grad, ctx.size), None
+
+
+class Reshard:
+    """From placement `source` to placement `target`: compiled once, called on local tensors.
+
+    Args:
+        source: placement of what comes in.
+        target: placement of what goes out; the same whole shape.
+        mesh: where this rank stands.
+
+    Raises:
+        PlanError: the shapes differ, or no way between the two is supported.
+    """
+
+    def __init__(self, source: Placement, target: Placement, mesh: Mesh) -> None:
+        if source.shape != target.shape:
+            raise PlanError(f"cannot reshard '{source}' to '{target}': the whole shapes differ")
+        self.source, self.target = source, target
+        self.steps = tuple(_steps(source, target, mesh))
+        self._sizes = source.local_shape(mesh.coords)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Cross with `x`, of the source's local shape, to the target's."""
+        self.check(x)
+        for step in self.steps:
+            x = step(x)
+        return x
+
+    def check(self, x: Tensor) -> None:
+        """Raise PlanError if `x` cannot be a local tensor of the source placement."""
+        fits = x.dim() == len(self._sizes)
+        for size, known in zip(x.shape, self._sizes, strict=False):
+            fits = fits and (known is None or size == known)
+        if not fits:
+            wanted = ", ".join("?" if n is None else str(n) for n in self._sizes)
+            raise PlanError(
+                f"a tensor laid out as '{self.source}' should have shape [{wanted}] here, "
+                f"not {list(x.shape)}"
+            )
+
+    def __repr__(self) -> str:
+        ops = ", ".join(f"{s.forward} / {s.backward}" for s in self.steps) or "nothing"
+        return f"Reshard({self.source} -> {self.target}: {ops})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reshard:
+        return self
+
+
+class LastDim:
+    """A reshard of the last dimension, whatever dimensions come before it.
+
+    Args:
+        source: the last dim and flags before, as text: "8@tp", "64 | partial tp".
+        target: the same after.
+        mesh: where this rank stands.
+    """
+
+    MOST = 6
+
+    def __init__(self, source: str, target: str, mesh: Mesh) -> None:
+        # All of them now: a compiled forward only picks one.
+        self.by_rank = tuple(
+            Reshard(parse("?, " * n + source), parse("?, " * n + target), mesh)
+            for n in range(self.MOST)
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Cross with `x`, whatever its number of dimensions."""
+        return self.by_rank[x.dim() - 1](x)
+
+    def __repr__(self) -> str:
+        return repr(self.by_rank[1])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LastDim:
+        return self
+
+
+def gather_whole(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
+    """The whole tensor, on every rank, of which this rank holds `x`; not differentiable."""
+    rest = Placement(placement.dims, placement.partial)
+    with torch.no_grad():
+        return Reshard(rest, placement.whole(), mesh)(x.detach())
+
+
+def take_local(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
+    """What this rank holds of the whole tensor `x`; not differentiable, no communication."""
+    rest = Placement(placement.dims, placement.partial)
+    with torch.no_grad():
+        return Reshard(placement.whole(), rest, mesh)(x.detach())
+
+
+def state(placement: Placement, mesh: str) -> State:
+    """The state of `placement` on one mesh dim.
+
+    Raises:
+        PlanError: the placement contradicts itself.
+    """
+    split = [d for d in placement.dims if mesh in Placement((d,)).meshes]
+    if len(split) > 1 or (split and mesh in placement.partial):
+        raise PlanError(f"placement '{placement}' uses mesh dim {mesh} twice")
+    flagged = mesh in placement.grad_partial
+    if flagged and mesh in placement.partial:
+        raise PlanError(f"placement '{placement}' is both partial and grad-partial over {mesh}")
+    if mesh in placement.partial:
+        return State.PARTIAL
+    if not split:
+        return State.GRAD_PARTIAL if flagged else State.REPLICATED
+    if covered(split[0], mesh):
+        return State.SHARDED  # a flag speaks of uncovered parts; there are none
+    return State.MIXED_GRAD_PARTIAL if flagged else State.MIXED
+
+
+def _steps(source: Placement, target: Placement, mesh: Mesh) -> list[Step]:
+    """Leave the source's shards first, then enter the target's: trees need not match between."""
+    names = sorted(
+        source.meshes
+        | target.meshes
+        | {*source.partial, *source.grad_partial, *target.partial, *target.grad_partial}
+    )
+    same = {m for m in names if _same_shards(source, target, m, mesh)}
+    leave: list[Step] = []
+    enter: list[Step] = []
+    still, already = set(source.meshes), set(same & target.meshes)
+    for m in names:
+        a, b = state(source, m), state(target, m)
+        if m in same:
+            if a != b:
+                leave += _route(a, b, mesh[m], _split(source, m, mesh, frozenset(still)))
+            continue
+        if m in source.meshes and m in target.meshes:
+            # Another index set on the same mesh dim: through the whole.
+            between = _G if a == _S else _R
+            leave += _route(a, between, mesh[m], _split(source, m, mesh, frozenset(still)))
+            a = between
+            still.discard(m)
+            enter += _route(a, b, mesh[m], _split(target, m, mesh, frozenset(already)))
+            already.add(m)
+        elif m in source.meshes:
+            leave += _route(a, b, mesh[m], _split(source, m, mesh, frozenset(still)))
+            still.discard(m)
+        else:
+            enter += _route(a, b, mesh[m], _split(target, m, mesh, frozenset(already)))
+            already.add(m)
+    return leave + enter
+
+
+def _route(a: State, b: State, group: Group, split: Split | None) -> list[Step]:
+    """The steps from one state to another: the table's entry, or by way of a whole value."""
+    if a == b:
+        return []
+    if (a, b) in CROSSINGS:
+        return [Step(group, *CROSSINGS[a, b], split)]
+    for between in (_G, _R):
+        if (a, between) in CROSSINGS and (between, b) in CROSSINGS:
+            return [Step(group, *CROSSINGS[pair], split) for pair in ((a, between), (between, b))]
+    raise PlanError(f"resharding from {a} to {b} is not supported: place the crossing elsewhere")
+
+
+def _split(placement: Placement, m: str, mesh: Mesh, active: frozenset[str]) -> Split | None:
+    for i, dim in enumerate(placement.dims):
+        if m in Placement((dim,)).meshes:
+            return Split.of(mesh[m], m, i, only(dim, m, mesh.coords, active))
+    return None
+
+
+def _same_shards(source: Placement, target: Placement, m: str, mesh: Mesh) -> bool:
+    """Whether both placements give each rank of mesh dim `m` the same indices."""
+    ranks = mesh[m].size
+    pairs = zip(source.dims, target.dims, strict=True)
+    return all(_same_dim(a, b, m, ranks) for a, b in pairs)
+
+
+def _same_dim(a: Dim, b: Dim, m: str, ranks: int) -> bool:
+    a, b = only(a, m, {}, frozenset()), only(b, m, {}, frozenset())
+    if m not in Placement((a, b)).meshes or a == b or simplify(a) == simplify(b):
+        return True
+    if dim_size(a) is None or dim_size(b) is None:
+        return False
+    coords = [{m: (rank, ranks)} for rank in range(ranks)]
+    return all(local_ranges(a, c) == local_ranges(b, c) for c in coords)

@@ -1,0 +1,61 @@
+"""The lookup behind an embedding whose rows are split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shardwright.errors import PlanError
+from shardwright.planner.layout import Placement, local_ranges
+from shardwright.runtime.local import LocalState
+
+
+class VocabLookup(nn.Embedding):
+    """The lookup of those ids whose rows this rank holds, zeros for the others: a pending sum.
+
+    Stands behind a model's own embedding class, so that its `super().forward(ids)` lands here.
+    """
+
+    _shardwright: LocalState
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Whole ids [...] -> [..., embedding_dim], one term of a sum over the ranks."""
+        state = self._shardwright
+        if not state.rows:
+            return self.weight.new_zeros((*input.shape, self.weight.shape[1]))
+        # Ids outside the vocabulary go on as they are, to raise what a whole embedding raises.
+        foreign = (input >= 0) & (input < state.vocabulary)
+        local, held = input, 0
+        for start, stop in state.rows:
+            inside = (input >= start) & (input < stop)
+            local = torch.where(inside, input - start + held, local)
+            foreign = foreign & ~inside
+            held += stop - start
+        outside = (input < 0) | (input >= state.vocabulary)
+        local = torch.where(outside, held, local).masked_fill(foreign, 0)
+        out = F.embedding(local, self.weight, self._padding_row())
+        return out.masked_fill(foreign.unsqueeze(-1), 0)
+
+    def _padding_row(self) -> int | None:
+        """The local row of `padding_idx`, whose gradient is dropped; None if it is elsewhere."""
+        held = 0
+        for start, stop in self._shardwright.rows:
+            if self.padding_idx is not None and start <= self.padding_idx < stop:
+                return self.padding_idx - start + held
+            held += stop - start
+        return None
+
+
+def split_rows(module: Any, state: LocalState) -> None:
+    """Note in `state` which rows this rank holds; raise PlanError if they cannot be split."""
+    placement: Placement | None = state.placements.get("weight")
+    if placement is None:
+        raise PlanError(f"'{state.path}' is to be split by rows, but its weight is not placed")
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(module, option):
+            raise PlanError(f"'{state.path}' has {option} set: its rows cannot be split")
+    state.rows = tuple(local_ranges(placement.dims[0], state.mesh.coords))
+    state.vocabulary = placement.shape[0] or 0

@@ -1,0 +1,82 @@
+"""Shardwright: tensor parallelism for any Hugging Face model.
+
+    plan = shardwright.plan("Qwen/Qwen3-8B", tp=4)            # on a laptop, no weights needed
+    plan.save("plan.json")
+    model = shardwright.load("Qwen/Qwen3-8B", "plan.json")    # under torchrun, on each rank
+
+This is the whole public surface. Names that need torch are imported when they are first used, so
+that `import shardwright` and `shardwright --help` take no time.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from shardwright.errors import (
+    CheckpointError,
+    DistributedError,
+    InfeasibleError,
+    ModelError,
+    PlanError,
+    ShardwrightError,
+    SolverError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from shardwright.planner.api import plan
+    from shardwright.planner.plan_file import Plan
+    from shardwright.runtime.api import apply, load
+    from shardwright.runtime.gather import full_tensors
+
+    __version__: str
+
+__all__ = [
+    "CheckpointError",
+    "DistributedError",
+    "InfeasibleError",
+    "ModelError",
+    "Plan",
+    "PlanError",
+    "ShardwrightError",
+    "SolverError",
+    "UsageError",
+    "__version__",
+    "apply",
+    "full_tensors",
+    "load",
+    "plan",
+]
+
+_HOME = {
+    "Plan": "shardwright.planner.plan_file",
+    "apply": "shardwright.runtime.api",
+    "full_tensors": "shardwright.runtime.gather",
+    "load": "shardwright.runtime.api",
+    "plan": "shardwright.planner.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value = _version()
+    elif name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("shardwright")
+    except PackageNotFoundError:  # run from a checkout with PYTHONPATH=src
+        return "0+unknown"

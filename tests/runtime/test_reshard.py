@@ -1,0 +1,237 @@
+"""Every crossing, forward and backward, against what the placements mean."""
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportOptionalOperand=false, reportReturnType=false
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.errors import PlanError
+from shardwright.planner.layout import parse, resolve
+from shardwright.runtime.audit import count_collectives, counts
+from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.reshard import Reshard, gather_whole, take_local
+from tests.ranks import run_ranks
+from tests.runtime.definition import check, gradient, make
+
+
+def cross(source: str, target: str, mesh: dict[str, int], shape=None) -> dict[str, int]:
+    """Reshard random data both ways, check the results, return the collectives of one rank."""
+    a, b = parse(source), parse(target)
+    torch.manual_seed(1)
+    shape = shape or a.shape
+    x, grad = torch.randn(2, *shape, dtype=torch.float64)
+    inputs = make(x, a, mesh)
+    grads = make(grad, gradient(b), mesh, seed=3)
+    ranks = len(inputs)
+
+    def work(m: Mesh):
+        rank = 0
+        for name, group in m.groups.items():
+            rank = rank * mesh[name] + group.rank
+        change = Reshard(a, b, m)
+        local = inputs[rank].clone().requires_grad_()
+        with count_collectives() as calls:
+            out = change(local)
+            (got,) = torch.autograd.grad(out, local, grads[rank], retain_graph=True)
+        (again,) = torch.autograd.grad(out, local, grads[rank])
+        assert torch.equal(got, again)
+        with torch.no_grad():
+            assert torch.equal(change(inputs[rank]), out)
+        return out.detach(), got, counts(calls)
+
+    results = run_ranks(ranks, work, mesh)
+    check([r[0] for r in results], x, b, mesh)
+    check([r[1] for r in results], grad, gradient(a), mesh)
+    return results[0][2]
+
+
+FLAGS = ["", " | partial tp", " | grad-partial tp"]
+LAYOUTS = {
+    "even": "3, 12@tp",
+    "uneven": "7@tp, 2",
+    "heads": "3, 2*5@tp*2",
+    "strided": "4@tp*2 + 2*3@tp + 5@tp, 3",
+    "uneven strided": "3, 2*(5@tp + 4@tp*2), 2",
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("source", FLAGS)
+@pytest.mark.parametrize("target", FLAGS)
+def test_flags(ranks, source, target):
+    calls = cross(f"3, 4{source}", f"3, 4{target}", {"tp": ranks})
+    forward = source == " | partial tp" != target
+    backward = target == " | grad-partial tp" != source
+    assert sum(calls.values()) == forward + backward
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("flag", FLAGS)
+def test_shard_and_back(ranks, layout, flag):
+    whole = str(parse(layout).whole()) + flag
+    there = cross(whole, layout, {"tp": ranks})
+    back = cross(layout, whole, {"tp": ranks})
+    expected = {
+        "": ({"all_gather": 1}, {"all_gather": 1}),
+        " | partial tp": ({"all_gather": 1, "reduce_scatter": 1}, {}),
+        " | grad-partial tp": ({}, {"all_gather": 1, "reduce_scatter": 1}),
+    }[flag]
+    assert (there, back) == expected
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "mixed", ["5@tp*2 + 3 + 4, 2", "2, 3 + 4@tp + 2 + 3*2@tp", "2, 2*(4@tp + 3)"]
+)
+def test_mixed(ranks, mixed):
+    mesh, flagged, whole = {"tp": ranks}, mixed + " | grad-partial tp", str(parse(mixed).whole())
+    assert cross(mixed, flagged, mesh) == {"all_reduce": 1}
+    assert cross(whole + " | grad-partial tp", flagged, mesh) == {}
+    assert cross(whole, flagged, mesh) == {"all_reduce": 1}
+    assert cross(whole, mixed, mesh) == {"all_gather": 1}
+    assert cross(mixed, whole, mesh) == {"all_gather": 1}
+
+
+def test_mixed_grad_partial_cannot_be_gathered():
+    mesh = Mesh.shape_only({"tp": (0, 2)})
+    with pytest.raises(PlanError, match="not supported"):
+        Reshard(parse("4@tp + 3 | grad-partial tp"), parse("4 + 3"), mesh)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [
+        ("?, 6@tp", (5, 6)),
+        ("2, ?*4@tp", (2, 12)),
+        ("?@tp, 3", (8, 3)),
+        ("2*?@tp, 3", (16, 3)),
+        ("2, 4@tp*?, ?", (2, 12, 3)),
+    ],
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_run_time_sizes(ranks, layout, shape, flag):
+    whole = str(parse(layout).whole()) + flag
+    cross(whole, layout, {"tp": ranks}, shape)
+    cross(layout, whole, {"tp": ranks}, shape)
+
+
+def test_uneven_run_time_size_is_known_to_the_backward_pass():
+    assert cross("?, 2", "?@tp, 2", {"tp": 3}, (7, 2)) == {"all_gather": 1}
+
+
+def test_other_index_set_on_the_same_mesh_dim():
+    calls = cross("4@tp*3, 6", "12, 6@tp", {"tp": 2})
+    assert calls == {"all_gather": 1, "reduce_scatter": 1}
+    assert cross("4@tp*3, 6", "2@tp*2*3, 6", {"tp": 2}) == {}, "written differently, the same parts"
+
+
+TWO = {"a": 2, "b": 3}
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("4@a*6@b, 2", "24, 2"),
+        ("24, 2 | partial a", "4@a*6@b, 2"),
+        ("2@a*3@b*4, 2", "2@a*12, 2"),
+        ("2@a*3@b*4 + 2@a*5 + 7@b, 2", "2@a*12 + 2@a*5 + 7, 2 | grad-partial b"),
+        ("5@a, 7@b", "5, 7 | partial a | grad-partial b"),
+        ("5@a, 7 | partial b", "5, 7@b"),
+        ("5@a, 7@b", "5@b, 7@a"),
+        ("6, 4 | grad-partial a b", "3@b*2@a, 4"),
+        ("6@b, 4 | partial a", "6@b, 4 | grad-partial a"),
+    ],
+)
+def test_two_mesh_dims(source, target):
+    cross(source, target, TWO)
+
+
+@st.composite
+def full(draw):
+    """A dim that tp splits in every part, at random: products in a sum in a product."""
+
+    def term():
+        around = [draw(st.integers(1, 3)), draw(st.integers(1, 3))]
+        return f"{around[0]}*{draw(st.integers(1, 7))}@tp*{around[1]}"
+
+    terms = " + ".join(term() for _ in range(draw(st.integers(1, 3))))
+    return f"{draw(st.integers(1, 2))}*({terms})*{draw(st.integers(1, 2))}"
+
+
+@settings(max_examples=40, deadline=None)
+@given(full(), st.sampled_from(FLAGS), st.integers(2, 4), st.booleans())
+def test_random_layouts(dim, flag, ranks, last):
+    layout = f"2, {dim}" if last else f"{dim}, 2"
+    whole = str(parse(layout).whole()) + flag
+    cross(whole, layout, {"tp": ranks})
+    cross(layout, whole, {"tp": ranks})
+
+
+def test_gather_whole_and_take_local_with_integers():
+    placement = parse("3@tp*2 + 3, 2")
+    whole = torch.arange(18).view(9, 2)
+
+    def work(mesh):
+        local = take_local(whole, placement, mesh)
+        assert local.shape == placement.local_shape(mesh.coords)
+        return gather_whole(local, placement, mesh)
+
+    assert all(torch.equal(got, whole) for got in run_ranks(2, work))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_dtypes_are_kept(dtype):
+    def work(mesh):
+        x = torch.ones(4, 3, dtype=dtype, requires_grad=True)
+        out = Reshard(parse("4, 3 | partial tp"), parse("4@tp, 3"), mesh)(x)
+        out.sum().backward()
+        return out.dtype, x.grad.dtype
+
+    assert run_ranks(2, work) == [(dtype, dtype)] * 2
+
+
+def test_shape_only_gives_shapes():
+    for rank in range(3):
+        mesh = Mesh.shape_only({"tp": (rank, 3)})
+        for source, target in [
+            ("7@tp, 2", "7, 2"),
+            ("7, 2 | partial tp", "7@tp, 2"),
+            ("7, 2 | partial tp", "7, 2"),
+            ("7, 2", "7@tp, 2"),
+        ]:
+            a, b = parse(source), parse(target)
+            x = torch.empty(a.local_shape(mesh.coords), device="meta", requires_grad=True)
+            with count_collectives() as calls:
+                out = Reshard(a, b, mesh)(x)
+                out.sum().backward()
+            assert out.shape == b.local_shape(mesh.coords) and x.grad.shape == x.shape
+            assert calls
+
+
+def test_run_time_size_of_a_part():
+    (dim,) = parse("?@tp").dims
+    assert resolve(dim, 4, {"tp": (0, 2)}) == parse("8@tp").dims[0]
+    assert resolve(dim, 8) == parse("8@tp").dims[0]
+
+
+def test_a_second_derivative_is_refused():
+    change = Reshard(parse("4"), parse("4 | grad-partial tp"), Mesh.shape_only({"tp": (0, 2)}))
+    x = torch.ones(4, requires_grad=True)
+    (grad,) = torch.autograd.grad(change(x).pow(2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_wrong_shapes_are_named():
+    change = Reshard(parse("?, 4@tp"), parse("?, 4"), Mesh.shape_only({"tp": (0, 2)}))
+    with pytest.raises(
+        PlanError, match=r"'\?, 4@tp' should have shape \[\?, 2\] here, not \[3, 4\]"
+    ):
+        change(torch.zeros(3, 4))
+    with pytest.raises(PlanError, match="whole shapes differ"):
+        Reshard(parse("4@tp"), parse("5"), Mesh.shape_only({"tp": (0, 2)}))

@@ -1,0 +1,184 @@
+"""The package as installed: its links, its surface, what it imports, and what it must not name."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import shardwright
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("planner", "rules", "runtime")
+HEAVY = ("torch", "transformers", "ortools")
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def sources() -> list[str]:
+    """Every file in the three folders, relative to the root."""
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return sorted(str(path.relative_to(ROOT)) for path in files if path.suffix != ".pyc")
+
+
+# --- links and metadata
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_import_name_is_a_relative_link_to_the_root_folder(folder: str) -> None:
+    link = ROOT / "src" / "shardwright" / folder
+    assert link.readlink() == Path("../..") / folder
+    assert link.resolve() == ROOT / folder
+
+
+def test_version_is_that_of_pyproject() -> None:
+    try:
+        installed = metadata.version("shardwright")
+    except metadata.PackageNotFoundError:
+        pytest.skip("run from a checkout that is not installed")
+    assert shardwright.__version__ == installed == PYPROJECT["project"]["version"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *PYPROJECT["project"]["scripts"].values(),
+        *PYPROJECT["project"]["entry-points"]["shardwright.solvers"].values(),
+    ],
+)
+def test_entry_point_leads_to_a_callable(target: str) -> None:
+    assert callable(metadata.EntryPoint("", target, "").load())
+
+
+# --- the public surface
+
+
+@pytest.mark.parametrize("name", shardwright.__all__)
+def test_public_name_is_importable(name: str) -> None:
+    assert getattr(shardwright, name) is not None
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert dir(shardwright) == sorted(shardwright.__all__)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'shardwright' has no attribute 'nothing'"):
+        getattr(shardwright, "nothing")  # noqa: B009 pyright knows that it is missing
+
+
+# --- light imports
+
+
+def heavy_imports(code: str) -> set[str]:
+    """Which of the heavy packages are loaded when `code` has run in a fresh interpreter."""
+    script = f"""
+try:
+    {code}
+finally:
+    import sys
+    print("\\nloaded", *({set(HEAVY)} & sys.modules.keys()))
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+def run_command_line(*arguments: str) -> str:
+    return (
+        f"import runpy, sys; sys.argv[1:] = {list(arguments)}; "
+        "runpy.run_module('shardwright', run_name='__main__', alter_sys=True)"
+    )
+
+
+@pytest.mark.parametrize(
+    "code", ["import shardwright", run_command_line("--help")], ids=["import", "--help"]
+)
+def test_start_is_light(code: str) -> None:
+    assert heavy_imports(code) == set()
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_heavy_import_would_be_seen(name: str) -> None:
+    """The test above can fail."""
+    assert name in heavy_imports(f"import {name}")
+
+
+# --- no special cases
+
+
+# Model types, or what is left of them without a version, that are also words one may need here.
+PLAIN_WORDS = set(
+    "align beam bit canary clap clip codegen dots encoder-decoder funnel git gte led opt radio rag "
+    "sam step tips".split()
+)
+
+
+@cache
+def architecture_names() -> re.Pattern[str]:
+    """What matches a model type (`gpt_neox`, GPT-NeoX), its family (`qwen`), or a class name."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    types = {name.lower() for name in CONFIG_MAPPING_NAMES}
+    families = {re.sub(r"[-_]?v?\d[\d._pv]*$", "", name) for name in types}
+    types |= {name for name in families if len(name) > 3}
+    prefixes = {name.removesuffix("Config") for name in CONFIG_MAPPING_NAMES.values()}
+    plain = {name for name in prefixes if name.lower() in PLAIN_WORDS and not name.isupper()}
+    return re.compile(
+        rf"(?<![A-Za-z0-9])(?i:{_any_of(types - PLAIN_WORDS)})(?![A-Za-z0-9])"
+        rf"|\b(?:{_any_of(prefixes - plain)})(?=[A-Z][a-z]|MLP)"
+    )
+
+
+def _any_of(names: set[str]) -> str:
+    # The longest first, for the report; "-" and "_" are written either way or left out.
+    ordered = sorted(names, key=lambda name: (-len(name), name))
+    return "|".join(re.sub(r"[-_]|\\-", "[-_]?", re.escape(name)) for name in ordered)
+
+
+@pytest.mark.parametrize("file", sources())
+def test_no_architecture_is_named(file: str) -> None:
+    lines = (ROOT / file).read_text().splitlines()
+    found = [
+        f"{file}:{number}: {match[0]}"
+        for number, line in enumerate(lines, 1)
+        for match in architecture_names().finditer(line)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'if config.model_type == "llama":',
+        "def llama_attention(): ...",
+        "# GPT-NeoX interleaves q, k and v",
+        "isinstance(module, Qwen3MoeSparseMoeBlock)",
+        "class_name.startswith('DeepseekV3')",
+        "QWEN = 1",
+        "OPTDecoderLayer",
+    ],
+)
+def test_named_architecture_would_be_found(line: str) -> None:
+    assert architecture_names().search(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["torch.clip(x)", "one bit at a step", "BitMask", "optimal", "OPTIONS", "A VARIANT"]
+)
+def test_plain_words_are_left_alone(line: str) -> None:
+    assert not architecture_names().search(line)
+
+
+# --- size
+
+
+def test_no_file_is_over_500_lines() -> None:
+    lengths = {file: len((ROOT / file).read_text().splitlines()) for file in sources()}
+    assert lengths, "no source files found"
+    assert not {file: length for file, length in lengths.items() if length > 500}
