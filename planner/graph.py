@@ -48,6 +48,7 @@ class Border:
     slot: str
     source: str
     target: str
+    has_parameters: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,14 @@ class Graph:
     outputs: list[str] = field(default_factory=list)
     sizes: list[SizeArgument] = field(default_factory=list)
     pinned: set[tuple[str, str]] = field(default_factory=set)
+    carried: set[str] = field(default_factory=set)
+    """Tensors that one block of a stack hands to the next: users see them as hidden states."""
+
+    logits: set[str] = field(default_factory=set)
+    """Tensors that become the scores of a loss: never a pending sum, so that a loss needs no gather."""
+
+    watched: list[tuple[str, str, str]] = field(default_factory=list)
+    """(module, slot, tensor) of every module output, in the order of the calls."""
 
     def producers(self) -> dict[str, Op]:
         """Tensor name -> the op that makes it."""

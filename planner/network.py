@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .cost import Costs
 from .graph import Graph
 from .problem import Problem, Row
-from .states import WHOLE, State, States
+from .states import COPIED, PARTIAL, WHOLE, State, States
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
 BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
@@ -57,6 +57,10 @@ def build_network(graph: Graph, states: States, costs: Costs, rigid: frozenset[s
         unary(name, "tie", ties)
     for name in dict.fromkeys(graph.outputs):
         unary(name, "output", {WHOLE: (0,) * 5})
+    for name in sorted(graph.carried):  # output_hidden_states must give whole tensors
+        unary(name, "carried", {s: (0,) * 5 for s in (WHOLE, COPIED)})
+    for name in sorted(graph.logits):
+        unary(name, "logits", {s: (0,) * 5 for s in states.domain(name) if s != PARTIAL})
     for name in dict.fromkeys(u.stored for u in graph.uses):
         unary(name, "store", {s: (costs.bytes(name, s), 0, 0, 0, 0) for s in states.domain(name)})
     for op in graph.ops:
@@ -67,22 +71,22 @@ def build_network(graph: Graph, states: States, costs: Costs, rigid: frozenset[s
         ]
         problem.factor(f"op {op.name}", [variables[n] for n in names], rows)
 
-    def edge(label: str, source: str, target: str, action: int, fixed: bool = False) -> None:
+    def edge(label: str, source: str, target: str, action: int, fixed: bool = False, use: bool = False) -> None:
         rows = []
         for s, i in index[source].items():
             for t, j in index[target].items():
                 crossing = None if fixed and s != t else costs.crossing(source, s, t)
-                if crossing is not None:
+                if crossing is not None and not (use and crossing.forward):  # weights stay where they are
                     forward, backward = costs.nanoseconds(crossing.forward), costs.nanoseconds(crossing.backward)
                     rows.append(Row((i, j), (0, forward, backward, action * (s != t), 0)))
         problem.factor(label, [variables[source], variables[target]], rows)
 
     for use in graph.uses:
-        edge(f"use {use.fqn}", use.stored, use.used, 1)
+        edge(f"use {use.fqn}", use.stored, use.used, 1, use=True)
     first: dict[tuple[str, str, str], tuple[str, str]] = {}
     for border in graph.borders:
-        # Where both sides would do, the module that makes a tensor changes it.
-        action = 2 if border.side == "out" else 3
+        # Where several would do, the module that makes a tensor changes it, not a dropout behind it.
+        action = 4 if not border.has_parameters else 2 if border.side == "out" else 3
         edge(f"border {border.module} {border.side} {border.slot}", border.source, border.target, action,
              border.module in rigid)
         key = (border.module, border.side, border.slot)

@@ -18,7 +18,7 @@ from shardwright.errors import InfeasibleError, SolverError
 
 from .network import ACTIONS, BACKWARD, BYTES, TIE, TIME
 from .problem import Costs, Problem, Result, Row, Solver
-from .simplify import Simplified, simplify
+from .simplify import Simplified
 
 SLACK = 0.05
 FORWARD_WEIGHT = 16
@@ -73,11 +73,11 @@ def with_ties(problem: Problem, power: int) -> Callable[[Costs], int]:
     return lambda c: (base(c) * actions + c[ACTIONS]) * names + (c[TIE] if keep else 0)
 
 
-def optimize(problem: Problem, solve: Solver, seconds: float, memory: int | None = None) -> Optimum:
+def optimize(small: Simplified, solve: Solver, seconds: float, memory: int | None = None) -> Optimum:
     """The cheapest assignment of a network of `planner/network.py`.
 
     Args:
-        problem: The network.
+        small: The network, simplified.
         solve: The solver to use.
         seconds: Time limit for all of its calls together.
         memory: Budget in bytes a rank, if the user set one.
@@ -87,10 +87,6 @@ def optimize(problem: Problem, solve: Solver, seconds: float, memory: int | None
         SolverError: the time ran out before any plan was found.
     """
     deadline = time.monotonic() + seconds
-    small = simplify(problem)
-    if small is None:
-        raise InfeasibleError("the rules contradict each other on this model: please report it")
-
     def run(p: Problem, caps: Mapping[int, int], hint: Sequence[int] | None) -> Result:
         result = solve(p, 0, caps, hint, max(deadline - time.monotonic(), 0.05))
         if result.assignment is None and hint is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
 import re
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,6 +16,8 @@ from shardwright.errors import PlanError
 
 FORMAT = "shardwright.plan"
 VERSION = 1
+
+T = TypeVar("T")
 
 
 class _Part(BaseModel):
@@ -25,9 +27,9 @@ class _Part(BaseModel):
 class ModelIdentity(_Part):
     """Which model the plan is for; applying it to another is an error that says what differs."""
 
-    architecture: str = Field(description="class of the model, for example LlamaForCausalLM")
+    architecture: str = Field(description="class of the model, as transformers names it")
     config_hash: str = Field(description="SHA-256 of what decides the model's shape")
-    parameters: dict[str, list[int]] = Field(description="whole shape of each parameter and buffer")
+    parameters: dict[str, list[int]] = Field(description="whole shapes, * for a layer number")
 
 
 class Crossing(_Part):
@@ -40,6 +42,9 @@ class Crossing(_Part):
     slot: str
     source: str = Field(description="placement before, in layout notation")
     target: str = Field(description="placement after")
+    deferred: bool = Field(
+        default=False, description="scores of a loss: stay split while one is computed"
+    )
 
 
 class ParameterPlan(_Part):
@@ -132,15 +137,8 @@ class Plan(_Part):
         return n
 
     def module(self, name: str) -> ModulePlan | None:
-        """The entry for module `name`: its own, else that of the first pattern that matches."""
-        if name in self.modules:
-            return self.modules[name]
-        wildcard = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
-        if wildcard in self.modules:
-            return self.modules[wildcard]
-        return next(
-            (entry for key, entry in self.modules.items() if "*" in key and _matches(name, key)), None
-        )
+        """The entry for module `name`: its own, else that of its pattern."""
+        return lookup(self.modules, name)
 
     def to_json(self) -> str:
         """The plan as text: sorted keys, two spaces, byte-identical for equal plans."""
@@ -191,9 +189,33 @@ class Plan(_Part):
         return cls.from_json(text, where=str(path))
 
 
-def _matches(name: str, pattern: str) -> bool:
-    a, b = name.split("."), pattern.split(".")
-    return len(a) == len(b) and all(fnmatch.fnmatchcase(x, y) for x, y in zip(a, b, strict=True))
+def pattern(name: str) -> str:
+    """`name` with * for each number that stands alone between dots."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def lookup(table: Mapping[str, T], name: str) -> T | None:
+    """The entry for `name`, else the one for its pattern, else None."""
+    return table.get(name, table.get(pattern(name)))
+
+
+def fold(entries: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
+    """`entries` with one entry for a pattern wherever all of `names` that fit it have the same.
+
+    Args:
+        entries: Values by name.
+        names: Every name that there is, also those without an entry.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(pattern(name), []).append(name)
+    out: dict[str, T] = {}
+    for key, members in groups.items():
+        if all(m in entries for m in members) and all(entries[m] == entries[members[0]] for m in members):
+            out[key] = entries[members[0]]
+        else:
+            out |= {m: entries[m] for m in members if m in entries}
+    return out
 
 
 def write_atomically(path: Path, text: str) -> None:

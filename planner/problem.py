@@ -1,10 +1,10 @@
 """A small optimisation problem that knows nothing of tensors, and every solver understands.
 
-Variables with finite domains, and factors: tables of the rows that are allowed over a few variables,
-each with its costs. A constraint is a factor whose rows cost nothing; a price is a factor that allows
-everything. The sum of the chosen rows' costs is minimised component by component (lexicographically),
-under upper bounds on components. This is a weighted constraint network; in row form its linear
-relaxation is the local polytope, which is integral on the networks that models give.
+Variables with finite domains, and factors: tables of the rows that are allowed over a few
+variables, each with its costs. A constraint is a factor whose rows cost nothing; a price is one
+that allows everything. The sum of the chosen rows' costs is minimised component by component
+(lexicographically), under upper bounds on components. This is a weighted constraint network; in
+row form its linear relaxation is the local polytope, integral on the networks that models give.
 """
 
 from __future__ import annotations

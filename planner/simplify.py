@@ -38,11 +38,11 @@ class Simplified:
 
 
 def simplify(problem: Problem) -> Simplified | None:
-    """The simplified problem; None where a variable has no value left: the problem is infeasible."""
+    """The simplified problem; None where no value is left to a variable: it is infeasible."""
     domains = [set(d) for d in problem.domains]
     factors = [Factor(f.name, f.scope, list(f.rows)) for f in problem.factors]
     parent = list(range(len(domains)))
-    maps: list[dict[int, int]] = [{v: v for v in d} for d in domains]  # value of parent -> own value
+    maps = [{v: v for v in d} for d in domains]  # value of the parent -> own value
     while True:
         if not _prune(domains, factors):
             return None

@@ -7,10 +7,11 @@ from an attribute becomes a size (`planner/origins.py`). Markers are identities.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +85,7 @@ def build_graph(program: ExportedProgram, module: nn.Module) -> Graph:
     trainable = {n for n, p in module.named_parameters(remove_duplicate=False) if p.is_floating_point()}
     identity = {n: id(p) for n, p in module.named_parameters(remove_duplicate=False)}
     first: dict[int, str] = {}
+    owners = {n for n, m in module.named_modules() if any(True for _ in m.parameters(recurse=False))}
 
     def add(name: str, value: torch.Tensor, differentiable: bool) -> None:
         shape = tuple(int(s) for s in value.shape)
@@ -108,19 +110,23 @@ def build_graph(program: ExportedProgram, module: nn.Module) -> Graph:
                 if spec.kind is InputKind.CONSTANT_TENSOR and spec.target in constants:
                     held[node.name] = constants[spec.target]
         elif node.op == "call_function":
-            _add_node(graph, node, value, alias, held, add)
+            _add_node(graph, node, value, alias, held, add, owners)
         elif node.op == "output":
             flat = torch.utils._pytree.tree_leaves(node.args)
             graph.outputs = [alias.get(n.name, n.name) for n in flat if isinstance(n, torch.fx.Node)
                              and isinstance(n.meta.get("val"), torch.Tensor)]
+    _read_own_alias(graph)
     graph.pinned = set(origins.PINNED)
+    graph.carried = _carried(graph, module)
     _prune_borders(graph)
     _name_literals(graph)
+    if "labels" in inspect.signature(module.forward).parameters:
+        graph.logits = _logits(graph)
     return graph
 
 
 def _add_node(graph: Graph, node: torch.fx.Node, value: Any, alias: dict[str, str],
-              held: Mapping[str, torch.Tensor], add: Any) -> None:
+              held: Mapping[str, torch.Tensor], add: Any, owners: Set[str]) -> None:
     if node.target is operator.getitem:
         alias[node.name] = f"{alias.get(node.args[0].name, node.args[0].name)}.{node.args[1]}"  # type: ignore[union-attr]
         return
@@ -140,7 +146,7 @@ def _add_node(graph: Graph, node: torch.fx.Node, value: Any, alias: dict[str, st
     if name == borders.OP and isinstance(target, torch._ops.OpOverload):
         source = alias.get(node.args[0].name, node.args[0].name)  # type: ignore[union-attr]
         module, side, slot = borders.read_tag(str(node.args[1]))
-        graph.borders.append(Border(module, side, slot, source, outputs[0]))
+        graph.borders.append(Border(module, side, slot, source, outputs[0], module in owners))
         return
     if name == origins.OP:
         source = alias.get(node.args[0].name, node.args[0].name)  # type: ignore[union-attr]
@@ -200,6 +206,47 @@ def _place(node: torch.fx.Node) -> tuple[str, str]:
     return module.removeprefix("L['self']."), (f"{frames[-1][0].rsplit('/', 1)[-1]}:{frames[-1][1]}" if frames else "")
 
 
+def _read_own_alias(graph: Graph) -> None:
+    """Export reads tied parameters by any of their names: let each module read its own."""
+    twins: dict[str, dict[str, str]] = {}
+    for use in graph.uses:
+        twins.setdefault(use.stored, {})[use.fqn.rpartition(".")[0]] = use.used
+    stored = {u.used: u.stored for u in graph.uses}
+    for i, op in enumerate(graph.ops):
+        own = [twins[stored[n]].get(op.module, n) if n in stored else n for n in op.inputs]
+        if own != list(op.inputs):
+            graph.ops[i] = replace(op, inputs=tuple(own))
+
+
+def _carried(graph: Graph, root: nn.Module) -> set[str]:
+    """Tensors between blocks of a `ModuleList` in which each block takes what the one before gives."""
+    leaves, enters = {}, []
+    for border in graph.borders:
+        stack, _, number = border.module.rpartition(".")
+        if not number.isdigit() or not isinstance(root.get_submodule(stack), nn.ModuleList):
+            continue
+        if not any(True for _ in root.get_submodule(border.module).children()):
+            continue
+        if border.side == "out":
+            leaves[border.target] = (stack, int(number))
+        elif graph.tensors[border.source].differentiable:
+            enters.append((border, stack, int(number)))
+    out: set[str] = set()
+    chains = set()
+    for border, stack, number in enters:
+        if leaves.get(border.source) == (stack, number - 1):
+            out.add(border.source)
+            chains.add((stack, border.slot))
+    # The first block's input and the last block's output are of the same kind.
+    out |= {b.source for b, stack, number in enters if number == 0 and (stack, b.slot) in chains}
+    stacks = {stack for stack, _ in chains}
+    last = {stack: max(n for s, n in leaves.values() if s == stack) for stack in stacks}
+    slots = {b.slot for b in graph.borders if b.target in out}
+    out |= {b.target for b in graph.borders if b.target in leaves and b.slot in slots
+            and leaves[b.target][0] in stacks and leaves[b.target][1] == last[leaves[b.target][0]]}
+    return out
+
+
 def _prune_borders(graph: Graph) -> None:
     """Of borders in a row with nothing between them keep the first: one reshard there is enough."""
     consumers: dict[str, int] = {}
@@ -220,11 +267,32 @@ def _prune_borders(graph: Graph) -> None:
             consumers[source] = consumers.get(border.target, 0)
             del graph.tensors[border.target]
         else:
-            kept.append(Border(border.module, border.side, border.slot, source, border.target))
+            kept.append(replace(border, source=source))
+    graph.watched = [(b.module, b.slot, rename.get(b.target, b.target)) for b in graph.borders if b.side == "out"]
     graph.borders = kept
     graph.ops = [replace(op, inputs=tuple(rename.get(n, n) for n in op.inputs)) for op in graph.ops]
     graph.outputs = [rename.get(n, n) for n in graph.outputs]
+    graph.carried = {rename.get(n, n) for n in graph.carried}
     graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
+
+
+def _logits(graph: Graph) -> set[str]:
+    """The outputs, and what they are made of by ops that keep shape and have one operand that counts."""
+    producers = graph.producers()
+    origin = {b.target: b.source for b in graph.borders}
+    out: set[str] = set()
+    queue = list(graph.outputs)
+    while queue:
+        name = queue.pop()
+        out.add(name)
+        op = producers.get(name)
+        if name in origin:
+            queue.append(origin[name])
+        elif op is not None:
+            sources = [n for n in op.inputs if graph.tensors[n].differentiable]
+            if len(sources) == 1 and graph.tensors[sources[0]].shape == graph.tensors[name].shape:
+                queue.append(sources[0])
+    return out
 
 
 def _name_literals(graph: Graph) -> None:

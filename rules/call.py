@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class OpCall:
-    """An op, its arguments by schema name (tensors as `Operand`), and the shapes that go in and out."""
+    """An op, its arguments by schema name (tensors as `Operand`), and the shapes in and out."""
 
     op: str
     arguments: Mapping[str, Any]
@@ -46,22 +46,45 @@ class OpCall:
     def dims(self, name: str = "dim") -> list[int]:
         """The dims argument `name` (an int, a list, or None for all), counted from the left."""
         value, n = self.arguments.get(name), len(self.operands[0])
-        if value is None or value == []:
+        if value is None:
             return list(range(n))
-        return sorted(d % max(n, 1) for d in ([value] if isinstance(value, int) else value))
+        # A scalar takes dim 0 or -1, and has none.
+        return sorted({d % n for d in ([value] if isinstance(value, int) else value)}) if n else []
+
+    def floats(self, index: int = 0) -> bool:
+        """Whether operand `index` and the first result hold real floating-point numbers."""
+        return self.operand_dtypes[index].is_floating_point and (
+            self.result_dtypes[0].is_floating_point
+        )
 
 
 RuleMaker = Callable[[OpCall], str | None]
 Table = dict[str, str | RuleMaker]
-"""Op name (`linear`, without namespace and overload) -> rule text, or a function that returns one."""
+"""Op name (`linear`, no namespace, no overload) -> rule text, or a function that returns one."""
 
 
 def make_rule(entry: str | RuleMaker, call: OpCall) -> Rule | None:
-    """The bound rule that `entry` gives for `call`; None where it has none."""
+    """The bound rule that `entry` gives for `call`; None where it has none.
+
+    Raises:
+        DoesNotFit: the rule is for other shapes.
+        LookupError: the rule asks for an argument that the overload does not have.
+    """
     text = entry if isinstance(entry, str) else entry(call)
     return None if text is None else bind(parse(text), call.operands, call.results)
 
 
 def axis_names(n: int) -> list[str]:
-    """`n` axis names: a0, a1, …"""
+    """Return `n` axis names: a0, a1, and so on."""
     return [f"a{i}" for i in range(n)]
+
+
+def clause(word: str, items: Iterable[str]) -> str:
+    """The clause ` | word items`, or nothing where there are no items."""
+    text = " ".join(items)
+    return f" | {word} {text}" if text else ""
+
+
+def size_clause(sizes: Mapping[str, int]) -> str:
+    """The clause that states `sizes`."""
+    return clause("size", (f"{name}={n}" for name, n in sizes.items()))

@@ -2,46 +2,76 @@
 
 from __future__ import annotations
 
-from .call import OpCall, Table
+from .call import OpCall, Table, axis_names, clause, size_clause
 
 
 def _linear(call: OpCall) -> str:
+    o = "o" if len(call.shape("weight")) == 2 else ""
     if call.present("bias"):
-        return "... i, o i, o -> ... o | sum i | linear 0+2 1+2"
-    return "... i, o i -> ... o | sum i | linear 0 1"
+        return f"... i, {o} i, {o} -> ... {o} | sum i | linear 0+2 1+2"
+    return f"... i, {o} i -> ... {o} | sum i | linear 0 1"
 
 
 def _addmm(call: OpCall) -> str:
-    added = {0: "", 1: "n", 2: "m n"}[len(call.shape("self"))]
+    added = " ".join(["m", "n"][2 - len(call.shape("self")) :])
     return f"{added}, m k, k n -> m n | sum k | linear 0+1 0+2"
 
 
+def _baddbmm(call: OpCall) -> str:
+    added = " ".join(["b", "m", "n"][3 - len(call.shape("self")) :])
+    return f"{added}, b m k, b k n -> b m n | sum k | linear 0+1 0+2"
+
+
 def _attention(call: OpCall) -> str:
-    """Scaled dot product attention, with or without a mask, query heads possibly in groups."""
+    """Scaled dot product attention: any leading dims, the last of them heads, maybe in groups."""
     query, key = call.shape("query"), call.shape("key")
-    mask = ", " + " ".join(["1"] * (len(call.shape("attn_mask")) - 2) + ["q k"]) if call.present("attn_mask") else ""
-    if len(query) != 4:
-        return f"... q d, ... k d, ... k e{mask} -> ... q e | whole q k d e | linear 2"
-    h, g = ("(h g)", "h") if query[1] != key[1] else ("h", "h")
+    lead = axis_names(len(query) - 2)
+    asked, held, sizes = list(lead), list(lead), {}
+    if call.arguments.get("enable_gqa") and query[-3] != key[-3]:
+        asked[-1], held[-1] = "(h g)", "h"
+        sizes = {"h": key[-3], "g": query[-3] // key[-3]}
+    q, kv = " ".join(asked), " ".join(held)
+    mask = ""
     if call.present("attn_mask"):
-        shape = (1,) * (4 - len(call.shape("attn_mask"))) + call.shape("attn_mask")
-        names = [a if n != 1 else "1" for a, n in zip(("b", h, "q", "k"), shape, strict=True)]
-        mask = ", " + " ".join(names[4 - len(call.shape("attn_mask")) :])
-    size = f" | size h={key[1]} g={query[1] // key[1]}" if query[1] != key[1] else ""
-    return f"b {h} q d, b {g} k d, b {g} k e{mask} -> b {h} q e | whole q k d e | linear 2{size}"
+        shape = call.shape("attn_mask")
+        # Its dims are aligned on the right, and may be 1 where a product would not broadcast.
+        names = [*asked, "q", "k"][len(query) - len(shape) :]
+        mask = ", " + " ".join("1" if n == 1 else a for a, n in zip(names, shape, strict=True))
+    text = f"{q} q d, {kv} k d, {kv} k e{mask} -> {q} q e | whole q k d e | linear 2"
+    return text + size_clause(sizes)
 
 
-def _mv(call: OpCall) -> str:
-    return "m k, k -> m | sum k | linear 0 1"
+def _convolution(call: OpCall) -> str | None:
+    """Channels in groups; a position depends on its neighbours, so these dims stay whole."""
+    groups, n = call.arguments["groups"], len(call.shape("weight")) - 2
+    space = " ".join(f"x{i}" for i in range(n))
+    kernel = " ".join(f"k{i}" for i in range(n))
+    out = " ".join(f"y{i}" for i in range(n))
+    g_i, g_o = ("(g i)", "(g o)") if groups > 1 else ("i", "o")
+    weight = f"{g_i} o" if call.arguments["transposed"] else f"{g_o} i"
+    bias, linear = (f", {g_o}", "0+2 1+2") if call.present("bias") else ("", "0 1")
+    text = f"n {g_i} {space}, {weight} {kernel}{bias} -> n {g_o} {out} | sum i"
+    text += clause("whole", f"{space} {kernel} {out}".split()) + f" | linear {linear}"
+    return text + (f" | size g={groups}" if groups > 1 else "")
+
+
+def _grouped_mm(call: OpCall) -> str | None:
+    """Rows sorted by expert, times one matrix each; `offs` counts rows, so these stay whole."""
+    ranks = [len(s) for s in call.operands]
+    if ranks != [2, 3, 1] or not call.present("offs"):
+        return None
+    return "t k, x k n, x -> t n | sum k | whole t x | linear 0 1"
 
 
 TABLE: Table = {
+    "_grouped_mm": _grouped_mm,
     "addmm": _addmm,
-    "baddbmm": "b m n, b m k, b k n -> b m n | sum k | linear 0+1 0+2",
+    "baddbmm": _baddbmm,
     "bmm": "b m k, b k n -> b m n | sum k | linear 0 1",
+    "convolution": _convolution,
     "dot": "k, k -> | sum k | linear 0 1",
     "linear": _linear,
     "mm": "m k, k n -> m n | sum k | linear 0 1",
-    "mv": _mv,
+    "mv": "m k, k -> m | sum k | linear 0 1",
     "scaled_dot_product_attention": _attention,
 }

@@ -1,58 +1,127 @@
-"""Ops that read or write at positions given by data, and factories, which have no tensor operand."""
+"""Ops that read or write at positions given by data, and factories, which read no tensor."""
 
 from __future__ import annotations
 
-from .call import OpCall, Table, axis_names
+from typing import NamedTuple
+
+import torch
+
+from .call import OpCall, Table, axis_names, clause, size_clause
+from .notation import Shape
+
+
+class _Indexed(NamedTuple):
+    """x[i, :, j, …] as axes: those of x, of each index tensor and of the selection."""
+
+    source: list[str]
+    indices: list[str]
+    selection: list[str]
+    used: list[str]
+    sizes: dict[str, int]
+
+
+def _indexed(call: OpCall) -> _Indexed | None:
+    """Advanced dims that stand together stay in place, else they come first (numpy's rule)."""
+    names = axis_names(len(call.operands[0]))
+    dims = [d for d, i in enumerate(call.arguments["indices"]) if i is not None]
+    given = [call.arguments["indices"][d].index for d in dims]
+    if any(call.operand_dtypes[i] in (torch.bool, torch.uint8) for i in given):
+        return None  # a mask: how many it selects, only the data say
+    shapes = [call.operands[i] for i in given]
+    shape = torch.broadcast_shapes(*shapes)
+    axes = [f"i{j}" for j in range(len(shape))]
+    together = dims == list(range(dims[0], dims[-1] + 1))
+    at = dims[0] if together else 0
+    kept = [a for d, a in enumerate(names) if d not in dims]
+    return _Indexed(
+        source=names,
+        indices=[_broadcast(axes[len(axes) - len(s) :], s, shape) for s in shapes],
+        selection=kept[:at] + axes + kept[at:],
+        used=[names[d] for d in dims],
+        sizes=dict(zip(axes, shape, strict=True)),
+    )
+
+
+def _broadcast(axes: list[str], shape: Shape, full: Shape) -> str:
+    sizes = full[len(full) - len(shape) :]
+    return " ".join(a if n == m else "1" for a, n, m in zip(axes, shape, sizes, strict=True))
 
 
 def _index(call: OpCall) -> str | None:
-    """x[i, :, j, …]: indexed dims stay whole; index tensors are whole; the rest passes.
+    """Indexed dims stay whole; the others and those of the index tensors pass."""
+    it = _indexed(call)
+    if it is None:
+        return None
+    text = f"{', '.join([' '.join(it.source), *it.indices])} -> {' '.join(it.selection)}"
+    return text + clause("whole", it.used) + " | linear 0" + size_clause(it.sizes)
 
-    Advanced dims that stand together stay in place, else they come first (numpy's rule).
-    """
-    indices = call.arguments["indices"]
-    n = len(call.operands[0])
-    names = axis_names(n)
-    used = [d for d, i in enumerate(indices) if i is not None]
-    shapes = [call.operands[i.index] for i in indices if i is not None]
-    if any(call.operand_dtypes[i.index].is_floating_point or call.operand_dtypes[i.index].itemsize == 0
-           for i in indices if i is not None):
+
+def _index_put(call: OpCall) -> str | None:
+    it = _indexed(call)
+    if it is None:
         return None
-    if any(str(call.operand_dtypes[i.index]) == "torch.bool" for i in indices if i is not None):
+    last = len(call.operands) - 1
+    shape = call.operands[last]
+    values = " ".join(it.selection[len(it.selection) - len(shape) :])
+    source, whole = " ".join(it.source), [*it.used, *it.sizes]
+    sizes = dict(it.sizes) | dict(zip(it.source, call.operands[0], strict=True))
+    text = f"{', '.join([source, *it.indices, values])} -> {source}"
+    return text + clause("whole", whole) + f" | linear 0+{last}" + size_clause(sizes)
+
+
+class _Along(NamedTuple):
+    """Axes of a tensor and of an index along one of its dims."""
+
+    source: str
+    index: str
+    dim: str
+
+
+def _along(call: OpCall) -> _Along | None:
+    """The other dims must be as long: an index that leaves some out has no axis for these."""
+    source, index = call.operands[0], call.shape("index")
+    if not source or not index:
         return None
-    k = max(len(s) for s in shapes)
-    result_rank = n - len(used) + k
-    if result_rank != len(call.results[0]):
+    dim, names = call.dim(), axis_names(len(source))
+    if source[:dim] + source[dim + 1 :] != index[:dim] + index[dim + 1 :]:
         return None
-    together = used == list(range(used[0], used[-1] + 1))
-    at = used[0] if together else 0
-    kept = [a for d, a in enumerate(names) if d not in used]
-    index_axes = [f"i{j}" for j in range(k)]
-    result = kept[:at] + index_axes + kept[at:]
-    operands = [" ".join(names)]
-    for shape in shapes:
-        aligned = index_axes[k - len(shape) :]
-        sizes = [call.results[0][at + k - len(shape) + j] for j in range(len(shape))]
-        operands.append(" ".join(a if s == want else "1" for a, s, want in zip(aligned, shape, sizes, strict=True)))
-    whole = [names[d] for d in used]
-    size = " ".join(f"{a}={call.results[0][at + j]}" for j, a in enumerate(index_axes))
-    return (f"{', '.join(operands)} -> {' '.join(result)} | whole {' '.join(whole)} | linear 0"
-            + (f" | size {size}" if size else ""))
+    return _Along(" ".join(names), " ".join([*names[:dim], "j", *names[dim + 1 :]]), names[dim])
 
 
 def _gather(call: OpCall) -> str | None:
-    source, index = call.operands
-    dim, names = call.dim(), axis_names(len(source))
-    if any(s != i for d, (s, i) in enumerate(zip(source, index, strict=True)) if d != dim):
+    it = _along(call)
+    return it and f"{it.source}, {it.index} -> {it.index} | whole {it.dim} | linear 0"
+
+
+def _scatter(call: OpCall) -> str | None:
+    """Written, added or multiplied at positions of one dim."""
+    it = _along(call)
+    if it is None:
         return None
-    other = [*names[:dim], "j", *names[dim + 1 :]]
-    return f"{' '.join(names)}, {' '.join(other)} -> {' '.join(other)} | whole {names[dim]} | linear 0"
+    added = call.op == "scatter_add" or (
+        call.arguments.get("reduce") in ("add", "sum") and call.arguments.get("include_self", True)
+    )
+    operands, linear = f"{it.source}, {it.index}", ""
+    if call.present("src"):
+        if call.shape("src") != call.shape("index"):
+            return None
+        operands += f", {it.index}"
+        linear = "0+2" if added or call.arguments.get("reduce") is None else ""
+    elif call.arguments.get("value") == 0 or call.arguments.get("reduce") == "multiply":
+        linear = "0"
+    # Each rank may add its own entries of the index: the results are then terms of a sum.
+    entries = " | sum j" if added and call.present("src") else " | whole j"
+    return f"{operands} -> {it.source} | whole {it.dim}{entries}" + clause("linear", linear.split())
 
 
-def _index_select(call: OpCall) -> str:
+def _index_select(call: OpCall) -> str | None:
     names, dim = axis_names(len(call.operands[0])), call.dim()
-    out = [*names[:dim], "j", *names[dim + 1 :]]
-    return f"{' '.join(names)}, j -> {' '.join(out)} | whole {names[dim]} | linear 0"
+    if not names:
+        return None
+    j = "j" if call.shape("index") else "1"
+    out = [*names[:dim], j, *names[dim + 1 :]]
+    index = j.replace("1", "")
+    return f"{' '.join(names)}, {index} -> {' '.join(out)} | whole {names[dim]} | linear 0"
 
 
 def _filled(call: OpCall) -> str:
@@ -61,23 +130,30 @@ def _filled(call: OpCall) -> str:
 
 
 def _new_filled(call: OpCall) -> str:
-    """The same with an operand that gives no more than dtype and device: its dims are free axes."""
+    """The same with an operand that gives no more than dtype and device."""
     mine = [f"s{i}" for i in range(len(call.operands[0]))]
-    whole = f" | whole {' '.join(mine)}" if mine else ""
-    return f"{' '.join(mine)} -> {' '.join(axis_names(len(call.results[0])))}{whole}"
+    made = axis_names(len(call.results[0]))
+    return f"{' '.join(mine)} -> {' '.join(made)}" + clause("free", mine)
 
 
 def _counted(call: OpCall) -> str:
+    """Values that depend on where they stand."""
     names = axis_names(len(call.results[0]))
-    return f" -> {' '.join(names)}" + (f" | whole {' '.join(names)}" if names else "")
+    return f" -> {' '.join(names)}" + clause("whole", names)
 
 
 TABLE: Table = {
     **dict.fromkeys("empty full ones zeros".split(), _filled),
     **dict.fromkeys("new_empty new_full new_ones new_zeros".split(), _new_filled),
     **dict.fromkeys("arange eye linspace scalar_tensor".split(), _counted),
+    **dict.fromkeys("scatter scatter_add scatter_reduce".split(), _scatter),
+    "_unsafe_index": _index,
+    "_unsafe_index_put": _index_put,
+    "bucketize": "..., b -> ... | whole b",
     "embedding": "v e, ... -> ... e | lookup v | linear 0",
     "gather": _gather,
     "index": _index,
+    "index_put": _index_put,
     "index_select": _index_select,
+    "one_hot": "... -> ... c | whole c",
 }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from .call import OpCall, Table, axis_names
+from .call import OpCall, Table, axis_names, clause
+
+MEAN, SUM = 1, 2
+"""The reductions of a loss, as ATen numbers them."""
 
 
 def _norm(call: OpCall) -> str:
@@ -11,37 +14,48 @@ def _norm(call: OpCall) -> str:
     names = axis_names(n)
     tail = " ".join(names[n - k :])
     operands = ", ".join([" ".join(names)] + [tail] * (len(call.operands) - 1))
-    return f"{operands} -> {' '.join(names)} | whole {tail}"
-
-
-def _native_norm(call: OpCall) -> str:
-    n, k = len(call.operands[0]), len(call.arguments["normalized_shape"])
-    names = axis_names(n)
-    tail, kept = " ".join(names[n - k :]), " ".join(names[: n - k] + ["1"] * k)
-    operands = ", ".join([" ".join(names)] + [tail] * (len(call.operands) - 1))
-    return f"{operands} -> {' '.join(names)}, {kept}, {kept} | whole {tail}"
+    # native_layer_norm gives back mean and rstd as well.
+    kept = " ".join(names[: n - k] + ["1"] * k)
+    results = ", ".join([" ".join(names)] + [kept] * (len(call.results) - 1))
+    return f"{operands} -> {results} | whole {tail}"
 
 
 def _group_norm(call: OpCall) -> str:
-    spatial = axis_names(len(call.operands[0]) - 2)
-    groups = call.arguments.get("num_groups") or call.arguments.get("group")
-    x = " ".join(["n (g c)", *spatial])
+    space = axis_names(len(call.operands[0]) - 2)
+    groups = call.arguments.get("num_groups") or call.arguments["group"]
+    x = " ".join(["n (g c)", *space])
     operands = ", ".join([x] + ["(g c)"] * (len(call.operands) - 1))
-    return f"{operands} -> {x} | whole {' '.join(['g', 'c', *spatial])} | size g={groups}"
+    results = ", ".join([x] + ["n g"] * (len(call.results) - 1))
+    return f"{operands} -> {results} | whole {' '.join(['g', 'c', *space])} | size g={groups}"
+
+
+def _batch_norm(call: OpCall) -> str:
+    """With statistics that are given: every channel by itself. The statistics come back empty."""
+    x = " ".join(["n", "c", *axis_names(len(call.operands[0]) - 2)])
+    return f"{x}{', c' * (len(call.operands) - 1)} -> {x}, e, e | size e=0"
 
 
 def _cross_entropy(call: OpCall) -> str | None:
     """Logits [n, v] and class indices [n]; splitting v takes the vocabulary-parallel loss."""
     if len(call.shape("self")) != 2 or call.present("weight") or len(call.shape("target")) != 1:
         return None
-    result = "n" if call.results[0] else ""
-    return f"n v, n -> {result} | whole v" + ("" if result else " n")
+    reduction = call.arguments["reduction"]
+    if reduction == SUM:
+        return "n v, n -> | sum n | whole v"
+    # A mean is over the targets that are not ignored: which, only the data say.
+    return (
+        "n v, n -> "
+        + ("" if reduction == MEAN else "n")
+        + clause("whole", ["v", "n"] if reduction == MEAN else ["v"])
+    )
 
 
 TABLE: Table = {
+    "_native_batch_norm_legit_no_training": _batch_norm,
     "cross_entropy_loss": _cross_entropy,
     "group_norm": _group_norm,
     "layer_norm": _norm,
-    "native_layer_norm": _native_norm,
+    "native_group_norm": _group_norm,
+    "native_layer_norm": _norm,
     "rms_norm": _norm,
 }

@@ -3,35 +3,40 @@
     linear      "... i, o i, o -> ... o | sum i | linear 0+2 1+2"
     embedding   "v e, ... -> ... e | lookup v | linear 0"
     sdpa        "b h q d, b h k d, b h k e -> b h q e | whole q k d e | linear 2"
-    view        "a (b c) -> a b c | size b=4 c=16 | ints size=a,b,c"
-    slice       "(a + b + c) d -> b d | size a=2 b=5 c=1 | ints start=a end=(a+b)"
+    view        "a (b c) -> a b c | size b=4 c=16"
+    slice       "(p0 + k + p2) d -> k d | size p0=2 k=5 p2=1"
 
 Left of the arrow the operands, right of it the results. A letter is an axis; the same letter is the
 same axis everywhere. `(a b)` is a dim that is a product, major to minor; `(a + b)` one that is a
 concatenation; `...` any number of dims, aligned on the right; `1` a dim of size one that belongs to
-no axis. An operand dim of size 1 under a letter of `...` is broadcast. Clauses after bars:
+no axis. An operand dim of size 1 under a letter is broadcast; a result dim never is. Nothing left
+of the arrow is no operand or one scalar, as the call has it. Clauses after bars:
 
     sum     splitting it leaves a sum pending on the results (a contraction)
     lookup  the same after a masked lookup: the op itself must be replaced by one that knows
     whole   may not be split
-    linear  operands in which the op is linear: a pending sum flows through them. `0+2` jointly (both
-            pend, as in addition), `0 1` one at a time (the others multiply)
+    free    dims of an operand that no result depends on: split or not, the results are the same
+    linear  operands in which the op is linear: a pending sum flows through them. `0+2` jointly
+            (both pend, as in addition), `0 1` one at a time (the others multiply)
     size    sizes of axes that no single dim states
-    ints    integer arguments of the op that are sizes, as the axes whose local sizes they become
 
-An axis that stands only in operands is neither summed nor looked up: it must be a dropped part of a
-concatenation, or be whole.
+An axis that stands only in operands and that no clause names must be whole, unless it is part of a
+concatenation: then it is dropped, and the results are the same however it is split.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 
 Shape = tuple[int, ...]
+
+
+class DoesNotFit(ValueError):
+    """A rule and the shapes of a call do not go together."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ Dims = tuple[Expr, ...]
 
 ONE = "1"
 DOTS = "..."
+AXIS_CLAUSES = ("sum", "lookup", "whole", "free")
 
 
 def letters(expr: Expr) -> Iterator[str]:
@@ -89,16 +95,16 @@ class Rule:
     sum: frozenset[str] = frozenset()
     lookup: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
+    free: frozenset[str] = frozenset()
     linear: tuple[frozenset[int], ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
-    ints: Mapping[str, Dims] = field(default_factory=dict)
 
     def __str__(self) -> str:
         def side(group: tuple[Dims, ...]) -> str:
             return ", ".join(" ".join(map(str, dims)) for dims in group)
 
         text = f"{side(self.operands)} -> {side(self.results)}"
-        for word in ("sum", "lookup", "whole"):
+        for word in AXIS_CLAUSES:
             if names := getattr(self, word):
                 text += f" | {word} {' '.join(sorted(names))}"
         if self.linear:
@@ -107,21 +113,25 @@ class Rule:
 
     def axes(self) -> list[str]:
         """Every axis, in order of appearance."""
-        seen = dict.fromkeys(a for dims in self.operands + self.results for e in dims for a in letters(e))
-        return list(seen)
+        return list(dict.fromkeys((*_letters_of(self.operands), *_letters_of(self.results))))
 
     def dropped(self) -> frozenset[str]:
         """Axes that no result has and that are not summed or looked up."""
-        kept = {a for dims in self.results for e in dims for a in letters(e)}
+        kept = frozenset(_letters_of(self.results))
         return frozenset(self.axes()) - kept - self.sum - self.lookup
 
     def immovable(self) -> frozenset[str]:
-        """Axes that may not be split: the whole ones, and those lost other than by concatenation."""
-        parts = {a for dims in self.operands for e in dims if isinstance(e, Sum) for a in letters(e)}
-        return self.whole | (self.dropped() - parts)
+        """Axes that may not be split: the whole ones, and those lost in none of the ways above."""
+        sums = [e for dims in self.operands for e in dims if isinstance(e, Sum)]
+        parts = {a for e in sums for a in letters(e)}
+        return self.whole | (self.dropped() - parts - self.free)
 
 
-@lru_cache(maxsize=None)
+def _letters_of(tensors: Sequence[Dims]) -> list[str]:
+    return [a for dims in tensors for e in dims for a in letters(e)]
+
+
+@cache
 def parse(text: str) -> Rule:
     """Parse a rule.
 
@@ -132,27 +142,36 @@ def parse(text: str) -> Rule:
     left, arrow, right = body.partition("->")
     if not arrow:
         raise ValueError(f"no '->' in rule '{text}'")
-    words: dict[str, list[str]] = {k: [] for k in ("sum", "lookup", "whole", "linear", "size", "ints")}
+    words: dict[str, list[str]] = {k: [] for k in (*AXIS_CLAUSES, "linear", "size")}
     for clause in clauses:
-        word, *rest = clause.split()
+        word, *rest = clause.split() or [""]
         if word not in words:
             raise ValueError(f"unknown clause '{word}' in rule '{text}'")
         words[word] += rest
     rule = Rule(
-        operands=tuple(_dims(part) for part in left.split(",")) if left.strip() or "," in left else (),
+        operands=tuple(_dims(part) for part in left.split(",")) if left.strip() else (),
         results=tuple(_dims(part) for part in right.split(",")),
-        sum=frozenset(words["sum"]),
-        lookup=frozenset(words["lookup"]),
-        whole=frozenset(words["whole"]),
+        **{word: frozenset(words[word]) for word in AXIS_CLAUSES},  # type: ignore[arg-type]
         linear=tuple(frozenset(map(int, group.split("+"))) for group in words["linear"]),
-        sizes={name: int(n) for name, n in (item.split("=") for item in words["size"])},
-        ints={name: tuple(_dims(e)[0] for e in value.split(","))
-              for name, value in (item.split("=") for item in words["ints"])},
+        sizes={name: int(n) for name, _, n in (item.partition("=") for item in words["size"])},
     )
-    unknown = (rule.sum | rule.lookup | rule.whole) - set(rule.axes())
-    if unknown:
-        raise ValueError(f"axes {sorted(unknown)} are only in the clauses of rule '{text}'")
+    _check(rule, text)
     return rule
+
+
+def _check(rule: Rule, text: str) -> None:
+    """Refuse clauses that contradict the dims: such a rule would be wrong without a word."""
+    named = [a for word in AXIS_CLAUSES for a in sorted(getattr(rule, word))]
+    if unknown := set(named) - set(rule.axes()):
+        raise ValueError(f"axes {sorted(unknown)} are only in the clauses of rule '{text}'")
+    if twice := {a for a in named if named.count(a) > 1}:
+        raise ValueError(f"two clauses name {sorted(twice)} in rule '{text}'")
+    lost = rule.sum | rule.lookup | rule.free
+    if kept := lost & set(_letters_of(rule.results)):
+        raise ValueError(f"axes {sorted(kept)} are lost and in a result of rule '{text}'")
+    # One operand is the least: nothing left of the arrow may be a scalar.
+    if any(i >= max(len(rule.operands), 1) for group in rule.linear for i in group):
+        raise ValueError(f"'linear' names an operand that is not there in rule '{text}'")
 
 
 def _dims(text: str) -> Dims:
@@ -160,6 +179,8 @@ def _dims(text: str) -> Dims:
     out: list[Expr] = []
     while tokens:
         out.append(_expr(tokens, text))
+    if out.count(DOTS) > 1:
+        raise ValueError(f"'...' twice in '{text.strip()}'")
     return tuple(out)
 
 
@@ -167,7 +188,7 @@ def _expr(tokens: list[str], text: str) -> Expr:
     token = tokens.pop(0)
     if token != "(":
         if not re.fullmatch(r"\.\.\.|[A-Za-z_]\w*|1", token):
-            raise ValueError(f"cannot read '{token}' in '{text}'")
+            raise ValueError(f"cannot read '{token}' in '{text.strip()}'")
         return token
     terms: list[list[Expr]] = [[]]
     while tokens and tokens[0] != ")":
@@ -177,8 +198,10 @@ def _expr(tokens: list[str], text: str) -> Expr:
         else:
             terms[-1].append(_expr(tokens, text))
     if not tokens:
-        raise ValueError(f"'(' is not closed in '{text}'")
+        raise ValueError(f"'(' is not closed in '{text.strip()}'")
     tokens.pop(0)
+    if any(not term or DOTS in term for term in terms):
+        raise ValueError(f"a part of a dim is empty or '...' in '{text.strip()}'")
     products = [t[0] if len(t) == 1 else Product(tuple(t)) for t in terms]
     return products[0] if len(products) == 1 else Sum(tuple(products))
 
@@ -187,52 +210,61 @@ def bind(rule: Rule, operands: Sequence[Shape], results: Sequence[Shape]) -> Rul
     """`rule` for tensors of these shapes: `...` spelt out, broadcast dims as `1`, all sizes known.
 
     Raises:
-        ValueError: the shapes do not fit the rule.
+        DoesNotFit: the shapes do not fit the rule.
     """
-    if len(operands) != len(rule.operands) or len(results) != len(rule.results):
-        raise ValueError(f"rule '{rule}' has other operands than {operands} -> {results}")
-    sizes = dict(rule.sizes)
-    spelt_results = tuple(_spell(d, s) for d, s in zip(rule.results, results, strict=True))
-    spelt_operands = tuple(_spell(d, s) for d, s in zip(rule.operands, operands, strict=True))
-    for dims, shape in zip(spelt_results + spelt_operands, [*results, *operands], strict=True):
-        for expr, size in zip(dims, shape, strict=True):
-            if isinstance(expr, str) and expr != ONE and sizes.get(expr, 1) == 1:
-                sizes[expr] = size
-    # A product or sum with one axis of unknown size.
-    for dims, shape in zip(spelt_results + spelt_operands, [*results, *operands], strict=True):
-        for expr, size in zip(dims, shape, strict=True):
-            open_axes = [a for a in letters(expr) if a not in sizes]
-            if len(open_axes) == 1:
-                known = expr_size(expr, {**sizes, open_axes[0]: 1})
-                one_more = expr_size(expr, {**sizes, open_axes[0]: 2}) - known
-                sizes[open_axes[0]] = 1 + (size - known) // one_more
-    bound_operands = tuple(
-        tuple(_broadcast(e, s, sizes, rule) for e, s in zip(dims, shape, strict=True))
-        for dims, shape in zip(spelt_operands, operands, strict=True)
+    patterns = rule.operands or ((),) * (list(operands) == [()])
+    if len(operands) != len(patterns) or len(results) != len(rule.results):
+        raise DoesNotFit(f"rule '{rule}' has other operands than {operands} -> {results}")
+    taken = [_spell(d, s) for d, s in zip(patterns, operands, strict=True)]
+    made = [_spell(d, s) for d, s in zip(rule.results, results, strict=True)]
+    # Results first: they are never broadcast.
+    sides = [*zip(made, results, strict=True), *zip(taken, operands, strict=True)]
+    sizes = _solve([pair for dims, shape in sides for pair in zip(dims, shape, strict=True)], rule)
+
+    def fit(expr: Expr, size: int, broadcast: bool) -> Expr:
+        want = expr_size(expr, sizes)
+        if want != size and not (broadcast and size == 1 and isinstance(expr, str)):
+            raise DoesNotFit(f"'{expr}' has size {want} in rule '{rule}', not {size}")
+        return expr if want == size else ONE
+
+    def side(tensors: Sequence[Dims], shapes: Sequence[Shape], broadcast: bool) -> tuple[Dims, ...]:
+        pairs = zip(tensors, shapes, strict=True)
+        return tuple(
+            tuple(fit(e, s, broadcast) for e, s in zip(d, n, strict=True)) for d, n in pairs
+        )
+
+    return replace(
+        rule,
+        operands=side(taken, operands, broadcast=True),
+        results=side(made, results, broadcast=False),
+        sizes=sizes,
     )
-    bound_results = tuple(
-        tuple(_broadcast(e, s, sizes, rule) for e, s in zip(dims, shape, strict=True))
-        for dims, shape in zip(spelt_results, results, strict=True)
-    )
-    return Rule(bound_operands, bound_results, rule.sum, rule.lookup, rule.whole, rule.linear, sizes, rule.ints)
 
 
 def _spell(dims: Dims, shape: Shape) -> Dims:
     """Replace `...` by axes .1, .2, … numbered from the right."""
+    n = len(shape) - len(dims) + (DOTS in dims)
+    if n < 0 or (n and DOTS not in dims):
+        raise DoesNotFit(f"dims '{' '.join(map(str, dims))}' do not fit shape {shape}")
     if DOTS not in dims:
-        if len(dims) != len(shape):
-            raise ValueError(f"dims {' '.join(map(str, dims))} do not fit shape {shape}")
         return dims
-    at, n = dims.index(DOTS), len(shape) - len(dims) + 1
-    if n < 0:
-        raise ValueError(f"dims {' '.join(map(str, dims))} do not fit shape {shape}")
+    at = dims.index(DOTS)
     return dims[:at] + tuple(f".{k}" for k in range(n, 0, -1)) + dims[at + 1 :]
 
 
-def _broadcast(expr: Expr, size: int, sizes: Mapping[str, int], rule: Rule) -> Expr:
-    want = expr_size(expr, sizes)
-    if want == size:
-        return expr
-    if size == 1 and isinstance(expr, str):
-        return ONE
-    raise ValueError(f"'{expr}' has size {want} in rule '{rule}', not {size}")
+def _solve(pairs: Sequence[tuple[Expr, int]], rule: Rule) -> dict[str, int]:
+    """Sizes of all axes: stated, read off a dim, or the only unknown in a product or sum."""
+    sizes = dict(rule.sizes)
+    for expr, size in pairs:
+        broadcast = isinstance(expr, str) and sizes.get(expr, 1) == 1
+        if broadcast and expr != ONE and expr not in rule.sizes:
+            sizes[expr] = size  # type: ignore[index]
+    for expr, size in pairs:
+        unknown = [a for a in dict.fromkeys(letters(expr)) if a not in sizes]
+        if len(unknown) == 1:
+            least = expr_size(expr, {**sizes, unknown[0]: 0})
+            step = expr_size(expr, {**sizes, unknown[0]: 1}) - least
+            sizes[unknown[0]] = (size - least) // step if step else 0
+    if unknown := {a for expr, _ in pairs for a in letters(expr) if a not in sizes}:
+        raise DoesNotFit(f"rule '{rule}' does not say the sizes of {sorted(unknown)}")
+    return sizes

@@ -1,43 +1,42 @@
-"""Ops that work element by element, with broadcasting; the only question is where they are linear."""
+"""Ops that work element by element, with broadcasting: in what are they linear?"""
 
 from __future__ import annotations
 
-from .call import OpCall, Table
+from .call import OpCall, Operand, Table, axis_names, clause
 
-# Linear in each operand alone: a pending sum flows through one, the others multiply.
-MULTIPLY = "mul"
-# Linear in the first operand only.
-SCALE = "neg div clone alias detach detach_ lift_fresh_copy contiguous real imag view_as_real"
-# Linear in all tensor operands at once.
-ADD = "add sub rsub"
 NONLINEAR = """
-abs acos acosh asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max
-clamp_min celu copysign cos cosh digamma dropout elu eq erf erfc erfinv exp exp2 expm1 floor floor_divide fmod
-full_like ge gelu glu_jvp gt hardsigmoid hardswish hardtanh isfinite isinf isnan le leaky_relu lgamma log log10
-log1p log2 log_sigmoid_forward logaddexp logical_and logical_not logical_or logical_xor logit lt maximum minimum
-mish nan_to_num ne nextafter ones_like polar pow reciprocal relu relu6 remainder round rsqrt selu sigmoid sign
-signbit silu sin sinc sinh softplus softshrink sqrt square sub_scalar tan tanh threshold trunc xlogy zeros_like
-empty_like rand_like randn_like prelu
+_prelu_kernel abs acos acosh angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
+bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min copysign
+cos cosh digamma elu empty_like eq erf erfc erfinv exp exp2 expm1 floor floor_divide fmax fmin fmod
+full_like ge gelu gt hardsigmoid hardswish hardtanh hypot isfinite isinf isnan le leaky_relu lgamma
+log log10 log1p log2 log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or
+logical_xor logit lt maximum minimum mish nan_to_num native_dropout ne nextafter ones_like pow
+rand_like randn_like reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid sign signbit silu
+sin sinc sinh softplus softshrink sqrt square tan tanh threshold trunc zeros_like
 """
+ONE_OPERAND = """
+alias clone conj_physical contiguous detach detach_ imag lift_fresh_copy neg real xlogy
+"""
+"""Linear in the first operand only."""
 
 
 def _pointwise(call: OpCall, linear: str = "") -> str:
-    text = ", ".join(["..."] * len(call.operands)) + " -> ..."
-    return f"{text} | linear {linear}" if linear else text
+    dots = [", ".join(["..."] * n) for n in (len(call.operands), len(call.results))]
+    return f"{dots[0]} -> {dots[1]}" + clause("linear", linear.split())
+
+
+def _first(call: OpCall) -> str:
+    return _pointwise(call, "0" if call.arguments["self"] == Operand(0) else "")
 
 
 def _add(call: OpCall) -> str:
-    # x + 1 is not linear: each rank would add the 1.
-    both = len(call.operands) == 2 and call.operands[0] != () and call.operands[1] != ()
-    return _pointwise(call, "0+1" if both and call.result_dtypes[0].is_floating_point else "")
+    # x + 1 is not linear: each rank would add the 1. Integers have no pending sums.
+    real = call.result_dtypes[0].is_floating_point
+    return _pointwise(call, "0+1" if len(call.operands) == 2 and real else "")
 
 
 def _multiply(call: OpCall) -> str:
     return _pointwise(call, " ".join(map(str, range(len(call.operands)))))
-
-
-def _scale(call: OpCall) -> str:
-    return _pointwise(call, "0")
 
 
 def _divide(call: OpCall) -> str:
@@ -45,26 +44,64 @@ def _divide(call: OpCall) -> str:
 
 
 def _cast(call: OpCall) -> str:
-    floating = call.result_dtypes[0].is_floating_point and call.operand_dtypes[0].is_floating_point
-    return _pointwise(call, "0" if floating else "")
+    if len(call.operands) == 2:  # to.other: the second gives no more than dtype and device
+        mine = [f"s{i}" for i in range(len(call.operands[1]))]
+        return f"..., {' '.join(mine)} -> ..." + _if(call.floats(), "0") + clause("free", mine)
+    return _pointwise(call, "0" if call.floats() else "")
+
+
+def _if(linear: bool, operands: str) -> str:
+    return f" | linear {operands}" if linear else ""
 
 
 def _where(call: OpCall) -> str:
-    return _pointwise(call, "1+2" if len(call.operands) == 3 else "")
+    """Linear in what is chosen from; an alternative that is a number must be zero for that."""
+    if len(call.operands) == 3:
+        return _pointwise(call, "1+2")
+    number = call.arguments["other"] if call.present("self") else call.arguments["self"]
+    return _pointwise(call, "1" if len(call.operands) == 2 and number == 0 else "")
 
 
 def _masked_fill(call: OpCall) -> str:
-    return _pointwise(call, "0" if call.arguments.get("value") == 0 else "")
+    value = call.arguments["value"]
+    if isinstance(value, Operand):
+        return _pointwise(call, "0+2")
+    return _pointwise(call, "0" if value == 0 else "")
+
+
+def _copy(call: OpCall) -> str:
+    """The second operand in the shape of the first, whose values do not matter."""
+    return _pointwise(call, "1 0+1")
+
+
+def _dropout(call: OpCall) -> str:
+    return _pointwise(call, "" if call.arguments["train"] else "0")
+
+
+def _prelu(call: OpCall) -> str:
+    """One slope, or one a channel; the channels are the second dim."""
+    names, slopes = axis_names(len(call.operands[0])), call.operands[1]
+    slope = "" if slopes == () else "1" if slopes == (1,) else names[1] if len(names) > 1 else ""
+    return f"{' '.join(names)}, {slope} -> {' '.join(names)}"
 
 
 TABLE: Table = {
     **dict.fromkeys(NONLINEAR.split(), _pointwise),
-    **dict.fromkeys(SCALE.split(), _scale),
-    **dict.fromkeys(ADD.split(), _add),
-    MULTIPLY: _multiply,
+    **dict.fromkeys(ONE_OPERAND.split(), _first),
+    **dict.fromkeys("add rsub sub".split(), _add),
+    **dict.fromkeys("_to_copy to".split(), _cast),
+    "addcdiv": "..., ..., ... -> ... | linear 0+1",
+    "addcmul": "..., ..., ... -> ... | linear 0+1 0+2",
+    "complex": "..., ... -> ... | linear 0+1",
+    "copy": _copy,
     "div": _divide,
-    "_to_copy": _cast,
-    "to": _cast,
-    "where": _where,
+    "dropout": _dropout,
+    "lerp": lambda call: _pointwise(call, "0+1"),
     "masked_fill": _masked_fill,
+    "mul": _multiply,
+    "polar": "..., ... -> ... | linear 0",
+    "prelu": _prelu,
+    "view_as_complex": "... c -> ... | whole c | linear 0",
+    "view_as_real": "... -> ... c | whole c | linear 0",
+    "where": _where,
 }

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from .call import OpCall, Table, axis_names
+from .call import OpCall, Table, axis_names, clause
+
+EXTREME = """
+all amax amin any argmax argmin linalg_vector_norm logsumexp max median min prod std var var_mean
+"""
+SCAN = """
+_log_softmax _safe_softmax _softmax cummax cummin cumprod log_softmax logcumsumexp softmax sort
+"""
 
 
-def _reduce(call: OpCall, clause: str, linear: bool) -> str:
-    """A reduction over argument `dim`, with or without `keepdim`; `clause` is sum or whole."""
-    n, gone = len(call.operands[0]), call.dims()
-    names, keep = axis_names(n), len(call.results[0]) == len(call.operands[0]) and n > 0
+def _reduce(call: OpCall, word: str, linear: bool) -> str:
+    """A reduction over argument `dim`, with or without `keepdim`; `word` is sum or whole."""
+    shape, gone = call.operands[0], call.dims()
+    if call.arguments.get("dim") == [] and call.results[0] != shape:
+        gone = list(range(len(shape)))  # no dims are all dims for some ops, none for others
+    names, keep = axis_names(len(shape)), len(call.results[0]) == len(shape)
     result = [("1" if keep else "") if i in gone else a for i, a in enumerate(names)]
     results = ", ".join([" ".join(r for r in result if r)] * len(call.results))
-    over = [names[i] for i in gone if call.operands[0][i] != 1]
     text = f"{' '.join(names)} -> {results}"
-    if over:
-        text += f" | {clause} {' '.join(over)}"
+    text += clause(word, (names[i] for i in gone))
     return text + (" | linear 0" if linear else "")
 
 
@@ -28,30 +35,46 @@ def _mean(call: OpCall) -> str:
 
 
 def _extreme(call: OpCall) -> str:
+    if call.present("other"):  # max and min of two tensors
+        return "..., ... -> ..."
     return _reduce(call, "whole", linear=False)
 
 
-def _scan(call: OpCall, linear: bool) -> str:
-    n = len(call.operands[0])
-    names = axis_names(n)
+def _scan(call: OpCall, linear: bool = False) -> str:
+    names = axis_names(len(call.operands[0]))
     dims = " ".join(names)
-    over = [names[i] for i in call.dims()] if n else []
     text = f"{dims} -> {', '.join([dims] * len(call.results))}"
-    return text + (f" | whole {' '.join(over)}" if over else "") + (" | linear 0" if linear else "")
+    text += clause("whole", (names[i] for i in call.dims()))
+    return text + (" | linear 0" if linear else "")
 
 
 def _cumsum(call: OpCall) -> str:
     return _scan(call, linear=True)
 
 
-def _softmax(call: OpCall) -> str:
-    return _scan(call, linear=False)
+def _topk(call: OpCall) -> str:
+    names = axis_names(len(call.operands[0]))
+    best = ["t" if i in call.dims() else a for i, a in enumerate(names)]
+    text = f"{' '.join(names)} -> {' '.join(best)}, {' '.join(best)}"
+    return text + clause("whole", (n for i in call.dims() for n in (names[i], "t")))
+
+
+def _histc(call: OpCall) -> str:
+    """Counts add up where the bins are given, not where they come from the range of the data."""
+    names = axis_names(len(call.operands[0]))
+    given = call.arguments["min"] != call.arguments["max"]
+    word, whole = ("sum", ["n"]) if given else ("whole", [])
+    text = f"{' '.join(names)} -> n" + clause(word, names)
+    return text + clause("whole", whole or ["n"])
 
 
 TABLE: Table = {
-    **dict.fromkeys("all amax amin any argmax argmin logsumexp max min prod std var var_mean".split(), _extreme),
-    **dict.fromkeys("_log_softmax _safe_softmax _softmax cumprod log_softmax softmax sort topk".split(), _softmax),
+    **dict.fromkeys(EXTREME.split(), _extreme),
+    **dict.fromkeys(SCAN.split(), _scan),
+    "bincount": lambda call: f"{', '.join(['n'] * len(call.operands))} -> b | whole n b",
     "cumsum": _cumsum,
+    "histc": _histc,
     "mean": _mean,
     "sum": _sum,
+    "topk": _topk,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import contraction, indexing, normalization, pointwise, reduction, shape
 from .call import OpCall, Table, make_rule
-from .notation import Rule
+from .notation import DoesNotFit, Rule
 
 TABLE: Table = {}
 for _family in (contraction, indexing, normalization, pointwise, reduction, shape):
@@ -16,4 +16,10 @@ for _family in (contraction, indexing, normalization, pointwise, reduction, shap
 def rule_for(call: OpCall) -> Rule | None:
     """The rule of `call` bound to its shapes; None for an op without one, which must stay whole."""
     entry = TABLE.get(call.op)
-    return None if entry is None else make_rule(entry, call)
+    if entry is None:
+        return None
+    try:
+        return make_rule(entry, call)
+    except (DoesNotFit, LookupError):
+        # An overload that the table does not foresee: no reason to refuse the model.
+        return None

@@ -2,218 +2,270 @@
 
 from __future__ import annotations
 
-from .call import OpCall, Table, axis_names
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from .call import OpCall, Table, axis_names, clause, size_clause
 from .notation import Shape
 
 
-def factor_alike(source: Shape, target: Shape) -> list[tuple[list[int], list[int], int]] | None:
-    """The common refinement of two shapes with the same number of elements.
+class Factor(NamedTuple):
+    """An axis that a reshape keeps, or loses or makes: then one side does not have it."""
 
-    Returns one entry a factor, major to minor: the dims of source and target it is part of (one
-    each; empty for a dim of size 1 on the other side only) and its size. None where the two have
-    no common refinement, as (2, 3) and (3, 2).
+    source: int | None
+    target: int | None
+    size: int
+
+
+def factor_alike(source: Shape, target: Shape) -> list[Factor]:
+    """The common refinement of two shapes with the same number of elements, major to minor.
+
+    A factor is part of one dim of each shape; dims of size 1 have none. Dims without a common
+    refinement, as (2, 3) and (3, 2), are lost and made, up to where the shapes agree again.
     """
-    out: list[tuple[list[int], list[int], int]] = []
-    i, j = len(source) - 1, len(target) - 1
-    a, b = (source[i] if i >= 0 else 1), (target[j] if j >= 0 else 1)
-    while i >= 0 or j >= 0:
-        if a == 1 and i >= 0:
-            i -= 1
-            a = source[i] if i >= 0 else 1
-        elif b == 1 and j >= 0:
-            j -= 1
-            b = target[j] if j >= 0 else 1
-        else:
-            size = min(a, b)
-            if size <= 1 or a % size or b % size:
-                return None
-            out.append(([i], [j], size))
-            a, b = a // size, b // size
-    return out[::-1]
+    out: list[Factor] = []
+    left = [(d, n) for d, n in enumerate(source) if n != 1]
+    right = [(d, n) for d, n in enumerate(target) if n != 1]
+    while left:
+        # The fewest dims on the right of both that hold the same elements.
+        i = j = 1
+        while (a := prod(n for _, n in left[-i:])) != (b := prod(n for _, n in right[-j:])):
+            i, j = (i + 1, j) if a < b else (i, j + 1)
+        out = _refine(left[-i:], right[-j:]) + out
+        del left[-i:], right[-j:]
+    return out
+
+
+def _refine(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> list[Factor]:
+    lost = [Factor(d, None, n) for d, n in left] + [Factor(None, d, n) for d, n in right]
+    left, right, out = list(left), list(right), list[Factor]()
+    while left:
+        (i, a), (j, b) = left.pop(), right.pop()
+        size = min(a, b)
+        if a % size or b % size:
+            return lost
+        out.insert(0, Factor(i, j, size))
+        left += [(i, a // size)] if a > size else []
+        right += [(j, b // size)] if b > size else []
+    return out
 
 
 def _view(call: OpCall) -> str | None:
     source, target = call.operands[0], call.results[0]
-    if 0 in source:
+    if 0 in source or "dtype" in call.arguments:  # view.dtype reads the bits as other numbers
         return None
     factors = factor_alike(source, target)
-    if factors is None:
-        return None
     names = axis_names(len(factors))
-    sides = []
-    for shape, side in ((source, 0), (target, 1)):
-        parts: list[list[str]] = [[] for _ in shape]
-        for name, factor in zip(names, factors, strict=True):
-            parts[factor[side][0]].append(name)
-        sides.append(" ".join(f"({' '.join(p)})" if len(p) > 1 else (p[0] if p else "1") for p in parts))
-    sizes = " ".join(f"{n}={f[2]}" for n, f in zip(names, factors, strict=True))
-    return f"{sides[0]} -> {sides[1]} | linear 0" + (f" | size {sizes}" if sizes else "")
+    made = list(zip(names, factors, strict=True))
+    before = _products([[a for a, f in made if f.source == d] for d in range(len(source))])
+    after = _products([[a for a, f in made if f.target == d] for d in range(len(target))])
+    lost = [a for a, f in made if f.source is None or f.target is None]
+    text = f"{before} -> {after}" + clause("whole", lost) + " | linear 0"
+    return text + size_clause({a: f.size for a, f in made})
+
+
+def _products(dims: Sequence[Sequence[str]]) -> str:
+    return " ".join(f"({' '.join(d)})" if len(d) > 1 else d[0] if d else "1" for d in dims)
+
+
+def _renamed(names: list[str], out: list[str]) -> str:
+    return f"{' '.join(names)} -> {' '.join(out)} | linear 0"
 
 
 def _permute(call: OpCall) -> str:
     names = axis_names(len(call.operands[0]))
-    order = [d % len(names) for d in call.arguments["dims"]] if names else []
-    return f"{' '.join(names)} -> {' '.join(names[d] for d in order)} | linear 0"
+    return _renamed(names, [names[d] for d in call.arguments["dims"]])
 
 
 def _transpose(call: OpCall) -> str:
     names = axis_names(len(call.operands[0]))
     out = list(names)
-    i, j = call.dim("dim0"), call.dim("dim1")
-    out[i], out[j] = out[j], out[i]
-    return f"{' '.join(names)} -> {' '.join(out)} | linear 0"
+    if names:
+        i, j = call.dim("dim0"), call.dim("dim1")
+        out[i], out[j] = out[j], out[i]
+    return _renamed(names, out)
 
 
 def _t(call: OpCall) -> str:
     names = axis_names(len(call.operands[0]))
-    return f"{' '.join(names)} -> {' '.join(reversed(names))} | linear 0"
+    return _renamed(names, names[::-1])
 
 
 def _unsqueeze(call: OpCall) -> str:
     names = axis_names(len(call.operands[0]))
     out = list(names)
     out.insert(call.dim(ndim=len(names) + 1), "1")
-    return f"{' '.join(names)} -> {' '.join(out)} | linear 0"
+    return _renamed(names, out)
 
 
 def _squeeze(call: OpCall) -> str:
     names = axis_names(len(call.operands[0]))
-    gone = [d for d in call.dims() if call.operands[0][d] == 1]
-    kept = [a for i, a in enumerate(names) if i not in gone]
-    return f"{' '.join(names)} -> {' '.join(kept)} | linear 0"
+    gone = {d for d in call.dims() if call.operands[0][d] == 1}
+    return _renamed(names, [a for i, a in enumerate(names) if i not in gone])
 
 
 def _expand(call: OpCall) -> str:
     source, target = call.operands[0], call.results[0]
     names, skip = axis_names(len(target)), len(target) - len(source)
     kept = ["1" if n == 1 else names[skip + i] for i, n in enumerate(source)]
-    return f"{' '.join(kept)} -> {' '.join(names)} | linear 0 | size " + " ".join(
-        f"{a}={n}" for a, n in zip(names, target, strict=True)
-    ) if target else " -> | linear 0"
+    return _renamed(kept, names) + size_clause(dict(zip(names, target, strict=True)))
 
 
-def _slice_bounds(call: OpCall, n: int) -> tuple[int, int]:
+def _bounds(call: OpCall, n: int) -> tuple[int, int]:
+    """Start and end of a slice of a dim of size `n`, as numbers of elements before them."""
     start, end = call.arguments.get("start"), call.arguments.get("end")
     start = 0 if start is None else max(start + n, 0) if start < 0 else min(start, n)
     end = n if end is None else max(end + n, 0) if end < 0 else min(end, n)
-    return start, end
+    return start, max(start, end)
 
 
-def _cut(names: list[str], dim: int, sizes: list[int], kept: int, keepdim: bool = True) -> str:
-    """Dim `dim` is a concatenation of parts of `sizes`, of which only part `kept` goes on."""
-    parts = [f"p{i}" if i != kept else "k" for i in range(len(sizes))]
-    present = [(p, n) for p, n in zip(parts, sizes, strict=True) if n]
-    whole = " + ".join(p for p, _ in present)
-    source = [*names[:dim], f"({whole})", *names[dim + 1 :]]
-    target = [*names[:dim], *(["k"] if keepdim else []), *names[dim + 1 :]]
-    size = " ".join(f"{p}={n}" for p, n in present)
-    return f"{' '.join(source)} -> {' '.join(target)} | linear 0 | size {size}"
+BEFORE, KEPT, AFTER = "p0", "k", "p2"
+"""The parts of a dim that a slice or select cuts: what is before, what goes on, and what is after.
+
+These names are a contract with `planner/states.py`: splitting one of them moves an index that a
+model's code may state as a number. No other rule for `slice` and `select` uses them.
+"""
+
+
+def _cut(n: int, start: int, end: int) -> tuple[str, dict[str, int]]:
+    """A dim of size `n` as the parts that are not empty, and their sizes."""
+    sizes = {BEFORE: start, KEPT: end - start, AFTER: n - end}
+    sizes = {part: size for part, size in sizes.items() if size}
+    return f"({' + '.join(sizes)})", sizes
 
 
 def _slice(call: OpCall) -> str | None:
-    shape, dim = call.operands[0], call.dim()
-    n, step = shape[dim], call.arguments.get("step", 1)
-    start, end = _slice_bounds(call, n)
-    names = axis_names(len(shape))
-    if end <= start:
-        target = [*names[:dim], "e", *names[dim + 1 :]]
-        return f"{' '.join(names)} -> {' '.join(target)} | whole e | linear 0 | size e=0"
+    n, dim, step = call.operands[0][call.dim()], call.dim(), call.arguments.get("step", 1)
+    start, end = _bounds(call, n)
+    names = axis_names(len(call.operands[0]))
+    head, mine, tail = names[:dim], names[dim], names[dim + 1 :]
+    if (start, end, step) == (0, n, 1):
+        return _renamed(names, names)
+    if start == end:
+        return _renamed(names, [*head, "e", *tail]) + f" | free {mine} | size e=0"
     if step == 1:
-        if (start, end) == (0, n):
-            return f"{' '.join(names)} -> {' '.join(names)} | linear 0"
-        return _cut(names, dim, [start, end - start, n - end], 1)
+        dims, sizes = _cut(n, start, end)
+        return _renamed([*head, dims, *tail], [*head, KEPT, *tail]) + size_clause(sizes)
     if n % step == 0 and start < step and end > n - step + start:
-        source = [*names[:dim], f"({names[dim]} m)", *names[dim + 1 :]]
-        return f"{' '.join(source)} -> {' '.join(names)} | linear 0 | whole m | size m={step}"
-    return None
+        whole = " | whole m" + size_clause({"m": step})
+        return _renamed([*head, f"({mine} m)", *tail], names) + whole
+    return _renamed(names, [*head, "e", *tail]) + f" | whole {mine} e"
 
 
 def _select(call: OpCall) -> str:
-    shape, dim = call.operands[0], call.dim()
-    index = call.arguments["index"] % shape[dim]
-    return _cut(axis_names(len(shape)), dim, [index, 1, shape[dim] - index - 1], 1, keepdim=False)
+    dim, names = call.dim(), axis_names(len(call.operands[0]))
+    n = call.operands[0][dim]
+    index = call.arguments["index"] % n
+    dims, sizes = _cut(n, index, index + 1)
+    head, tail = names[:dim], names[dim + 1 :]
+    return _renamed([*head, dims, *tail], [*head, *tail]) + size_clause(sizes)
 
 
-def _split_sizes(call: OpCall) -> str:
-    shape, dim = call.operands[0], call.dim()
-    sizes = [result[dim] for result in call.results]
-    names = axis_names(len(shape))
-    if len(sizes) == 1:
-        return f"{' '.join(names)} -> {' '.join(names)} | linear 0"
-    parts = [f"p{i}" if n else "" for i, n in enumerate(sizes)]
-    source = [*names[:dim], f"({' + '.join(p for p in parts if p)})", *names[dim + 1 :]]
-    results = [" ".join([*names[:dim], p or "e", *names[dim + 1 :]]) for p in parts]
-    size = " ".join(f"{p}={n}" for p, n in zip(parts, sizes, strict=True) if p)
-    empty = " e=0" if 0 in sizes else ""
-    return f"{' '.join(source)} -> {', '.join(results)} | linear 0 | size {size}{empty}"
-
-
-def _cat(call: OpCall) -> str | None:
-    kept = [i for i, s in enumerate(call.operands) if s != (0,)]
-    target = call.results[0]
-    dim = call.dim(ndim=len(target))
-    names = axis_names(len(target))
-    if any(len(call.operands[i]) != len(target) for i in kept) or len(kept) != len(call.operands):
+def _slice_scatter(call: OpCall) -> str | None:
+    """The first operand with a slice of it replaced by the second."""
+    n, dim = call.operands[0][call.dim()], call.dim()
+    start, end = _bounds(call, n)
+    if call.arguments.get("step", 1) != 1 or start == end:
         return None
-    parts = [f"p{i}" for i in kept]
-    sources = [" ".join([*names[:dim], p, *names[dim + 1 :]]) for p in parts]
-    sizes = [call.operands[i][dim] for i in kept]
-    full = [p for p, n in zip(parts, sizes, strict=True) if n] or parts[:1]
-    joined = full[0] if len(full) == 1 else f"({' + '.join(full)})"
-    result = [*names[:dim], joined, *names[dim + 1 :]]
-    size = " ".join(f"{p}={n}" for p, n in zip(parts, sizes, strict=True))
-    return f"{', '.join(sources)} -> {' '.join(result)} | linear {'+'.join(map(str, kept))} | size {size}"
+    return _written(call, dim, start, end, [KEPT])
+
+
+def _select_scatter(call: OpCall) -> str:
+    dim = call.dim()
+    index = call.arguments["index"] % call.operands[0][dim]
+    return _written(call, dim, index, index + 1, [])
+
+
+def _written(call: OpCall, dim: int, start: int, end: int, kept: list[str]) -> str:
+    names = axis_names(len(call.operands[0]))
+    dims, sizes = _cut(call.operands[0][dim], start, end)
+    head, tail = names[:dim], names[dim + 1 :]
+    out = " ".join([*head, dims, *tail])
+    return f"{out}, {' '.join([*head, *kept, *tail])} -> {out} | linear 0+1" + size_clause(sizes)
+
+
+def _split(call: OpCall) -> str:
+    """A dim as a concatenation of parts, one a result."""
+    dim, names = call.dim(), axis_names(len(call.operands[0]))
+    head, tail = names[:dim], names[dim + 1 :]
+    sizes = {f"p{i}": result[dim] for i, result in enumerate(call.results)}
+    # Empty parts are no terms of a sum, unless there is nothing else.
+    full = [p for p, n in sizes.items() if n] or ["p0"]
+    source = " ".join([*head, f"({' + '.join(full)})", *tail])
+    results = ", ".join(" ".join([*head, p, *tail]) for p in sizes)
+    return f"{source} -> {results} | linear 0" + size_clause(sizes)
+
+
+def _cat(call: OpCall) -> str:
+    target = call.results[0]
+    dim, names = call.dim(ndim=len(target)), axis_names(len(target))
+    head, tail = names[:dim], names[dim + 1 :]
+    # torch lets an empty vector stand for nothing, whatever the rank of the others.
+    absent = [i for i, s in enumerate(call.operands) if s == (0,) and len(target) > 1]
+    joined = [i for i in range(len(call.operands)) if i not in absent]
+    sizes = {f"p{i}": (0 if i in absent else s[dim]) for i, s in enumerate(call.operands)}
+    full = [p for p, n in sizes.items() if n] or [f"p{joined[0]}"]
+    sources = [p if i in absent else " ".join([*head, p, *tail]) for i, p in enumerate(sizes)]
+    result = " ".join([*head, f"({' + '.join(full)})", *tail])
+    linear = "+".join(map(str, joined))
+    return f"{', '.join(sources)} -> {result} | linear {linear}" + size_clause(sizes)
 
 
 def _stack(call: OpCall) -> str:
     n, names = len(call.operands), axis_names(len(call.operands[0]))
     dim = call.dim(ndim=len(names) + 1)
-    result = [*names[:dim], "n", *names[dim:]]
+    result = " ".join([*names[:dim], "n", *names[dim:]])
     sources = ", ".join([" ".join(names)] * n)
-    return f"{sources} -> {' '.join(result)} | whole n | linear {'+'.join(map(str, range(n)))} | size n={n}"
+    return f"{sources} -> {result} | whole n | linear {'+'.join(map(str, range(n)))}"
+
+
+def _unbind(call: OpCall) -> str:
+    dim, names = call.dim(), axis_names(len(call.operands[0]))
+    result = " ".join([*names[:dim], *names[dim + 1 :]])
+    results = ", ".join([result] * len(call.results))
+    return f"{' '.join(names)} -> {results} | whole {names[dim]} | linear 0"
+
+
+def _unfold(call: OpCall) -> str:
+    """Windows over a dim, in a new last dim."""
+    names = axis_names(len(call.operands[0]))
+    if not names:
+        return " -> w | whole w | linear 0"
+    dim = call.dim("dimension")
+    out = [*names[:dim], "n", *names[dim + 1 :], "w"]
+    return _renamed(names, out) + f" | whole {names[dim]} n w"
 
 
 def _repeat(call: OpCall) -> str:
     source, target = call.operands[0], call.results[0]
-    times, skip = call.arguments["repeats"], len(target) - len(source)
-    names = axis_names(len(target))
-    kept, out, sizes = [], [], []
-    for i, (name, n) in enumerate(zip(names, times, strict=True)):
-        inner = [name] if i >= skip and source[i - skip] != 1 else []
-        outer = [f"r{i}"] if n != 1 else []
-        if i >= skip:
-            kept.append(inner[0] if inner else "1")
-        out.append("1" if not inner + outer else f"({' '.join(outer + inner)})")
-        sizes += [f"r{i}={n}"] if outer else []
-    text = f"{' '.join(kept)} -> {' '.join(out)} | linear 0"
-    return text + (f" | size {' '.join(sizes)}" if sizes else "")
+    skip, names = len(target) - len(source), axis_names(len(target))
+    times = {f"r{i}": n for i, n in enumerate(call.arguments["repeats"]) if n != 1}
+    kept = ["1" if n == 1 else names[skip + i] for i, n in enumerate(source)]
+    inner = ["1"] * skip + kept
+    out = [[a for a in (f"r{i}", inner[i]) if a in times or a in names] for i in range(len(target))]
+    return _renamed(kept, [_products(out)]) + size_clause(times)
 
 
 def _flip(call: OpCall) -> str:
     names = axis_names(len(call.operands[0]))
-    moved = " ".join(names[d] for d in call.dims("dims"))
-    return f"{' '.join(names)} -> {' '.join(names)} | whole {moved} | linear 0"
+    return _renamed(names, names) + clause("whole", (names[d] for d in call.dims("dims")))
 
 
 def _roll(call: OpCall) -> str:
     names = axis_names(len(call.operands[0]))
-    dims = call.arguments.get("dims") or range(len(names))
-    moved = " ".join(names[d] for d in dims)
-    return f"{' '.join(names)} -> {' '.join(names)} | whole {moved} | linear 0"
-
-
-def _triangle(call: OpCall) -> str:
-    return "... r c -> ... r c | whole r c | linear 0"
+    dims = call.arguments.get("dims")
+    moved = names if not dims else list(dict.fromkeys(names[d] for d in dims))
+    return _renamed(names, names) + clause("whole", moved)
 
 
 def _pad(call: OpCall) -> str:
     pad, names = call.arguments["pad"], axis_names(len(call.operands[0]))
     moved = [names[-1 - i] for i in range(len(pad) // 2) if any(pad[2 * i : 2 * i + 2])]
     out = [f"q{i}" if a in moved else a for i, a in enumerate(names)]
-    gone = " ".join([*moved, *(b for b in out if b.startswith("q"))])
-    zero = not call.arguments.get("value")
     text = f"{' '.join(names)} -> {' '.join(out)}"
-    return text + (f" | whole {gone}" if gone else "") + (" | linear 0" if zero else "")
+    text += clause("whole", [*moved, *(a for a in out if a not in names)])
+    return text + (" | linear 0" if not call.arguments.get("value") else "")
 
 
 TABLE: Table = {
@@ -227,15 +279,19 @@ TABLE: Table = {
     "reshape": _view,
     "roll": _roll,
     "select": _select,
+    "select_scatter": _select_scatter,
     "slice": _slice,
-    "split": _split_sizes,
-    "split_with_sizes": _split_sizes,
+    "slice_scatter": _slice_scatter,
+    "split": _split,
+    "split_with_sizes": _split,
     "squeeze": _squeeze,
     "stack": _stack,
     "t": _t,
     "transpose": _transpose,
-    "tril": _triangle,
-    "triu": _triangle,
+    "tril": "... r c -> ... r c | whole r c | linear 0",
+    "triu": "... r c -> ... r c | whole r c | linear 0",
+    "unbind": _unbind,
+    "unfold": _unfold,
     "unsqueeze": _unsqueeze,
     "view": _view,
 }

@@ -3,13 +3,13 @@
 Each variable has a bucket: the tables of which it is the deepest variable. Going up, a bucket's
 tables are joined, the variable is minimised out, and the result is a message to the bucket of its
 own deepest variable (R. Dechter, "Bucket elimination: a unifying framework for reasoning",
-Artificial Intelligence 113, 1999). Where a join would pass a limit on rows, the bucket is split into
-mini-buckets that are minimised apart, which can only lower the result (R. Dechter and I. Rish,
-"Mini-buckets: a general scheme for bounded inference", JACM 50, 2003).
+Artificial Intelligence 113, 1999). Where a join would pass a limit on rows, the bucket is split
+into mini-buckets that are minimised apart, which can only lower the result (R. Dechter and I. Rish,
+"Mini-buckets: a general scheme for bounded inference", Journal of the ACM 50, 2003).
 
-The messages are kept as a search needs them (K. Kask and R. Dechter, "A general scheme for automatic
-heuristic generation from mini-bucket dependencies", Artificial Intelligence 129, 2001), but as
-differences: for every full assignment, and for each weighing of the costs,
+The messages are kept as a search needs them (K. Kask and R. Dechter, "A general scheme for
+automatic generation of search heuristics from specification dependencies", Artificial Intelligence
+129, 2001), but as differences: for every full assignment, and for each weighing of the costs,
 
     cost = root + sum over levels of the differences of the level's mini-buckets,
 

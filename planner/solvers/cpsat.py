@@ -63,10 +63,12 @@ def solve(problem: Problem, component: int, caps: Mapping[int, int], hint: Seque
                 values = tuple(hint[v] for v in factor.scope)
                 for literal, row in zip(rows, factor.rows, strict=True):
                     model.add_hint(literal, row.values == values)
-        for literal, row in zip(rows, factor.rows, strict=True):
-            for c, terms in totals.items():
-                if row.costs[c]:
-                    terms.append((literal, row.costs[c]))
+        # Over the least of the factor: CP-SAT wants the sum of all weights to fit 64 bits.
+        for c, terms in totals.items():
+            least = min(row.costs[c] for row in factor.rows)
+            constants[c] += least
+            terms += [(b, row.costs[c] - least) for b, row in zip(rows, factor.rows, strict=True)
+                      if row.costs[c] > least]
     if hint is not None:
         for group, value in zip(literals, hint, strict=True):
             for x, literal in enumerate(group):
@@ -86,7 +88,8 @@ def solve(problem: Problem, component: int, caps: Mapping[int, int], hint: Seque
     solver.parameters.linearization_level = 2
     status = solver.solve(model)
     if status == cp_model.MODEL_INVALID:  # sums of costs that do not fit 64 bits, say
-        raise SolverError(f"cpsat refuses the problem: {model.validate()}")
+        reason = model.validate().split(":")[0]
+        raise SolverError(f"cpsat refuses the problem: {reason}; use --solver backtracking")
     if status == cp_model.INFEASIBLE:
         return Result("infeasible", None, 0)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

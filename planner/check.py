@@ -1,0 +1,143 @@
+"""An independent look at a plan: does every op of the whole graph hold, and what does it cost?
+
+It reads the rules and the prices, but not the network, its simplification or any solver: for each op
+it works out from the states alone whether the rule allows them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardwright.errors import SolverError
+from shardwright.rules.notation import Rule, letters
+
+from .axes import atoms_of
+from .cost import Collective, Costs
+from .graph import Graph, Op
+from .states import COPIED, GRADIENT, PARTIAL, WHOLE, Mode, State, States, covers
+
+Assignment = Mapping[str, State]
+
+
+def check(graph: Graph, states: States, assignment: Assignment) -> None:
+    """Check every op, border, use and output of the unfolded graph.
+
+    Raises:
+        SolverError: something does not hold; the message names the op and the place.
+    """
+    for op in graph.ops:
+        if (why := _wrong(op, states, assignment)) is not None:
+            raise SolverError(f"the plan does not hold at {op.call.op} in '{op.module}' ({op.source}): {why}; "
+                              "this is a mistake of the planner: please report it")
+    for name in graph.outputs:
+        if assignment[name] != WHOLE:
+            raise SolverError(f"the plan leaves output '{name}' of the model {assignment[name]}")
+    for name in graph.carried:
+        if assignment[name] not in (WHOLE, COPIED):
+            raise SolverError(f"the plan leaves hidden state '{name}' {assignment[name]}")
+
+
+def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
+    names = (*op.inputs, *op.outputs)
+    have = [assignment[n] for n in names]
+    differentiable = [states.graph.tensors[n].differentiable for n in names]
+    if all(s == WHOLE for s in have):
+        return None
+    if all(s == (COPIED if d else WHOLE) for s, d in zip(have, differentiable, strict=True)):
+        return None
+    rule = states.axes.rules.get(op.name)
+    if rule is None:
+        return "an op without a rule has tensors that are not whole"
+    sides = (*rule.operands, *rule.results)
+    split = _split_axes(rule, sides, have, states, op)
+    if isinstance(split, str):
+        return split
+    if not split:
+        return _wrong_sum(op, rule, have, differentiable)
+    moved = {x for x, _ in split}
+    if moved & rule.immovable():
+        return f"axes {sorted(moved & rule.immovable())} may not be split"
+    reduced = moved & (rule.sum | rule.lookup)
+    for axis in reduced:
+        if not covers(states.axes.axes[op.name][axis], [a for x, a in split if x == axis]):
+            return f"only a part of axis {axis} is split, and the rest would be summed more than once"
+    for i, (name, state, can) in enumerate(zip(names, have, differentiable, strict=True)):
+        is_result = i >= len(op.inputs)
+        if reduced and is_result:
+            want = PARTIAL
+        elif reduced and not state.shards and _added(rule, i, moved & reduced):
+            want = PARTIAL
+        else:
+            pending = can and not (state.shards and states.covered(name, state.shards))
+            want = State(state.shards, GRADIENT if pending else "")
+        if state != want:
+            return f"{'result' if is_result else 'operand'} '{name}' is {state} instead of {want}"
+    return None
+
+
+def _split_axes(rule: Rule, sides: Sequence[tuple[object, ...]], have: Sequence[State], states: States,
+                op: Op) -> set[tuple[str, int]] | str:
+    """The split axes that the states show; a text where two tensors disagree."""
+    trees = {x: {a.id for a in atoms_of(d)} for x, d in states.axes.axes[op.name].items()}
+    split = {(x, a) for dims, s in zip(sides, have, strict=True) for d, a in s.shards
+             for x in letters(dims[d]) if a in trees[x]}  # type: ignore[arg-type]
+    for dims, state in zip(sides, have, strict=True):
+        want = {(d, a) for d, expr in enumerate(dims) for x in letters(expr) for y, a in split if x == y}  # type: ignore[arg-type]
+        if want != set(state.shards):
+            return f"axes are split in one tensor and not in another ({sorted(want)}, {sorted(state.shards)})"
+    return split
+
+
+def _added(rule: Rule, operand: int, reduced: set[str]) -> bool:
+    """Whether `operand` is added to one that has a reduced axis."""
+    having = {j for j, dims in enumerate(rule.operands) if reduced & {x for e in dims for x in letters(e)}}
+    return any(operand in group and group & having for group in rule.linear)
+
+
+def _wrong_sum(op: Op, rule: Rule, have: Sequence[State], differentiable: Sequence[bool]) -> str | None:
+    pending = frozenset(i for i, s in enumerate(have[: len(op.inputs)]) if s == PARTIAL)
+    if pending not in rule.linear:
+        return f"sums are pending in operands {sorted(pending)}, in which the op is not linear together"
+    for i, state in enumerate(have):
+        want = PARTIAL if i in pending or i >= len(op.inputs) else COPIED if differentiable[i] else WHOLE
+        if state != want:
+            return f"tensor {i} is {state} instead of {want}"
+    return None
+
+
+def price(graph: Graph, costs: Costs, assignment: Assignment) -> tuple[int, int, int]:
+    """Bytes, forward and backward nanoseconds of the whole graph, added up from its parts.
+
+    Raises:
+        SolverError: a change of placement that the runtime cannot make.
+    """
+    stored = dict.fromkeys(u.stored for u in graph.uses)
+    size = sum(costs.bytes(n, assignment[n]) for n in stored)
+    forward = sum(
+        costs.compute(op, _mode(op, costs, assignment)) for op in graph.ops
+    )
+    ahead, back = collectives(graph, costs, assignment)
+    forward += sum(costs.nanoseconds((c,)) for c in ahead)
+    return size, forward, sum(costs.nanoseconds((c,)) for c in back)
+
+
+def _mode(op: Op, costs: Costs, assignment: Assignment) -> Mode:
+    have = tuple(assignment[n] for n in (*op.inputs, *op.outputs))
+    rule = costs.axes.rules.get(op.name)
+    split = set() if rule is None else _split_axes(rule, (*rule.operands, *rule.results), have, costs.states, op)
+    return Mode(have, frozenset(() if isinstance(split, str) else split))
+
+
+def collectives(graph: Graph, costs: Costs, assignment: Assignment) -> tuple[list[Collective], list[Collective]]:
+    """Every collective of a forward and of a backward pass."""
+    forward: list[Collective] = []
+    backward: list[Collective] = []
+    edges = [(b.source, b.target) for b in graph.borders] + [(u.stored, u.used) for u in graph.uses]
+    for source, target in edges:
+        crossing = costs.crossing(source, assignment[source], assignment[target])
+        if crossing is None:
+            raise SolverError(f"the plan takes '{source}' from {assignment[source]} to {assignment[target]}, "
+                              "which no collective does")
+        forward += crossing.forward
+        backward += crossing.backward
+    return forward, backward

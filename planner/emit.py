@@ -1,0 +1,199 @@
+"""From states of tensors to the plan file: layouts, layers, crossings, and why the rest is whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from torch import nn
+
+from . import layout
+from .axes import ATOM, PRODUCT, Dim, find
+from .check import Assignment, collectives
+from .cost import Costs
+from .graph import Graph, Use
+from .layout import Coords, Placement, simplify
+from .plan_file import Collective, Crossing, ModulePlan, ParameterPlan, Whole, fold
+from .states import GRADIENT, VALUE, WHOLE, State, States
+
+LARGE = 0.01
+"""A parameter is worth a reason if it holds this share of all bytes."""
+
+
+class Layouts:
+    """Layouts of the tensors of a graph under an assignment.
+
+    Args:
+        mesh: Name of the mesh dim that the assignment speaks of.
+    """
+
+    def __init__(self, graph: Graph, states: States, assignment: Assignment, mesh: str = "tp") -> None:
+        self.graph, self.states, self.assignment, self.mesh = graph, states, assignment, mesh
+        run_time = [d for name in graph.inputs for d in states.axes.dims[name]]
+        self.run_time = {a.id for d in run_time for a in _leaves(d)}
+        self.known = {a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in _leaves(d)}
+
+    def traced(self, name: str, state: State | None = None) -> tuple[layout.Dim, ...]:
+        """Dims of a tensor with the sizes of the trace."""
+        state = self.assignment[name] if state is None else state
+        return tuple(
+            self._dim(d, frozenset(a for i, a in state.shards if i == k), False)
+            for k, d in enumerate(self.states.axes.dims[name])
+        )
+
+    def placement(self, name: str, state: State | None = None, stored: bool = False) -> Placement:
+        """Placement of a tensor; sizes that vary at run time are open unless it is a stored one."""
+        state = self.assignment[name] if state is None else state
+        dims = []
+        for k, dim in enumerate(self.states.axes.dims[name]):
+            cut = frozenset(a for i, a in state.shards if i == k)
+            known = stored or bool(cut) or all(a.id in self.known for a in _leaves(dim))
+            dims.append(simplify(self._dim(dim, cut, not stored)) if known else layout.Atom(None))
+        return Placement(
+            tuple(dims),
+            (self.mesh,) if state.pending == VALUE else (),
+            (self.mesh,) if state.pending == GRADIENT else (),
+        )
+
+    def _dim(self, dim: Dim, cut: frozenset[int], open_sizes: bool) -> layout.Dim:
+        dim = find(dim)
+        if dim.kind == ATOM:
+            size = None if open_sizes and dim.id in self.run_time else dim.size
+            return layout.Atom(size, self.mesh if dim.id in cut else None)
+        children = tuple(self._dim(c, cut, open_sizes) for c in dim.children)
+        return layout.Product(children) if dim.kind == PRODUCT else layout.Sum(children)
+
+
+def _leaves(dim: Dim) -> list[Dim]:
+    dim = find(dim)
+    return [dim] if dim.kind == ATOM else [a for c in dim.children for a in _leaves(c)]
+
+
+def module_plans(root: nn.Module, layouts: Layouts, attributes: Mapping[tuple[str, str], layout.Dim]) -> dict[str, ModulePlan]:
+    """The plan of every module that changes, by its full name."""
+    graph, assignment = layouts.graph, layouts.assignment
+    parameters: dict[str, dict[str, ParameterPlan]] = {}
+    for use in graph.uses:
+        stored, used = assignment[use.stored], assignment[use.used]
+        if stored == used == WHOLE:
+            continue
+        at_rest, seen = layouts.placement(use.stored, stored, True), layouts.placement(use.used, used, True)
+        owner, _, name = use.fqn.rpartition(".")
+        parameters.setdefault(owner, {})[name] = ParameterPlan(
+            placement=str(at_rest), use=None if str(seen) == str(at_rest) else str(seen)
+        )
+    sides: dict[str, dict[str, dict[str, Crossing]]] = {}
+    for border in graph.borders:
+        source, target = assignment[border.source], assignment[border.target]
+        if source != target:
+            slots = sides.setdefault(border.module, {}).setdefault(border.side, {})
+            slots[border.slot] = Crossing(
+                slot=border.slot,
+                source=str(layouts.placement(border.source, source)),
+                target=str(layouts.placement(border.target, target)),
+                deferred=border.target in graph.logits and bool(source.shards),
+            )
+    local: dict[str, dict[str, str]] = {}
+    for (module, name), dim in attributes.items():
+        local.setdefault(module, {})[name] = str(simplify(dim))
+    names = {n for n, _ in root.named_modules()} & (parameters.keys() | sides.keys() | local.keys())
+    return {
+        name: ModulePlan(
+            layer=_layer(root.get_submodule(name), parameters.get(name, {})),
+            parameters=parameters.get(name, {}),
+            inputs=[c for _, c in sorted(sides.get(name, {}).get("in", {}).items())],
+            outputs=[c for _, c in sorted(sides.get(name, {}).get("out", {}).items())],
+            attributes=local.get(name, {}),
+        )
+        for name in sorted(names)
+    }
+
+
+def _layer(module: nn.Module, parameters: Mapping[str, ParameterPlan]) -> str:
+    if "weight" in parameters:
+        placement = layout.parse(parameters["weight"].placement)
+        split = [any(a.mesh for a in layout.atoms(d)) for d in placement.dims]
+        if isinstance(module, nn.Linear) and any(split):
+            return "ColumnParallelLinear" if split[0] else "RowParallelLinear"
+        if isinstance(module, nn.Embedding) and split[0]:
+            return "VocabParallelEmbedding"
+    return "LocalModule"
+
+
+def folded(root: nn.Module, plans: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:
+    """The plans with one entry for modules that differ only in layer numbers."""
+    return fold(plans, (n for n, _ in root.named_modules()))
+
+
+def shapes(root: nn.Module) -> dict[str, list[int]]:
+    """Whole shape of each parameter, one entry for those that differ only in layer numbers."""
+    found = {n: list(p.shape) for n, p in root.named_parameters(remove_duplicate=False)}
+    return fold(found, found)
+
+
+def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
+    """Bytes of parameters and buffers that the rank at `coords` holds; whole ones without coords."""
+    total = 0
+    for stored in dict.fromkeys(u.stored for u in layouts.graph.uses):
+        n = layouts.graph.tensors[stored].dtype.itemsize
+        for dim in layouts.traced(stored):
+            n *= layout.dim_size(dim, coords) or 0
+        total += n
+    return total
+
+
+def count(graph: Graph, costs: Costs, assignment: Assignment) -> list[Collective]:
+    """Collectives by phase and kind."""
+    out = []
+    for phase, found in zip(("forward", "backward"), collectives(graph, costs, assignment), strict=True):
+        kinds = Counter(c.kind for c in found)
+        out += [
+            Collective(phase=phase, kind=k, count=n, bytes=sum(c.bytes for c in found if c.kind == k))  # type: ignore[arg-type]
+            for k, n in sorted(kinds.items())
+        ]
+    return out
+
+
+def wholes(layouts: Layouts, possible: Mapping[str, bool]) -> list[Whole]:
+    """Large parameters that every rank holds, each with the reason.
+
+    Args:
+        possible: Per stored tensor, whether any plan at all could split it.
+    """
+    graph = layouts.graph
+    sizes = {u.stored: rank_bytes_of(graph, u.stored) for u in graph.uses}
+    total = sum(sizes.values())
+    found: dict[str, Whole] = {}
+    for use in graph.uses:
+        if layouts.assignment[use.stored].shards or sizes[use.stored] < LARGE * total or use.stored in found:
+            continue
+        found[use.stored] = Whole(parameter=use.fqn, bytes=sizes[use.stored], reason=_reason(use, layouts, possible))
+    return sorted(found.values(), key=lambda w: (-w.bytes, w.parameter))
+
+
+def rank_bytes_of(graph: Graph, name: str) -> int:
+    """Bytes of one whole tensor."""
+    n = graph.tensors[name].dtype.itemsize
+    for s in graph.tensors[name].shape:
+        n *= s
+    return n
+
+
+def _reason(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
+    states, graph = layouts.states, layouts.graph
+    if possible.get(use.stored):
+        return "splitting it would cost more time in collectives than its bytes are worth"
+    used = {u.used for u in graph.uses if u.stored == use.stored}
+    for op in graph.ops:
+        if used & set(op.inputs):
+            where = f"{op.call.op} in '{op.module}' ({op.source})"
+            if states.axes.rules.get(op.name) is None:
+                return f"{where} has no rule"
+            for conflict, text in states.axes.conflicts:
+                if conflict is op:
+                    return f"{where}: {text}"
+    if not states.splits(use.stored):
+        return f"it has no axis that {states.ranks} ranks could share"
+    ops = [op for op in graph.ops if used & set(op.inputs)]
+    where = f"{ops[0].call.op} in '{ops[0].module}' ({ops[0].source})" if ops else "no op"
+    return f"used by {where}; no way to split it leads to whole outputs by collectives at module borders"

@@ -1,0 +1,163 @@
+"""What is to be planned: a hub id, a directory, a config or a module, as a module on meta with inputs."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.errors import ModelError
+
+from .cost import TRACE_BATCH, TRACE_SEQ
+
+VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
+"""Config keys that say nothing of the shape of the computation."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module on meta, inputs to trace it with, and what identifies it."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    architecture: str
+    config_hash: str
+    dtype: torch.dtype
+
+
+def read_source(model: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
+                dtype: torch.dtype | None = None) -> Source:
+    """Prepare `model` for tracing; no weights are read or allocated.
+
+    Args:
+        model: Hub id, directory, transformers config, or `nn.Module` (which is left as it is).
+        args, kwargs: Example inputs; a transformers text model needs none.
+        dtype: Of the parameters; else the config's own, else float32.
+
+    Raises:
+        ModelError: not a model, unknown to transformers, or inputs are missing.
+    """
+    if isinstance(model, (str, Path)):
+        model = read_config(model)
+    if not isinstance(model, nn.Module):
+        model = from_config(model, dtype)
+    module = on_meta(model)
+    inputs, named = to_meta(args), to_meta(kwargs or {})
+    if not args and not kwargs:
+        named = text_inputs(module)
+    own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    return Source(module, inputs, named, type(model).__name__, config_hash(module), own)
+
+
+def read_config(name: str | Path) -> Any:
+    """The config of a hub id or a local directory.
+
+    Raises:
+        ModelError: there is none, or transformers does not know its architecture.
+    """
+    from transformers import AutoConfig
+
+    path = Path(name)
+    if path.exists() and not (path / "config.json").is_file():
+        raise ModelError(f"{name} is not a model directory: it has no config.json")
+    if not path.exists() and str(name).count("/") != 1 and ("/" in str(name) or str(name).startswith(".")):
+        raise ModelError(f"{name} does not exist: give a directory with a config.json, or a hub id")
+    try:
+        return AutoConfig.from_pretrained(name)
+    except ValueError as error:
+        kind = _model_type(path)
+        if kind and kind in str(error):
+            raise ModelError(
+                f"transformers does not know the architecture '{kind}' of {name}: upgrade transformers, "
+                "or build the module yourself and plan that"
+            ) from None
+        raise ModelError(f"cannot read the config of {name}: {str(error).splitlines()[0]}") from None
+    except OSError:
+        raise ModelError(
+            f"cannot find the config of {name}: no such directory, and the hub has no such model "
+            "or cannot be reached (offline?)"
+        ) from None
+
+
+def _model_type(path: Path) -> str | None:
+    try:
+        return json.loads((path / "config.json").read_text()).get("model_type")
+    except (OSError, ValueError):
+        return None
+
+
+def from_config(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
+    """A model of this config on meta, tied as transformers ties it."""
+    from shardwright.runtime.build import model_class
+
+    if not hasattr(config, "to_dict"):
+        raise ModelError(f"cannot plan a {type(config).__name__}: give a hub id, a directory, a config or a module")
+    cls = model_class(config)
+    chosen = dtype or getattr(config, "dtype", None) or torch.float32
+    with torch.device("meta"):
+        model = cls._from_config(copy.deepcopy(config), dtype=chosen)
+    return model.eval()
+
+
+def on_meta(module: nn.Module) -> nn.Module:
+    """`module` itself if it is on meta, else a copy of it there: weights are not copied."""
+    tensors = [*module.parameters(), *module.buffers()]
+    if all(t.is_meta for t in tensors):
+        return module
+    memo: dict[int, Any] = {}
+    for t in tensors:
+        empty = torch.empty_like(t, device="meta")
+        memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
+    return copy.deepcopy(module, memo).eval()
+
+
+def to_meta(value: Any) -> Any:
+    """The same inputs with tensors on meta."""
+    return torch.utils._pytree.tree_map(lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, value)
+
+
+def text_inputs(module: nn.Module) -> dict[str, Any]:
+    """Token ids for a transformers text model, of sizes that can be told from all others.
+
+    Raises:
+        ModelError: the model takes something else.
+    """
+    names = inspect.signature(module.forward).parameters
+    main = getattr(module, "main_input_name", None)
+    if main is None or "input_ids" not in names:
+        raise ModelError(
+            f"do not know the inputs of {type(module).__name__}: give example args or kwargs "
+            f"(batch {TRACE_BATCH} and sequence {TRACE_SEQ} are good sizes)"
+        )
+    ids = torch.zeros(TRACE_BATCH, TRACE_SEQ, dtype=torch.int64, device="meta")
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if getattr(module.config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
+        inputs["decoder_input_ids"] = ids.clone()
+    if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
+        inputs["use_cache"] = False
+    return inputs
+
+
+def config_hash(module: nn.Module) -> str:
+    """SHA-256 of the config, less what does not decide the computation; of the shapes if there is none."""
+    config = getattr(module, "config", None)
+    if hasattr(config, "to_dict"):
+        data = _without(config.to_dict())
+    else:
+        data = {n: list(p.shape) for n, p in module.named_parameters(remove_duplicate=False)}
+    text = json.dumps(data, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _without(v) for k, v in value.items() if k not in VOLATILE}
+    return value

@@ -1,0 +1,90 @@
+"""Try a plan before it is written: apply it on meta, run the model's own code, compare every shape.
+
+The planner reasons about a traced graph, the runtime runs the module's Python code. Whatever the
+trace did not show (a number that should have been local, an attribute nobody saw) comes out here as
+a wrong shape or an exception, and becomes a constraint.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from shardwright.errors import PlanError
+from shardwright.runtime.api import apply_modules
+from shardwright.runtime.mesh import Mesh
+
+from .borders import map_slots
+from .emit import Layouts
+from .layout import Coords, dim_size
+from .plan_file import Plan
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A module whose local forward is not what the plan says."""
+
+    module: str
+    text: str
+
+
+def verify(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], plan: Plan, layouts: Layouts,
+           coords: Coords) -> Mismatch | None:
+    """Run `root` (on meta, whole) as the rank at `coords` would; None if all shapes are as predicted."""
+    predicted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+    for module, slot, tensor in layouts.graph.watched:
+        shape = tuple(dim_size(d, coords) or 0 for d in layouts.traced(tensor))
+        predicted.setdefault((module, slot), []).append(shape)
+    return run_local(root, args, kwargs, plan, coords, predicted)
+
+
+def run_local(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], plan: Plan, coords: Coords,
+              predicted: Mapping[tuple[str, str], list[tuple[int, ...]]]) -> Mismatch | None:
+    """Apply `plan` to a copy of `root` without a process group, run it, compare output shapes."""
+    local = copy.deepcopy(root)
+    try:
+        apply_modules(local, plan, Mesh.shape_only(dict(coords)))
+    except PlanError as error:
+        return Mismatch("", str(error))
+    calls: dict[tuple[str, str], int] = {}
+    entered: list[str] = []
+    found: list[Mismatch] = []
+    handles = []
+    for name, module in local.named_modules():
+        def enter(_: nn.Module, _args: Any, name: str = name) -> None:
+            entered.append(name)
+
+        def leave(_: nn.Module, _args: Any, output: Any, name: str = name) -> None:
+            entered.pop()
+
+            def compare(x: torch.Tensor, slot: str) -> torch.Tensor:
+                k = calls.get((name, slot), 0)
+                calls[(name, slot)] = k + 1
+                want = predicted.get((name, slot), [])
+                if k < len(want) and tuple(x.shape) != want[k]:
+                    found.append(Mismatch(name, f"output '{slot}' has shape {list(x.shape)}, not {list(want[k])}"))
+                return x
+
+            map_slots(output, "", compare)
+
+        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    # Fake rather than plain meta tensors: model code knows them, and does not ask for their values.
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    inputs, named = tree_map(lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, dict(kwargs)))
+    try:
+        with torch.no_grad(), fake:
+            local(*inputs, **named)
+    except Exception as error:  # whatever model code raises on sizes it does not expect
+        text = str(error).strip().split("\n")[0]
+        found.append(Mismatch(entered[-1] if entered else "", f"{type(error).__name__}: {text}"))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None
