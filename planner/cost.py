@@ -168,6 +168,7 @@ CROSSINGS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("whole", "copied"): ((), ("all_reduce",)),
     ("whole", "partial"): ((), ()),
     ("whole", "shard"): ((), ("all_gather",)),
+    ("whole", "stored parts"): ((), ()),
     ("copied", "shard"): ((), ()),
     ("copied", "parts"): ((), ()),
     ("partial", "whole"): (("all_reduce",), ()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 import json
 from dataclasses import dataclass
@@ -14,12 +13,9 @@ import torch
 from torch import nn
 
 from shardwright.errors import ModelError
+from shardwright.runtime.identity import config_hash
 
 from .cost import TRACE_BATCH, TRACE_SEQ
-
-VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
-"""Config keys that say nothing of the shape of the computation."""
-
 
 @dataclass(frozen=True)
 class Source:
@@ -144,20 +140,3 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
     if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
         inputs["use_cache"] = False
     return inputs
-
-
-def config_hash(module: nn.Module) -> str:
-    """SHA-256 of the config, less what does not decide the computation; of the shapes if there is none."""
-    config = getattr(module, "config", None)
-    if hasattr(config, "to_dict"):
-        data = _without(config.to_dict())
-    else:
-        data = {n: list(p.shape) for n, p in module.named_parameters(remove_duplicate=False)}
-    text = json.dumps(data, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _without(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _without(v) for k, v in value.items() if k not in VOLATILE}
-    return value

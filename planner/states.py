@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from shardwright.rules.notation import Rule, letters
 
-from .axes import ATOM, PRODUCT, Axes, Dim, atoms_of, find
+from .axes import ATOM, PRODUCT, SUM, Axes, Dim, atoms_of, find
 from .graph import Graph, Op
 
 NOTHING, VALUE, GRADIENT = "", "value", "gradient"
@@ -51,6 +51,16 @@ def cuts(dim: Dim, allowed: frozenset[int]) -> list[frozenset[int]]:
         if len(partial) > 256:  # a concatenation of many unlike parts: split all alike or none
             return []
     return [c for c in partial if c and _fits(dim, c)]
+
+
+def _cut_at_run_time(dim: Dim) -> set[int]:
+    """Atoms of the sums in `dim` that have a part of run-time size."""
+    dim = find(dim)
+    if dim.kind == ATOM:
+        return set()
+    if dim.kind == SUM and any(a.whole for a in atoms_of(dim)):
+        return {a.id for a in atoms_of(dim)}
+    return set().union(*(_cut_at_run_time(c) for c in dim.children))
 
 
 def _fits(dim: Dim, cut: frozenset[int]) -> bool:
@@ -102,13 +112,21 @@ class States:
 
     @cached_property
     def allowed(self) -> frozenset[int]:
-        """Axes that may be split: those of parameters, long enough, and not of run-time size."""
+        """Axes that may be split: those of parameters, long enough, and not of run-time size.
+
+        The parts of a dim that is cut at a run-time size (the used and the unused rows of a table of
+        positions) are of run-time size themselves.
+        """
+        fixed: set[int] = set()
+        for dims in self.axes.dims.values():
+            for dim in dims:
+                fixed |= _cut_at_run_time(dim)
         out = set()
         for use in self.graph.uses:
             for dim in self.axes.dims[use.stored]:
-                if not find(dim).whole:
+                if not use.is_buffer and not find(dim).whole:
                     out |= {a.id for a in atoms_of(dim) if not a.whole and a.size >= self.ranks}
-        return frozenset(out)
+        return frozenset(out - fixed)
 
     def splits(self, name: str) -> list[Shards]:
         """Every way to split tensor `name`, in a fixed order."""
@@ -131,8 +149,8 @@ class States:
 
     def _make_domain(self, name: str) -> tuple[State, ...]:
         stored = {u.stored for u in self.graph.uses}
-        if name in self.graph.inputs:
-            return (WHOLE,)
+        if name in self.graph.inputs or name in {u.stored for u in self.graph.uses if u.is_buffer}:
+            return (WHOLE,)  # a buffer is small, and code may swap it: modules take their part of it
         split = self.splits(name)
         if name in stored or not self.graph.tensors[name].differentiable:
             return (WHOLE, *(State(s, NOTHING) for s in split))
