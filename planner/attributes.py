@@ -7,13 +7,13 @@ its equations, on the first and on the last rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
-from . import layout, origins
-from .graph import Graph, SizeArgument
-from .layout import Atom, Coords, Dim
-from .trace import slice_of
+from shardwright.planner import layout, origins
+from shardwright.planner.graph import Graph, Op, SizeArgument
+from shardwright.planner.layout import Atom, Coords, Dim
+from shardwright.planner.tidy import slice_of
 
 Key = tuple[str, str]
 
@@ -26,7 +26,9 @@ class Unsolvable(Exception):
         self.size = size
 
 
-def local_attributes(graph: Graph, dims: Mapping[str, tuple[Dim, ...]], coords: list[Coords]) -> dict[Key, Dim]:
+def local_attributes(
+    graph: Graph, dims: Mapping[str, tuple[Dim, ...]], coords: Sequence[Coords]
+) -> dict[Key, Dim]:
     """Local value, as a dim, of each attribute that must change; key is (module, attribute).
 
     Args:
@@ -70,11 +72,13 @@ def _groups(sizes: list[SizeArgument]) -> Iterator[list[SizeArgument]]:
     yield from found.values()
 
 
-def _target(size: SizeArgument, dims: Mapping[str, tuple[Dim, ...]], producers: Mapping[str, object]) -> Dim | None:
+def _target(
+    size: SizeArgument, dims: Mapping[str, tuple[Dim, ...]], producers: Mapping[str, Op]
+) -> Dim | None:
     """The dim whose local length the expression must give; None for a bound that cannot matter."""
     if not size.bound:
         return dims[size.tensor][size.dim]
-    op = slice_of(producers, size)  # type: ignore[arg-type]
+    op = slice_of(producers, size)
     if op is None or op.call.op == "select":
         return None
     source = dims[op.inputs[0]][op.call.dim()]
@@ -114,7 +118,9 @@ def _prefix(dim: Dim, length: int) -> Dim | None:
     return Atom(length) if not any(a.mesh for a in layout.atoms(dim)) else None
 
 
-def _solve(targets: list[tuple[SizeArgument, Dim]], pinned: set[Key], coords: list[Coords]) -> dict[Key, Dim]:
+def _solve(
+    targets: list[tuple[SizeArgument, Dim]], pinned: set[Key], coords: Sequence[Coords]
+) -> dict[Key, Dim]:
     keys: dict[Key, int] = {}
     for size, _ in targets:
         keys |= _values(size.expression)
@@ -130,7 +136,9 @@ def _solve(targets: list[tuple[SizeArgument, Dim]], pinned: set[Key], coords: li
     deepest = -1
     for combination in product(*choices):
         attempt = dict(zip(keys, combination, strict=True))
-        failed = next((i for i, (s, t) in enumerate(targets) if not _holds(s, t, attempt, coords)), None)
+        failed = next(
+            (i for i, (s, t) in enumerate(targets) if not _holds(s, t, attempt, coords)), None
+        )
         if failed is None:
             return {k: d for k, d in attempt.items() if any(a.mesh for a in layout.atoms(d))}
         if failed > deepest:
@@ -169,7 +177,9 @@ def _parts(dim: Dim) -> Iterator[Dim]:
                 yield make(children[i:j])
 
 
-def _holds(size: SizeArgument, target: Dim, attempt: Mapping[Key, Dim], coords: list[Coords]) -> bool:
+def _holds(
+    size: SizeArgument, target: Dim, attempt: Mapping[Key, Dim], coords: Sequence[Coords]
+) -> bool:
     for at in coords:
         local = layout.dim_size(target, at)
         values = {k: layout.dim_size(d, at) or 0 for k, d in attempt.items()}

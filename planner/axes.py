@@ -1,9 +1,9 @@
 """Refine every tensor dim into axes: the atoms that may be split, and how dims are made of them.
 
-A dim is an atom, a product of dims (major to minor) or a sum (concatenation) of dims. Rules say which
-dims are the same; unifying two dims refines both until they agree. Union-find carries a refinement
-to every tensor that shares the dim, so that one pass over the graph is enough, in whatever order.
-Dims with no common refinement stay whole, and the place of the conflict is kept.
+A dim is an atom, a product of dims (major to minor) or a sum (concatenation) of dims. Rules say
+which dims are the same; unifying two dims refines both until they agree. Union-find carries a
+refinement to every tensor that shares the dim, so that one pass over the graph is enough, in
+whatever order. Dims with no common refinement stay whole, and the place of the conflict is kept.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import prod
 
+from shardwright.planner.graph import Graph, Op
 from shardwright.rules.notation import ONE, Expr, Rule
 from shardwright.rules.notation import Product as ProductExpr
 from shardwright.rules.notation import Sum as SumExpr
 from shardwright.rules.registry import rule_for
-
-from .graph import Graph, Op
 
 ATOM, PRODUCT, SUM = "atom", "product", "sum"
 
@@ -149,8 +148,8 @@ def split_sum(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
         return [dim]
     if dim.kind == ATOM:
         parts = [Dim(s) for s in sizes]
-        for part in parts:
-            part.whole = dim.whole
+        for made in parts:
+            made.whole = dim.whole
         dim.kind, dim.children = SUM, parts
         return parts
     if dim.kind == PRODUCT:
@@ -158,7 +157,9 @@ def split_sum(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
         inner = prod(f.size for f in factors[1:])
         if any(s % inner for s in sizes):
             raise Conflict(f"parts of {list(sizes)} cut through {dim!r}")
-        return [product([t, *factors[1:]]) for t in split_sum(factors[0], [s // inner for s in sizes])]
+        return [
+            product([t, *factors[1:]]) for t in split_sum(factors[0], [s // inner for s in sizes])
+        ]
     queue, terms, out = list(dim.children), [], []
     for size in sizes:
         part: list[Dim] = []
@@ -271,7 +272,10 @@ def _unify_repeated_slots(graph: Graph, out: Axes) -> None:
 
 def _bind(op: Op, rule: Rule, out: Axes) -> None:
     axes = out.axes[op.name] = {name: Dim(rule.sizes.get(name, 1)) for name in rule.axes()}
-    sides = [*zip(op.inputs, rule.operands, strict=True), *zip(op.outputs, rule.results, strict=True)]
+    sides = [
+        *zip(op.inputs, rule.operands, strict=True),
+        *zip(op.outputs, rule.results, strict=True),
+    ]
     for name, dims in sides:
         for dim, expr in zip(out.dims[name], dims, strict=True):
             if expr == ONE or dim.size <= 1:
@@ -288,7 +292,11 @@ def _bind(op: Op, rule: Rule, out: Axes) -> None:
 def _names(expr: Expr) -> list[str]:
     if isinstance(expr, str):
         return [] if expr == ONE else [expr]
-    return [n for e in (expr.factors if isinstance(expr, ProductExpr) else expr.terms) for n in _names(e)]
+    return [
+        n
+        for e in (expr.factors if isinstance(expr, ProductExpr) else expr.terms)
+        for n in _names(e)
+    ]
 
 
 def _unify_expr(dim: Dim, expr: Expr, axes: dict[str, Dim]) -> None:

@@ -47,20 +47,23 @@ def map_slots(value: Any, slot: str, change: Callable[[torch.Tensor, str], torch
     Slots of nested values are joined by dots; containers that are neither tuples, lists, dicts nor
     dataclass outputs (a key-value cache) are left alone.
     """
+
     def inner(key: object) -> str:
         return f"{slot}.{key}" if slot else str(key)
 
     if isinstance(value, torch.Tensor):
         return change(value, slot) if value.is_floating_point() else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_slots(v, inner(k), change) for k, v in zip(value._fields, value, strict=True)))
+    fields = getattr(value, "_fields", None)  # of a named tuple
+    if isinstance(value, tuple) and fields is not None:
+        pairs = zip(fields, value, strict=True)
+        return type(value)(*(map_slots(v, inner(k), change) for k, v in pairs))
     if isinstance(value, (tuple, list)):
         return type(value)(map_slots(v, inner(i), change) for i, v in enumerate(value))
     if dataclasses.is_dataclass(value) and isinstance(value, Mapping):  # transformers' ModelOutput
         for key in list(value.keys()):
             value[key] = map_slots(value[key], inner(key), change)  # type: ignore[index]
         return value
-    if type(value) is dict:
+    if isinstance(value, dict) and type(value) is dict:
         return {k: map_slots(v, inner(k), change) for k, v in value.items()}
     return value
 
@@ -72,8 +75,13 @@ def marked(root: nn.Module) -> Iterator[None]:
     for name, module in root.named_modules():
         names, _ = argument_names(module.forward)
 
-        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name,
-                  names: list[str] = names) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def enter(
+            _: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            name: str = name,
+            names: list[str] = names,
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             def mark(x: torch.Tensor, slot: str) -> torch.Tensor:
                 return torch.ops.shardwright.border(x, f"{name}|in|{slot}")
 
@@ -87,8 +95,10 @@ def marked(root: nn.Module) -> Iterator[None]:
 
             return map_slots(output, "", mark)
 
-        handles += [module.register_forward_pre_hook(enter, with_kwargs=True),
-                    module.register_forward_hook(leave)]
+        handles += [
+            module.register_forward_pre_hook(enter, with_kwargs=True),
+            module.register_forward_hook(leave),
+        ]
     try:
         yield
     finally:

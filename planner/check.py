@@ -1,7 +1,7 @@
 """An independent look at a plan: does every op of the whole graph hold, and what does it cost?
 
-It reads the rules and the prices, but not the network, its simplification or any solver: for each op
-it works out from the states alone whether the rule allows them together.
+It reads the rules and the prices, but not the network, its simplification or any solver: for each
+op it works out from the states alone whether the rule allows them together.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardwright.errors import SolverError
-from shardwright.rules.notation import Rule, letters
-
-from .axes import atoms_of
-from .cost import Collective, Costs
-from .graph import Graph, Op
-from .states import COPIED, GRADIENT, PARTIAL, WHOLE, Mode, State, States, covers
+from shardwright.planner.axes import atoms_of
+from shardwright.planner.cost import Collective, Costs
+from shardwright.planner.graph import Graph, Op
+from shardwright.planner.states import COPIED, GRADIENT, PARTIAL, WHOLE, Mode, State, States, covers
+from shardwright.rules.notation import Dims, Rule, letters
 
 Assignment = Mapping[str, State]
 
@@ -27,8 +26,10 @@ def check(graph: Graph, states: States, assignment: Assignment) -> None:
     """
     for op in graph.ops:
         if (why := _wrong(op, states, assignment)) is not None:
-            raise SolverError(f"the plan does not hold at {op.call.op} in '{op.module}' ({op.source}): {why}; "
-                              "this is a mistake of the planner: please report it")
+            raise SolverError(
+                f"the plan does not hold at {op.call.op} in '{op.module}' ({op.source}): {why}; "
+                "this is a mistake of the planner: please report it"
+            )
     for name in graph.outputs:
         if assignment[name] != WHOLE:
             raise SolverError(f"the plan leaves output '{name}' of the model {assignment[name]}")
@@ -60,12 +61,18 @@ def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
     reduced = moved & (rule.sum | rule.lookup)
     for axis in reduced:
         if not covers(states.axes.axes[op.name][axis], [a for x, a in split if x == axis]):
-            return f"only a part of axis {axis} is split, and the rest would be summed more than once"
+            return (
+                f"only a part of axis {axis} is split, and the rest would be summed more than once"
+            )
     for i, (name, state, can) in enumerate(zip(names, have, differentiable, strict=True)):
         is_result = i >= len(op.inputs)
-        if reduced and is_result:
-            want = PARTIAL
-        elif reduced and not state.shards and _added(rule, i, moved & reduced):
+        if (
+            reduced
+            and is_result
+            or reduced
+            and not state.shards
+            and _added(rule, i, moved & reduced)
+        ):
             want = PARTIAL
         else:
             pending = can and not (state.shards and states.covered(name, state.shards))
@@ -75,31 +82,49 @@ def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
     return None
 
 
-def _split_axes(rule: Rule, sides: Sequence[tuple[object, ...]], have: Sequence[State], states: States,
-                op: Op) -> set[tuple[str, int]] | str:
+def _split_axes(
+    rule: Rule, sides: Sequence[Dims], have: Sequence[State], states: States, op: Op
+) -> set[tuple[str, int]] | str:
     """The split axes that the states show; a text where two tensors disagree."""
     trees = {x: {a.id for a in atoms_of(d)} for x, d in states.axes.axes[op.name].items()}
-    split = {(x, a) for dims, s in zip(sides, have, strict=True) for d, a in s.shards
-             for x in letters(dims[d]) if a in trees[x]}  # type: ignore[arg-type]
+    split = {
+        (x, a)
+        for dims, s in zip(sides, have, strict=True)
+        for d, a in s.shards
+        for x in letters(dims[d])
+        if a in trees[x]
+    }
     for dims, state in zip(sides, have, strict=True):
-        want = {(d, a) for d, expr in enumerate(dims) for x in letters(expr) for y, a in split if x == y}  # type: ignore[arg-type]
+        want = {
+            (d, a) for d, expr in enumerate(dims) for x in letters(expr) for y, a in split if x == y
+        }
         if want != set(state.shards):
-            return f"axes are split in one tensor and not in another ({sorted(want)}, {sorted(state.shards)})"
+            return f"axes {sorted(want)} are split, in one tensor {sorted(state.shards)}"
     return split
 
 
 def _added(rule: Rule, operand: int, reduced: set[str]) -> bool:
     """Whether `operand` is added to one that has a reduced axis."""
-    having = {j for j, dims in enumerate(rule.operands) if reduced & {x for e in dims for x in letters(e)}}
+    having = {
+        j for j, dims in enumerate(rule.operands) if reduced & {x for e in dims for x in letters(e)}
+    }
     return any(operand in group and group & having for group in rule.linear)
 
 
-def _wrong_sum(op: Op, rule: Rule, have: Sequence[State], differentiable: Sequence[bool]) -> str | None:
+def _wrong_sum(
+    op: Op, rule: Rule, have: Sequence[State], differentiable: Sequence[bool]
+) -> str | None:
     pending = frozenset(i for i, s in enumerate(have[: len(op.inputs)]) if s == PARTIAL)
     if pending not in rule.linear:
-        return f"sums are pending in operands {sorted(pending)}, in which the op is not linear together"
+        return f"sums are pending in operands {sorted(pending)}: it is not linear in them together"
     for i, state in enumerate(have):
-        want = PARTIAL if i in pending or i >= len(op.inputs) else COPIED if differentiable[i] else WHOLE
+        want = (
+            PARTIAL
+            if i in pending or i >= len(op.inputs)
+            else COPIED
+            if differentiable[i]
+            else WHOLE
+        )
         if state != want:
             return f"tensor {i} is {state} instead of {want}"
     return None
@@ -113,9 +138,7 @@ def price(graph: Graph, costs: Costs, assignment: Assignment) -> tuple[int, int,
     """
     stored = dict.fromkeys(u.stored for u in graph.uses)
     size = sum(costs.bytes(n, assignment[n]) for n in stored)
-    forward = sum(
-        costs.compute(op, _mode(op, costs, assignment)) for op in graph.ops
-    )
+    forward = sum(costs.compute(op, _mode(op, costs, assignment)) for op in graph.ops)
     ahead, back = collectives(graph, costs, assignment)
     forward += sum(costs.nanoseconds((c,)) for c in ahead)
     return size, forward, sum(costs.nanoseconds((c,)) for c in back)
@@ -124,11 +147,17 @@ def price(graph: Graph, costs: Costs, assignment: Assignment) -> tuple[int, int,
 def _mode(op: Op, costs: Costs, assignment: Assignment) -> Mode:
     have = tuple(assignment[n] for n in (*op.inputs, *op.outputs))
     rule = costs.axes.rules.get(op.name)
-    split = set() if rule is None else _split_axes(rule, (*rule.operands, *rule.results), have, costs.states, op)
+    split = (
+        set()
+        if rule is None
+        else _split_axes(rule, (*rule.operands, *rule.results), have, costs.states, op)
+    )
     return Mode(have, frozenset(() if isinstance(split, str) else split))
 
 
-def collectives(graph: Graph, costs: Costs, assignment: Assignment) -> tuple[list[Collective], list[Collective]]:
+def collectives(
+    graph: Graph, costs: Costs, assignment: Assignment
+) -> tuple[list[Collective], list[Collective]]:
     """Every collective of a forward and of a backward pass."""
     forward: list[Collective] = []
     backward: list[Collective] = []
@@ -136,8 +165,10 @@ def collectives(graph: Graph, costs: Costs, assignment: Assignment) -> tuple[lis
     for source, target in edges:
         crossing = costs.crossing(source, assignment[source], assignment[target])
         if crossing is None:
-            raise SolverError(f"the plan takes '{source}' from {assignment[source]} to {assignment[target]}, "
-                              "which no collective does")
+            raise SolverError(
+                f"the plan takes '{source}' from {assignment[source]} to {assignment[target]}, "
+                "which no collective does"
+            )
         forward += crossing.forward
         backward += crossing.backward
     return forward, backward

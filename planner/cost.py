@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardwright.errors import UsageError
-
-from .axes import ATOM, Axes, Dim, find
-from .graph import Graph, Op
-from .plan_file import Workload
-from .states import NOTHING, VALUE, Mode, State, States
+from shardwright.planner.axes import ATOM, Axes, Dim, find
+from shardwright.planner.graph import Graph, Op
+from shardwright.planner.plan_file import Workload
+from shardwright.planner.states import NOTHING, Mode, State, States
 
 TRACE_BATCH, TRACE_SEQ = 3, 19
 """Sizes with which models are traced: primes, so that nothing splits them by accident."""
@@ -85,11 +84,13 @@ class Costs:
             for dim in self.axes.dims[name]:
                 for atom in _atoms(dim):
                     if atom.size in (TRACE_BATCH, TRACE_SEQ):
-                        out[atom.id] = self.workload.batch if atom.size == TRACE_BATCH else self.workload.seq
+                        out[atom.id] = (
+                            self.workload.batch if atom.size == TRACE_BATCH else self.workload.seq
+                        )
         return out
 
     def length(self, dim: Dim, cut: frozenset[int] = frozenset()) -> int:
-        """Length of `dim` in the workload on the rank that holds most, atoms of `cut` being split."""
+        """Length of `dim` in the workload on the rank that holds most, with `cut` split."""
         dim = find(dim)
         if dim.kind == ATOM:
             size = self.run_time.get(dim.id, dim.size)
@@ -100,7 +101,10 @@ class Costs:
     def bytes(self, name: str, state: State) -> int:
         """Bytes of tensor `name` on the rank that holds most of it."""
         dims = self.axes.dims[name]
-        n = prod(self.length(d, frozenset(a for i, a in state.shards if i == k)) for k, d in enumerate(dims))
+        n = prod(
+            self.length(d, frozenset(a for i, a in state.shards if i == k))
+            for k, d in enumerate(dims)
+        )
         return n * self.graph.tensors[name].dtype.itemsize
 
     def uncovered_bytes(self, name: str, state: State) -> int:
@@ -114,23 +118,30 @@ class Costs:
         """Time that these collectives take."""
         n, total = self.states.ranks, 0.0
         for kind, size in collectives:
-            moved = {"all_reduce": 2 * (n - 1) / n * size, "all_gather": (n - 1) * size,
-                     "reduce_scatter": (n - 1) / n * size}[kind]
+            moved = {
+                "all_reduce": 2 * (n - 1) / n * size,
+                "all_gather": (n - 1) * size,
+                "reduce_scatter": (n - 1) / n * size,
+            }[kind]
             total += self.device.latency_s + moved / self.device.link_bytes_per_s
         return round(total * 1e9)
 
     def crossing(self, name: str, source: State, target: State) -> Crossing | None:
-        """What changing tensor `name` from `source` to `target` takes; None where it is not possible."""
+        """What taking tensor `name` from `source` to `target` costs; None if it cannot be."""
         if source == target:
             return Crossing()
         full = self.bytes(name, State(frozenset(), NOTHING))
         differentiable = self.graph.tensors[name].differentiable
-        covered = [self.states.covered(name, s.shards) if s.shards else None for s in (source, target)]
+        covered = [
+            self.states.covered(name, s.shards) if s.shards else None for s in (source, target)
+        ]
         kinds = tuple(_kind(s, c) for s, c in zip((source, target), covered, strict=True))
         if source.shards and target.shards:
             if source.shards != target.shards or kinds != ("stored parts", "parts"):
                 return None
-            return Crossing(backward=(Collective("all_reduce", self.uncovered_bytes(name, source)),))
+            return Crossing(
+                backward=(Collective("all_reduce", self.uncovered_bytes(name, source)),)
+            )
         entry = CROSSINGS.get(kinds)
         if entry is None:
             return None
@@ -140,7 +151,7 @@ class Costs:
         return Crossing(forward, backward if differentiable else ())
 
     def compute(self, op: Op, mode: Mode) -> int:
-        """Nanoseconds that `op` takes in `mode` on one rank, by its arithmetic and memory traffic."""
+        """Nanoseconds that `op` takes in `mode` on one rank, by arithmetic and traffic."""
         rule = self.axes.rules.get(op.name)
         names = (*op.inputs, *op.outputs)
         traffic = sum(self.bytes(n, s) for n, s in zip(names, mode.states, strict=True))
@@ -177,6 +188,4 @@ CROSSINGS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("shard", "whole"): (("all_gather",), ()),
     ("shard", "copied"): (("all_gather",), ("reduce_scatter",)),
 }
-"""(source, target) -> collectives forward and backward; what is not here cannot be done at a border."""
-
-assert VALUE
+"""(source, target) -> collectives forward and backward; what is missing no border can do."""

@@ -1,4 +1,4 @@
-"""From states of tensors to the plan file: layouts, layers, crossings, and why the rest is whole."""
+"""From states of tensors to the plan file: layouts, layers, crossings, reasons."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from . import layout
-from .axes import ATOM, PRODUCT, Dim, find
-from .check import Assignment, collectives
-from .cost import Costs
-from .graph import Graph, Use
-from .layout import Coords, Placement, simplify
-from .plan_file import Collective, Crossing, ModulePlan, ParameterPlan, Whole, fold
-from .states import GRADIENT, VALUE, WHOLE, State, States
+from shardwright.planner import layout
+from shardwright.planner.axes import ATOM, PRODUCT, Dim, find
+from shardwright.planner.check import Assignment, collectives
+from shardwright.planner.cost import Costs
+from shardwright.planner.graph import Graph, Use
+from shardwright.planner.layout import Coords, Placement, simplify
+from shardwright.planner.plan_file import (
+    Collective,
+    Crossing,
+    ModulePlan,
+    ParameterPlan,
+    Whole,
+    fold,
+)
+from shardwright.planner.states import GRADIENT, VALUE, WHOLE, State, States
 
 LARGE = 0.01
 """A parameter is worth a reason if it holds this share of all bytes."""
@@ -27,11 +34,15 @@ class Layouts:
         mesh: Name of the mesh dim that the assignment speaks of.
     """
 
-    def __init__(self, graph: Graph, states: States, assignment: Assignment, mesh: str = "tp") -> None:
+    def __init__(
+        self, graph: Graph, states: States, assignment: Assignment, mesh: str = "tp"
+    ) -> None:
         self.graph, self.states, self.assignment, self.mesh = graph, states, assignment, mesh
         run_time = [d for name in graph.inputs for d in states.axes.dims[name]]
         self.run_time = {a.id for d in run_time for a in _leaves(d)}
-        self.known = {a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in _leaves(d)}
+        self.known = {
+            a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in _leaves(d)
+        }
 
     def traced(self, name: str, state: State | None = None) -> tuple[layout.Dim, ...]:
         """Dims of a tensor with the sizes of the trace."""
@@ -69,7 +80,9 @@ def _leaves(dim: Dim) -> list[Dim]:
     return [dim] if dim.kind == ATOM else [a for c in dim.children for a in _leaves(c)]
 
 
-def module_plans(root: nn.Module, layouts: Layouts, attributes: Mapping[tuple[str, str], layout.Dim]) -> dict[str, ModulePlan]:
+def module_plans(
+    root: nn.Module, layouts: Layouts, attributes: Mapping[tuple[str, str], layout.Dim]
+) -> dict[str, ModulePlan]:
     """The plan of every module that changes, by its full name."""
     graph, assignment = layouts.graph, layouts.assignment
     parameters: dict[str, dict[str, ParameterPlan]] = {}
@@ -77,7 +90,10 @@ def module_plans(root: nn.Module, layouts: Layouts, attributes: Mapping[tuple[st
         stored, used = assignment[use.stored], assignment[use.used]
         if stored == used == WHOLE:
             continue
-        at_rest, seen = layouts.placement(use.stored, stored, True), layouts.placement(use.used, used, True)
+        at_rest, seen = (
+            layouts.placement(use.stored, stored, True),
+            layouts.placement(use.used, used, True),
+        )
         owner, _, name = use.fqn.rpartition(".")
         parameters.setdefault(owner, {})[name] = ParameterPlan(
             placement=str(at_rest), use=None if str(seen) == str(at_rest) else str(seen)
@@ -132,7 +148,7 @@ def shapes(root: nn.Module) -> dict[str, list[int]]:
 
 
 def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
-    """Bytes of parameters and buffers that the rank at `coords` holds; whole ones without coords."""
+    """Bytes of parameters and buffers on the rank at `coords`; of the whole model without."""
     total = 0
     for stored in dict.fromkeys(u.stored for u in layouts.graph.uses):
         n = layouts.graph.tensors[stored].dtype.itemsize
@@ -145,10 +161,14 @@ def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
 def count(graph: Graph, costs: Costs, assignment: Assignment) -> list[Collective]:
     """Collectives by phase and kind."""
     out = []
-    for phase, found in zip(("forward", "backward"), collectives(graph, costs, assignment), strict=True):
+    for phase, found in zip(
+        ("forward", "backward"), collectives(graph, costs, assignment), strict=True
+    ):
         kinds = Counter(c.kind for c in found)
         out += [
-            Collective(phase=phase, kind=k, count=n, bytes=sum(c.bytes for c in found if c.kind == k))  # type: ignore[arg-type]
+            Collective(
+                phase=phase, kind=k, count=n, bytes=sum(c.bytes for c in found if c.kind == k)
+            )  # type: ignore[arg-type]
             for k, n in sorted(kinds.items())
         ]
     return out
@@ -158,6 +178,7 @@ def wholes(layouts: Layouts, possible: Mapping[str, bool]) -> list[Whole]:
     """Large parameters that every rank holds, each with the reason.
 
     Args:
+        layouts: The plan's layouts.
         possible: Per stored tensor, whether any plan at all could split it.
     """
     graph = layouts.graph
@@ -165,9 +186,15 @@ def wholes(layouts: Layouts, possible: Mapping[str, bool]) -> list[Whole]:
     total = sum(sizes.values())
     found: dict[str, Whole] = {}
     for use in graph.uses:
-        if layouts.assignment[use.stored].shards or sizes[use.stored] < LARGE * total or use.stored in found:
+        if (
+            layouts.assignment[use.stored].shards
+            or sizes[use.stored] < LARGE * total
+            or use.stored in found
+        ):
             continue
-        found[use.stored] = Whole(parameter=use.fqn, bytes=sizes[use.stored], reason=_reason(use, layouts, possible))
+        found[use.stored] = Whole(
+            parameter=use.fqn, bytes=sizes[use.stored], reason=_reason(use, layouts, possible)
+        )
     return sorted(found.values(), key=lambda w: (-w.bytes, w.parameter))
 
 
@@ -196,4 +223,4 @@ def _reason(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
         return f"it has no axis that {states.ranks} ranks could share"
     ops = [op for op in graph.ops if used & set(op.inputs)]
     where = f"{ops[0].call.op} in '{ops[0].module}' ({ops[0].source})" if ops else "no op"
-    return f"used by {where}; no way to split it leads to whole outputs by collectives at module borders"
+    return f"used by {where}; no split of it leads to whole outputs by way of module borders"

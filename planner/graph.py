@@ -92,7 +92,7 @@ class Graph:
     """Tensors that one block of a stack hands to the next: users see them as hidden states."""
 
     logits: set[str] = field(default_factory=set)
-    """Tensors that become the scores of a loss: never a pending sum, so that a loss needs no gather."""
+    """Tensors that become the scores of a loss: never a pending sum, so a loss gathers nothing."""
 
     watched: list[tuple[str, str, str]] = field(default_factory=list)
     """(module, slot, tensor) of every module output, in the order of the calls."""

@@ -8,7 +8,7 @@ dimension; a *placement* adds the sums that are pending over mesh dims:
     2@tp*2*16 + 2@tp*16 + 2@tp*16, 64      fused q|k|v, each part split by kv head
     ?, ?, 50257@tp                         logits; ? is a size known only at run time
     ?, ?, 64 | partial tp                  each rank holds one term of a sum
-    ?, ?, 64 | grad-partial tp             the same value on each rank, its gradient one term of a sum
+    ?, ?, 64 | grad-partial tp             the same value on each rank, its gradient a term of a sum
 
 In a placement with both shards and `grad-partial`, the flag speaks of the parts of the tensor
 that no shard covers (the k and v of a multi-query projection, say).
@@ -46,7 +46,9 @@ class Atom:
     mesh: str | None = None
 
     def __str__(self) -> str:
-        return ("?" if self.size is None else str(self.size)) + (f"@{self.mesh}" if self.mesh else "")
+        return ("?" if self.size is None else str(self.size)) + (
+            f"@{self.mesh}" if self.mesh else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def atoms(dim: Dim) -> Iterator[Atom]:
 
 
 def dim_size(dim: Dim, coords: Coords | None = None) -> int | None:
-    """Size of `dim`: the whole of it, or with `coords` this rank's part; None where it holds a `?`."""
+    """Size of `dim`, with `coords` that of this rank's part; None where it holds a `?`."""
     if isinstance(dim, Atom):
         if dim.size is None or dim.mesh is None or coords is None:
             return dim.size
@@ -108,7 +110,9 @@ def resolve(dim: Dim, size: int, coords: Coords | None = None) -> Dim:
     """
     if (known := dim_size(dim, coords)) is not None:
         if known != size:
-            raise PlanError(f"a dimension laid out as '{dim}' should have {known} elements here, not {size}")
+            raise PlanError(
+                f"a dimension laid out as '{dim}' should have {known} elements here, not {size}"
+            )
         return dim
     if isinstance(dim, Atom):
         if dim.mesh and coords is not None:
@@ -128,7 +132,7 @@ def resolve(dim: Dim, size: int, coords: Coords | None = None) -> Dim:
 
 
 def local_ranges(dim: Dim, coords: Coords) -> list[Range]:
-    """The indices of `dim` that a rank holds, as merged ranges in the order in which it holds them."""
+    """The indices of `dim` that a rank holds, as merged ranges in the order it holds them."""
     size = dim_size(dim)
     assert size is not None, f"resolve() the run-time size of '{dim}' first"
     if isinstance(dim, Atom):
@@ -146,7 +150,9 @@ def local_ranges(dim: Dim, coords: Coords) -> list[Range]:
         if inner == [(0, n)]:
             out = [(a * n, b * n) for a, b in out]
         else:
-            out = [(i * n + a, i * n + b) for lo, hi in out for i in range(lo, hi) for a, b in inner]
+            out = [
+                (i * n + a, i * n + b) for lo, hi in out for i in range(lo, hi) for a, b in inner
+            ]
     return _merge(out)
 
 
@@ -179,7 +185,9 @@ def uncovered_ranges(dim: Dim, mesh: str) -> list[Range]:
         out = [(0, 1)]
         for factor in dim.factors:
             n, inner = dim_size(factor) or 0, uncovered_ranges(factor, mesh)
-            out = [(i * n + a, i * n + b) for lo, hi in out for i in range(lo, hi) for a, b in inner]
+            out = [
+                (i * n + a, i * n + b) for lo, hi in out for i in range(lo, hi) for a, b in inner
+            ]
         return _merge(out)
     return []
 
@@ -235,13 +243,21 @@ def simplify(dim: Dim) -> Dim:
         return Atom(dim_size(dim))
     flat: list[Dim] = []
     for child in children:
-        nested = child.factors if isinstance(child, Product) and isinstance(dim, Product) else (
-            child.terms if isinstance(child, Sum) and isinstance(dim, Sum) else (child,))
+        nested = (
+            child.factors
+            if isinstance(child, Product) and isinstance(dim, Product)
+            else (child.terms if isinstance(child, Sum) and isinstance(dim, Sum) else (child,))
+        )
         for c in nested:
             last = flat[-1] if flat else None
             if isinstance(dim, Product) and c == Atom(1):
                 continue
-            if isinstance(c, Atom) and isinstance(last, Atom) and c.mesh is None and last.mesh is None:
+            if (
+                isinstance(c, Atom)
+                and isinstance(last, Atom)
+                and c.mesh is None
+                and last.mesh is None
+            ):
                 if None in (c.size, last.size):
                     joined = None
                 else:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from .cost import Costs
-from .graph import Graph
-from .problem import Problem, Row
-from .states import COPIED, PARTIAL, WHOLE, State, States
+from shardwright.planner.cost import Costs
+from shardwright.planner.graph import Graph
+from shardwright.planner.problem import Problem, Row
+from shardwright.planner.states import COPIED, PARTIAL, WHOLE, State, States
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
+"""Bytes stored, forward and backward nanoseconds, changes of placement (the fewest that do), and a
+number made of names, so that plans come out the same every time."""
 BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
-
-ORDER = (TIME, BACKWARD, ACTIONS, TIE)
-"""What is minimised after the bytes: forward time, backward time, number of changes of placement
-(the fewest that do), and last a number made of names, so that plans come out the same every time."""
 
 
 @dataclass
@@ -35,7 +33,9 @@ class Network:
         return {name: self.states.domain(name)[values[v]] for name, v in self.variables.items()}
 
 
-def build_network(graph: Graph, states: States, costs: Costs, rigid: frozenset[str] = frozenset()) -> Network:
+def build_network(
+    graph: Graph, states: States, costs: Costs, rigid: frozenset[str] = frozenset()
+) -> Network:
     """The problem of choosing a state for every tensor of `graph`.
 
     Args:
@@ -53,7 +53,10 @@ def build_network(graph: Graph, states: States, costs: Costs, rigid: frozenset[s
         problem.factor(f"{label} {name}", [variables[name]], rows)
 
     for name in graph.tensors:
-        ties = {s: (0, 0, 0, 0, zlib.crc32(f"{name} {i}".encode()) % 4096) for s, i in index[name].items()}
+        ties = {
+            s: (0, 0, 0, 0, zlib.crc32(f"{name} {i}".encode()) % 4096)
+            for s, i in index[name].items()
+        }
         unary(name, "tie", ties)
     for name in dict.fromkeys(graph.outputs):
         unary(name, "output", {WHOLE: (0,) * 5})
@@ -66,18 +69,28 @@ def build_network(graph: Graph, states: States, costs: Costs, rigid: frozenset[s
     for op in graph.ops:
         names = (*op.inputs, *op.outputs)
         rows = [
-            Row(tuple(index[n][s] for n, s in zip(names, mode.states, strict=True)), (0, costs.compute(op, mode), 0, 0, 0))
+            Row(
+                tuple(index[n][s] for n, s in zip(names, mode.states, strict=True)),
+                (0, costs.compute(op, mode), 0, 0, 0),
+            )
             for mode in states.modes(op)
         ]
         problem.factor(f"op {op.name}", [variables[n] for n in names], rows)
 
-    def edge(label: str, source: str, target: str, action: int, fixed: bool = False, use: bool = False) -> None:
+    def edge(
+        label: str, source: str, target: str, action: int, fixed: bool = False, use: bool = False
+    ) -> None:
         rows = []
         for s, i in index[source].items():
             for t, j in index[target].items():
                 crossing = None if fixed and s != t else costs.crossing(source, s, t)
-                if crossing is not None and not (use and crossing.forward):  # weights stay where they are
-                    forward, backward = costs.nanoseconds(crossing.forward), costs.nanoseconds(crossing.backward)
+                if crossing is not None and not (
+                    use and crossing.forward
+                ):  # weights stay where they are
+                    forward, backward = (
+                        costs.nanoseconds(crossing.forward),
+                        costs.nanoseconds(crossing.backward),
+                    )
                     rows.append(Row((i, j), (0, forward, backward, action * (s != t), 0)))
         problem.factor(label, [variables[source], variables[target]], rows)
 
@@ -85,14 +98,21 @@ def build_network(graph: Graph, states: States, costs: Costs, rigid: frozenset[s
         edge(f"use {use.fqn}", use.stored, use.used, 1, use=True)
     first: dict[tuple[str, str, str], tuple[str, str]] = {}
     for border in graph.borders:
-        # Where several would do, the module that makes a tensor changes it, not a dropout behind it.
+        # Where several would do, the module that makes a tensor, not a dropout behind it.
         action = 4 if not border.has_parameters else 2 if border.side == "out" else 3
-        edge(f"border {border.module} {border.side} {border.slot}", border.source, border.target, action,
-             border.module in rigid)
+        edge(
+            f"border {border.module} {border.side} {border.slot}",
+            border.source,
+            border.target,
+            action,
+            border.module in rigid,
+        )
         key = (border.module, border.side, border.slot)
         ends = first.setdefault(key, (border.source, border.target))
         if ends != (border.source, border.target):  # called again: the same change each time
             for a, b in zip(ends, (border.source, border.target), strict=True):
-                same = [Row((i, index[b][s]), (0,) * 5) for s, i in index[a].items() if s in index[b]]
+                same = [
+                    Row((i, index[b][s]), (0,) * 5) for s, i in index[a].items() if s in index[b]
+                ]
                 problem.factor(f"again {key}", [variables[a], variables[b]], same)
     return Network(problem, variables, states)

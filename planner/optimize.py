@@ -2,13 +2,13 @@
 
 Left to itself the fastest plan on a fast link replicates everything. So a byte gets a price: the
 smallest power of two at which the plan needs no more than the least possible bytes plus a slack.
-With a price instead of a hard cap equal layers come out alike (a cap makes a knapsack of them), and
-the linear relaxation stays integral: optimality is proven at the root. A user's own budget is a hard
-cap on top. Ties are broken in the same objective by lower digits, not by a second solve under a cap
-on the first one: measured on a 2-layer llama, 0.2 s against more than 30 s.
+With a price instead of a hard cap equal layers come out alike (a cap makes a knapsack of them),
+and the linear relaxation stays integral: optimality is proven at the root. A user's own budget is a
+hard cap on top. Ties are broken in the same objective by lower digits, not by a second solve under
+a cap on the first one: measured on 2 layers of a dense decoder, 0.2 s against more than 30 s.
 
-The price is searched with the backtracking solver, whose bucket elimination is exact and takes a few
-hundredths of a second on these networks; the solver that was asked for then starts from its answer.
+The price is searched with the backtracking solver, whose bucket elimination is exact and takes a
+few hundredths of a second on these networks; the solver that was asked for starts from its answer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.errors import InfeasibleError, SolverError
-
-from .network import ACTIONS, BACKWARD, BYTES, TIE, TIME
-from .problem import Costs, Problem, Result, Row, Solver
-from .simplify import Simplified
-from .solvers.backtracking import solve as scout
+from shardwright.planner.network import ACTIONS, BACKWARD, BYTES, TIE, TIME
+from shardwright.planner.problem import Costs, Problem, Result, Row, Solver
+from shardwright.planner.simplify import Simplified
+from shardwright.planner.solvers.backtracking import solve as scout
 
 SLACK = 0.05
 FORWARD_WEIGHT = 16
@@ -47,6 +46,7 @@ class Optimum:
 
 def primary(power: int) -> Callable[[Costs], int]:
     """Time plus priced bytes, of the costs of a row."""
+
     def value(costs: Costs) -> int:
         size = costs[BYTES] << power if power >= 0 else costs[BYTES] >> -power
         return FORWARD_WEIGHT * costs[TIME] + costs[BACKWARD] + size
@@ -58,12 +58,15 @@ def weighed(problem: Problem, functions: Sequence[Callable[[Costs], int]]) -> Pr
     """The same problem with one component for each function of a row's costs."""
     out = Problem(tuple(f"w{i}" for i in range(len(functions))), problem.names, problem.domains)
     for f in problem.factors:
-        out.factor(f.name, f.scope, [Row(r.values, tuple(g(r.costs) for g in functions)) for r in f.rows])
+        out.factor(
+            f.name, f.scope, [Row(r.values, tuple(g(r.costs) for g in functions)) for r in f.rows]
+        )
     return out
 
 
 def with_ties(problem: Problem, power: int) -> Callable[[Costs], int]:
-    """The primary objective with the number of changes of placement and the name tie in lower digits."""
+    """The primary objective, with changes of placement and the name tie in lower digits."""
+
     def most(value: Callable[[Costs], int]) -> int:
         return 1 + sum(max((value(r.costs) for r in f.rows), default=0) for f in problem.factors)
 
@@ -77,7 +80,9 @@ def with_ties(problem: Problem, power: int) -> Callable[[Costs], int]:
     return lambda c: (base(c) * actions + c[ACTIONS]) * names + (c[TIE] if keep else 0)
 
 
-def optimize(small: Simplified, solve: Solver, seconds: float, memory: int | None = None) -> Optimum:
+def optimize(
+    small: Simplified, solve: Solver, seconds: float, memory: int | None = None
+) -> Optimum:
     """The cheapest assignment of a network of `planner/network.py`.
 
     Args:
@@ -91,10 +96,15 @@ def optimize(small: Simplified, solve: Solver, seconds: float, memory: int | Non
         SolverError: the time ran out before any plan was found.
     """
     deadline = time.monotonic() + seconds
-    def run(p: Problem, caps: Mapping[int, int], hint: Sequence[int] | None, by: Solver = scout) -> Result:
+
+    def run(
+        p: Problem, caps: Mapping[int, int], hint: Sequence[int] | None, by: Solver = scout
+    ) -> Result:
         result = by(p, 0, caps, hint, max(deadline - time.monotonic(), 0.05))
         if result.assignment is None and hint is None:
-            raise SolverError(f"no plan found within the time limit of {seconds:g} s: raise --time-limit")
+            raise SolverError(
+                f"no plan found within the time limit of {seconds:g} s: raise --time-limit"
+            )
         return result
 
     def size(assignment: Sequence[int] | None) -> int:
@@ -105,7 +115,9 @@ def optimize(small: Simplified, solve: Solver, seconds: float, memory: int | Non
     least = run(weighed(small.problem, [lambda c: c[BYTES]]), {}, None)
     floor = size(least.assignment)
     if memory is not None and floor > memory:
-        raise InfeasibleError(f"no plan fits {memory:,} bytes a rank: the least that would fit is {floor:,} bytes")
+        raise InfeasibleError(
+            f"no plan fits {memory:,} bytes a rank: the least that would fit is {floor:,} bytes"
+        )
     budget = memory if memory is not None else int(floor * (1 + SLACK))
     low, high, best = POWERS.start, POWERS.stop - 1, least.assignment
     while low < high:  # the smallest price that keeps to the budget
@@ -118,11 +130,17 @@ def optimize(small: Simplified, solve: Solver, seconds: float, memory: int | Non
     return _finish(small, run, solve, low, memory, best or ())
 
 
-def _finish(small: Simplified, run: Callable[..., Result], solve: Solver, power: int, memory: int | None,
-            hint: Sequence[int]) -> Optimum:
+def _finish(
+    small: Simplified,
+    run: Callable[..., Result],
+    solve: Solver,
+    power: int,
+    memory: int | None,
+    hint: Sequence[int],
+) -> Optimum:
     """Solve once more with tie-breaks, and under the user's budget if there is one.
 
-    The asked solver starts from the scout's answer; where its time runs out, the scout's bound holds.
+    The asked solver starts from the scout's answer; if its time runs out, the scout's bound holds.
     """
     if memory is not None:
         power = POWERS.start  # bytes within the budget are free
@@ -133,8 +151,12 @@ def _finish(small: Simplified, run: Callable[..., Result], solve: Solver, power:
     if solve is not scout:
         second = run(final, caps, best, solve)
         bound, optimal = max(bound, second.bound), optimal or second.status == "optimal"
-        if second.assignment is not None and (final.price(second.assignment) or best) < (final.price(best) or best):
+        if second.assignment is not None and (final.price(second.assignment) or best) < (
+            final.price(best) or best
+        ):
             best = second.assignment
     costs, objective = small.problem.price(best), final.price(best)
     assert costs is not None and objective is not None
-    return Optimum(small.expand(best), costs, power, objective[0], min(bound, objective[0]), optimal)
+    return Optimum(
+        small.expand(best), costs, power, objective[0], min(bound, objective[0]), optimal
+    )

@@ -1,4 +1,4 @@
-"""Which attribute does a size come from? Integers that remember, and markers where they become sizes.
+"""Which attribute does a size come from? Integers that remember, markers where they become sizes.
 
 Model code mixes sizes read off tensors (right on a local tensor by themselves), sizes from
 attributes (`self.num_heads`, `config.hidden_size // n`), which must be replaced by local ones, and
@@ -82,12 +82,12 @@ def _pin(method: str) -> Any:
 
 for _name in ("__pow__", "__rpow__", "__truediv__", "__rtruediv__", "__float__"):
     setattr(Origin, _name, _pin(_name))
-setattr(Origin, "__neg__", lambda self: Origin.make(-int(self), ("-", ("constant", 0), self.expression)))  # noqa: B010
+Origin.__neg__ = lambda self: Origin.make(-int(self), ("-", ("constant", 0), self.expression))  # noqa: B010
 setattr(Origin, "__reduce__", lambda self: (int, (int(self),)))  # noqa: B010
 
 
 def evaluate(expression: Expression, attributes: Mapping[tuple[str, str], int]) -> int:
-    """The value of `expression` when attributes (module, name) have these values, else their own."""
+    """The value of `expression` where attributes (module, name) have these values."""
     head, *rest = expression
     if head in ("constant", "read"):
         return int(rest[0])
@@ -121,12 +121,55 @@ def scale_reads(expression: Expression, whole: int, local: int) -> Expression:
     return (expression[0], *(scale_reads(e, whole, local) for e in expression[1:]))
 
 
-SIZED = {"view", "reshape", "expand", "unflatten", "new_zeros", "new_ones", "new_empty", "new_full", "zeros", "ones",
-         "full", "empty", "_unsafe_view", "resize", "broadcast_to"}
+SIZED = {
+    "view",
+    "reshape",
+    "expand",
+    "unflatten",
+    "new_zeros",
+    "new_ones",
+    "new_empty",
+    "new_full",
+    "zeros",
+    "ones",
+    "full",
+    "empty",
+    "_unsafe_view",
+    "resize",
+    "broadcast_to",
+}
 SPLIT = {"split", "split_with_sizes"}
-COUNTING = {"arange", "chunk", "permute", "transpose", "unsqueeze", "squeeze", "flatten", "repeat", "repeat_interleave",
-            "narrow", "pad", "layer_norm", "rms_norm", "embedding", "one_hot", "topk", "__setitem__", "to", "tile",
-            "group_norm", "conv1d", "conv2d", "roll", "select", "sum", "mean", "tril", "triu", "scaled_dot_product_attention"}
+COUNTING = {
+    "arange",
+    "chunk",
+    "permute",
+    "transpose",
+    "unsqueeze",
+    "squeeze",
+    "flatten",
+    "repeat",
+    "repeat_interleave",
+    "narrow",
+    "pad",
+    "layer_norm",
+    "rms_norm",
+    "embedding",
+    "one_hot",
+    "topk",
+    "__setitem__",
+    "to",
+    "tile",
+    "group_norm",
+    "conv1d",
+    "conv2d",
+    "roll",
+    "select",
+    "sum",
+    "mean",
+    "tril",
+    "triu",
+    "scaled_dot_product_attention",
+}
 """Functions that take counts and positions, not numbers to compute with."""
 
 
@@ -135,6 +178,7 @@ Fact = tuple[Expression, int, str]
 
 def read_tag(tag: str) -> list[Fact]:
     """Expression, dim and slice bound of each size that a marker speaks of."""
+
     def back(value: Any) -> Any:
         return tuple(back(v) for v in value) if isinstance(value, list) else value
 
@@ -158,7 +202,9 @@ def _has_origin(value: Any) -> bool:
         return True
     if isinstance(value, (tuple, list)):
         return any(_has_origin(v) for v in value)
-    return isinstance(value, slice) and any(isinstance(v, Origin) for v in (value.start, value.stop, value.step))
+    return isinstance(value, slice) and any(
+        isinstance(v, Origin) for v in (value.start, value.stop, value.step)
+    )
 
 
 def _mark(x: Any, facts: list[Fact]) -> Any:
@@ -219,19 +265,35 @@ def _sizes(args: Any, kwargs: Any, out: Any) -> list[Fact]:
         return []
     flat: list[Any] = []
     for value in [*args, *(kwargs[k] for k in ("size", "shape", "sizes") if k in kwargs)]:
-        flat += value if isinstance(value, (tuple, list)) else [value] if isinstance(value, int) else []
-    flat = flat[-out.dim():] if len(flat) > out.dim() else flat
+        flat += (
+            value if isinstance(value, (tuple, list)) else [value] if isinstance(value, int) else []
+        )
+    flat = flat[-out.dim() :] if len(flat) > out.dim() else flat
     skip = out.dim() - len(flat)
-    return [(v.expression, skip + i, "") for i, v in enumerate(flat)
-            if isinstance(v, Origin) and attributes_of(v.expression)]
+    return [
+        (v.expression, skip + i, "")
+        for i, v in enumerate(flat)
+        if isinstance(v, Origin) and attributes_of(v.expression)
+    ]
 
 
 def _mark_split(args: Any, kwargs: Any, out: Any) -> Any:
-    sizes = args[1] if len(args) > 1 else kwargs.get("split_size_or_sections", kwargs.get("split_size", kwargs.get("split_sizes")))
+    sizes = (
+        args[1]
+        if len(args) > 1
+        else kwargs.get(
+            "split_size_or_sections", kwargs.get("split_size", kwargs.get("split_sizes"))
+        )
+    )
     dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim()
     each = [sizes] * len(out) if isinstance(sizes, int) else list(sizes)
     return type(out)(
-        _mark(x, [(s.expression, int(dim), "")] if isinstance(s, Origin) and int(s) == x.shape[dim] else [])
+        _mark(
+            x,
+            [(s.expression, int(dim), "")]
+            if isinstance(s, Origin) and int(s) == x.shape[dim]
+            else [],
+        )
         for x, s in zip(out, each, strict=True)
     )
 
@@ -274,7 +336,9 @@ def marked(root: nn.Module) -> Iterator[None]:
             local = copy.copy(config)
             for key, value in list(local.__dict__.items()):
                 if type(value) is int and not key.startswith("_"):
-                    local.__dict__[key] = Origin.make(value, ("attribute", path, f"config.{key}", value))
+                    local.__dict__[key] = Origin.make(
+                        value, ("attribute", path, f"config.{key}", value)
+                    )
             module.__dict__["config"] = local
     forward = root.forward
 

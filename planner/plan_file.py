@@ -156,7 +156,7 @@ class Plan(_Part):
         except json.JSONDecodeError as error:
             raise PlanError(f"{where} is not JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise PlanError(f"{where} is not a Shardwright plan: \"format\" should be \"{FORMAT}\"")
+            raise PlanError(f'{where} is not a Shardwright plan: "format" should be "{FORMAT}"')
         if data.get("version") != VERSION:
             raise PlanError(
                 f"{where} has plan version {data.get('version')}; this Shardwright reads version "
@@ -211,7 +211,9 @@ def fold(entries: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
         groups.setdefault(pattern(name), []).append(name)
     out: dict[str, T] = {}
     for key, members in groups.items():
-        if all(m in entries for m in members) and all(entries[m] == entries[members[0]] for m in members):
+        if all(m in entries for m in members) and all(
+            entries[m] == entries[members[0]] for m in members
+        ):
             out[key] = entries[members[0]]
         else:
             out |= {m: entries[m] for m in members if m in entries}

@@ -53,8 +53,11 @@ class Problem:
         unique = list(dict.fromkeys(scope))
         if len(unique) < len(scope):
             at = [scope.index(v) for v in unique]
-            rows = [Row(tuple(r.values[i] for i in at), r.costs) for r in rows
-                    if all(r.values[k] == r.values[scope.index(v)] for k, v in enumerate(scope))]
+            rows = [
+                Row(tuple(r.values[i] for i in at), r.costs)
+                for r in rows
+                if all(r.values[k] == r.values[scope.index(v)] for k, v in enumerate(scope))
+            ]
         # A row that stands twice counts once, at its lower costs (compared in order).
         best: dict[tuple[int, ...], Costs] = {}
         for row in rows:

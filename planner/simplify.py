@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .problem import Factor, Problem, Row
+from shardwright.planner.problem import Factor, Problem, Row
 
 
 @dataclass
@@ -69,7 +69,8 @@ def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
         waiting.discard(i)
         factor = factors[i]
         factor.rows = [
-            r for r in factor.rows
+            r
+            for r in factor.rows
             if all(x in domains[v] for x, v in zip(r.values, factor.scope, strict=True))
         ]
         for k, v in enumerate(factor.scope):
@@ -104,14 +105,13 @@ def _join(factors: list[Factor]) -> list[Factor]:
         table = {r.values: r.costs for r in factor.rows}
         host.rows = [
             Row(r.values, tuple(a + b for a, b in zip(r.costs, table[key], strict=True)))
-            for r in host.rows if (key := tuple(r.values[i] for i in at)) in table
+            for r in host.rows
+            if (key := tuple(r.values[i] for i in at)) in table
         ]
     return out
 
 
-def _merge_once(
-    factors: list[Factor], parent: list[int], maps: list[dict[int, int]]
-) -> bool:
+def _merge_once(factors: list[Factor], parent: list[int], maps: list[dict[int, int]]) -> bool:
     """Replace variables that follow one to one from another; True where any was."""
     replaced: dict[int, tuple[int, dict[int, int]]] = {}
     kept: set[int] = set()
@@ -155,8 +155,13 @@ def _merge_once(
     return bool(replaced)
 
 
-def _rebuild(problem: Problem, domains: list[set[int]], factors: list[Factor],
-             parent: list[int], maps: list[dict[int, int]]) -> Simplified:
+def _rebuild(
+    problem: Problem,
+    domains: list[set[int]],
+    factors: list[Factor],
+    parent: list[int],
+    maps: list[dict[int, int]],
+) -> Simplified:
     """The problem in its new variables and values, both numbered without gaps."""
     small = Problem(problem.components)
     number = {}
@@ -171,6 +176,8 @@ def _rebuild(problem: Problem, domains: list[set[int]], factors: list[Factor],
             for r in factor.rows
         ]
         small.factor(factor.name, [number[v] for v in factor.scope], rows)
-    source = [(number[p], {renumber[p][x]: own for x, own in m.items() if x in renumber[p]})
-              for p, m in zip(parent, maps, strict=True)]
+    source = [
+        (number[p], {renumber[p][x]: own for x, own in m.items() if x in renumber[p]})
+        for p, m in zip(parent, maps, strict=True)
+    ]
     return Simplified(small, source)

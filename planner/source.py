@@ -1,4 +1,4 @@
-"""What is to be planned: a hub id, a directory, a config or a module, as a module on meta with inputs."""
+"""What is to be planned (hub id, directory, config or module) as a module on meta with inputs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
+from shardwright.planner.cost import TRACE_BATCH, TRACE_SEQ
 from shardwright.runtime.identity import config_hash
 
-from .cost import TRACE_BATCH, TRACE_SEQ
 
 @dataclass(frozen=True)
 class Source:
@@ -29,13 +30,18 @@ class Source:
     dtype: torch.dtype
 
 
-def read_source(model: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
-                dtype: torch.dtype | None = None) -> Source:
+def read_source(
+    model: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Source:
     """Prepare `model` for tracing; no weights are read or allocated.
 
     Args:
         model: Hub id, directory, transformers config, or `nn.Module` (which is left as it is).
-        args, kwargs: Example inputs; a transformers text model needs none.
+        args: Example inputs; a transformers text model needs none.
+        kwargs: Example inputs by name.
         dtype: Of the parameters; else the config's own, else float32.
 
     Raises:
@@ -64,7 +70,11 @@ def read_config(name: str | Path) -> Any:
     path = Path(name)
     if path.exists() and not (path / "config.json").is_file():
         raise ModelError(f"{name} is not a model directory: it has no config.json")
-    if not path.exists() and str(name).count("/") != 1 and ("/" in str(name) or str(name).startswith(".")):
+    if (
+        not path.exists()
+        and str(name).count("/") != 1
+        and ("/" in str(name) or str(name).startswith("."))
+    ):
         raise ModelError(f"{name} does not exist: give a directory with a config.json, or a hub id")
     try:
         return AutoConfig.from_pretrained(name)
@@ -72,10 +82,12 @@ def read_config(name: str | Path) -> Any:
         kind = _model_type(path)
         if kind and kind in str(error):
             raise ModelError(
-                f"transformers does not know the architecture '{kind}' of {name}: upgrade transformers, "
+                f"transformers does not know the architecture '{kind}' of {name}: upgrade it, "
                 "or build the module yourself and plan that"
             ) from None
-        raise ModelError(f"cannot read the config of {name}: {str(error).splitlines()[0]}") from None
+        raise ModelError(
+            f"cannot read the config of {name}: {str(error).splitlines()[0]}"
+        ) from None
     except OSError:
         raise ModelError(
             f"cannot find the config of {name}: no such directory, and the hub has no such model "
@@ -95,8 +107,11 @@ def from_config(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
     from shardwright.runtime.build import model_class
 
     if not hasattr(config, "to_dict"):
-        raise ModelError(f"cannot plan a {type(config).__name__}: give a hub id, a directory, a config or a module")
-    cls = model_class(config)
+        raise ModelError(
+            f"cannot plan a {type(config).__name__}: "
+            "give a hub id, a directory, a config or a module"
+        )
+    cls: Any = model_class(config)
     chosen = dtype or getattr(config, "dtype", None) or torch.float32
     with torch.device("meta"):
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
@@ -117,7 +132,7 @@ def on_meta(module: nn.Module) -> nn.Module:
 
 def to_meta(value: Any) -> Any:
     """The same inputs with tensors on meta."""
-    return torch.utils._pytree.tree_map(lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, value)
+    return tree_map(lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, value)
 
 
 def text_inputs(module: nn.Module) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from shardwright.rules.notation import Rule, letters
-
-from .axes import ATOM, PRODUCT, SUM, Axes, Dim, atoms_of, find
-from .graph import Graph, Op
+from shardwright.planner.axes import ATOM, PRODUCT, SUM, Axes, Dim, atoms_of, find
+from shardwright.planner.graph import Graph, Op
+from shardwright.rules.notation import Dims, Rule, letters
 
 NOTHING, VALUE, GRADIENT = "", "value", "gradient"
 
@@ -104,8 +103,14 @@ class States:
         forbidden: Per tensor, splits that turned out to be wrong at run time.
     """
 
-    def __init__(self, graph: Graph, axes: Axes, ranks: int, replaceable: frozenset[str] = frozenset(),
-                 forbidden: frozenset[tuple[str, Shards]] = frozenset()) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        axes: Axes,
+        ranks: int,
+        replaceable: frozenset[str] = frozenset(),
+        forbidden: frozenset[tuple[str, Shards]] = frozenset(),
+    ) -> None:
         self.graph, self.axes, self.ranks = graph, axes, ranks
         self.replaceable, self.forbidden = replaceable, forbidden
         self._domains: dict[str, tuple[State, ...]] = {}
@@ -114,8 +119,8 @@ class States:
     def allowed(self) -> frozenset[int]:
         """Axes that may be split: those of parameters, long enough, and not of run-time size.
 
-        The parts of a dim that is cut at a run-time size (the used and the unused rows of a table of
-        positions) are of run-time size themselves.
+        The parts of a dim that is cut at a run-time size (the used and the unused rows of a table
+        of positions) are of run-time size themselves.
         """
         fixed: set[int] = set()
         for dims in self.axes.dims.values():
@@ -138,7 +143,8 @@ class States:
     def covered(self, name: str, shards: Shards) -> bool:
         """Whether every element of the tensor is split."""
         return any(
-            covers(dim, (a for d, a in shards if d == i)) for i, dim in enumerate(self.axes.dims[name])
+            covers(dim, (a for d, a in shards if d == i))
+            for i, dim in enumerate(self.axes.dims[name])
         )
 
     def domain(self, name: str) -> tuple[State, ...]:
@@ -150,7 +156,9 @@ class States:
     def _make_domain(self, name: str) -> tuple[State, ...]:
         stored = {u.stored for u in self.graph.uses}
         if name in self.graph.inputs or name in {u.stored for u in self.graph.uses if u.is_buffer}:
-            return (WHOLE,)  # a buffer is small, and code may swap it: modules take their part of it
+            return (
+                WHOLE,
+            )  # a buffer is small, and code may swap it: modules take their part of it
         split = self.splits(name)
         if name in stored or not self.graph.tensors[name].differentiable:
             return (WHOLE, *(State(s, NOTHING) for s in split))
@@ -158,7 +166,9 @@ class States:
 
     def computed(self, name: str, shards: Shards) -> State:
         """The state of a tensor that an op splits this way; none split: its gradient is pending."""
-        pending = self.graph.tensors[name].differentiable and not (shards and self.covered(name, shards))
+        pending = self.graph.tensors[name].differentiable and not (
+            shards and self.covered(name, shards)
+        )
         return State(shards, GRADIENT if pending else NOTHING)
 
     def modes(self, op: Op) -> list[Mode]:
@@ -172,26 +182,37 @@ class States:
         if rule is not None:
             for mode in [*self._split_modes(op, rule), *self._linear_modes(op, rule)]:
                 found.setdefault(mode.states, mode)
-        return [m for m in found.values() if all(s in d for s, d in zip(m.states, domains, strict=True))]
+        return [
+            m for m in found.values() if all(s in d for s, d in zip(m.states, domains, strict=True))
+        ]
 
     def _linear_modes(self, op: Op, rule: Rule) -> Iterator[Mode]:
         for group in rule.linear:
-            inputs = [PARTIAL if i in group else self.computed(n, frozenset()) for i, n in enumerate(op.inputs)]
+            inputs = [
+                PARTIAL if i in group else self.computed(n, frozenset())
+                for i, n in enumerate(op.inputs)
+            ]
             yield Mode((*inputs, *(PARTIAL for _ in op.outputs)))
 
     def _split_modes(self, op: Op, rule: Rule) -> Iterator[Mode]:
         trees, seen = self.axes.axes[op.name], set()
         atoms = {letter: {a.id for a in atoms_of(tree)} for letter, tree in trees.items()}
-        for name, dims in zip((*op.inputs, *op.outputs), (*rule.operands, *rule.results), strict=True):
+        for name, dims in zip(
+            (*op.inputs, *op.outputs), (*rule.operands, *rule.results), strict=True
+        ):
             for shards in self.splits(name):
-                split = frozenset((x, a) for d, a in shards for x in letters(dims[d]) if a in atoms[x])
+                split = frozenset(
+                    (x, a) for d, a in shards for x in letters(dims[d]) if a in atoms[x]
+                )
                 if split and split not in seen:
                     seen.add(split)
                     states = self._split_states(op, rule, split)
                     if states is not None:
                         yield Mode(states, split)
 
-    def _split_states(self, op: Op, rule: Rule, split: frozenset[tuple[str, int]]) -> tuple[State, ...] | None:
+    def _split_states(
+        self, op: Op, rule: Rule, split: frozenset[tuple[str, int]]
+    ) -> tuple[State, ...] | None:
         """States of all tensors when the axes in `split` are split; None where that cannot be."""
         trees, used = self.axes.axes[op.name], {x for x, _ in split}
         if used & rule.immovable() or self._moves_a_literal(op, rule, used):
@@ -207,8 +228,11 @@ class States:
             return None
         states = []
         for i, (name, shards) in enumerate(zip(op.inputs, operands, strict=True)):
-            added = reduced and not shards and any(
-                i in g and any(operands[j] for j in g) for g in rule.linear)
+            added = (
+                reduced
+                and not shards
+                and any(i in g and any(operands[j] for j in g) for g in rule.linear)
+            )
             states.append(PARTIAL if added else self.computed(name, shards))
         for name, shards in zip(op.outputs, results, strict=True):
             states.append(PARTIAL if reduced else self.computed(name, shards))
@@ -225,7 +249,9 @@ class States:
             return False
         before, kept, behind = "p0" in used, "k" in used, "p2" in used
         for bound in op.literals:
-            value = op.call.arguments.get({"start": "start", "stop": "end", "index": "index"}[bound])
+            value = op.call.arguments.get(
+                {"start": "start", "stop": "end", "index": "index"}[bound]
+            )
             if value is None or value >= 2**62 or (bound == "start" and value == 0):
                 continue
             front = before or (kept and bound == "stop")
@@ -235,6 +261,8 @@ class States:
         return False
 
 
-def shards_of(dims: tuple[object, ...], split: frozenset[tuple[str, int]]) -> Shards:
+def shards_of(dims: Dims, split: frozenset[tuple[str, int]]) -> Shards:
     """The split axes of a tensor whose dims are written as `dims` in the rule."""
-    return frozenset((d, a) for d, expr in enumerate(dims) for x in letters(expr) for y, a in split if x == y)  # type: ignore[arg-type]
+    return frozenset(
+        (d, a) for d, expr in enumerate(dims) for x in letters(expr) for y, a in split if x == y
+    )

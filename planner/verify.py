@@ -18,13 +18,12 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from shardwright.errors import PlanError
+from shardwright.planner.borders import map_slots
+from shardwright.planner.emit import Layouts
+from shardwright.planner.layout import Coords, dim_size
+from shardwright.planner.plan_file import Plan
 from shardwright.runtime.api import apply_modules
 from shardwright.runtime.mesh import Mesh
-
-from .borders import map_slots
-from .emit import Layouts
-from .layout import Coords, dim_size
-from .plan_file import Plan
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,15 @@ class Mismatch:
     text: str
 
 
-def verify(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], plan: Plan, layouts: Layouts,
-           coords: Coords) -> Mismatch | None:
-    """Run `root` (on meta, whole) as the rank at `coords` would; None if all shapes are as predicted."""
+def verify(
+    root: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    plan: Plan,
+    layouts: Layouts,
+    coords: Coords,
+) -> Mismatch | None:
+    """Run `root` (on meta, whole) as the rank at `coords`; None if all shapes are right."""
     predicted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
     for module, slot, tensor in layouts.graph.watched:
         shape = tuple(dim_size(d, coords) or 0 for d in layouts.traced(tensor))
@@ -45,8 +50,14 @@ def verify(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], pl
     return run_local(root, args, kwargs, plan, coords, predicted)
 
 
-def run_local(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], plan: Plan, coords: Coords,
-              predicted: Mapping[tuple[str, str], list[tuple[int, ...]]]) -> Mismatch | None:
+def run_local(
+    root: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    plan: Plan,
+    coords: Coords,
+    predicted: Mapping[tuple[str, str], list[tuple[int, ...]]],
+) -> Mismatch | None:
     """Apply `plan` to a copy of `root` without a process group, run it, compare output shapes."""
     local = copy.deepcopy(root)
     try:
@@ -58,6 +69,7 @@ def run_local(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     found: list[Mismatch] = []
     handles = []
     for name, module in local.named_modules():
+
         def enter(_: nn.Module, _args: Any, name: str = name) -> None:
             entered.append(name)
 
@@ -69,7 +81,11 @@ def run_local(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
                 calls[(name, slot)] = k + 1
                 want = predicted.get((name, slot), [])
                 if k < len(want) and tuple(x.shape) != want[k]:
-                    found.append(Mismatch(name, f"output '{slot}' has shape {list(x.shape)}, not {list(want[k])}"))
+                    found.append(
+                        Mismatch(
+                            name, f"output '{slot}' has shape {list(x.shape)}, not {list(want[k])}"
+                        )
+                    )
                 return x
 
             map_slots(output, "", compare)
@@ -77,7 +93,9 @@ def run_local(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     # Fake rather than plain meta tensors: model code knows them, and does not ask for their values.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    inputs, named = tree_map(lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, dict(kwargs)))
+    inputs, named = tree_map(
+        lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, dict(kwargs))
+    )
     try:
         with torch.no_grad(), fake:
             local(*inputs, **named)

@@ -149,7 +149,7 @@ TABLE: Table = {
     **dict.fromkeys("scatter scatter_add scatter_reduce".split(), _scatter),
     "_unsafe_index": _index,
     "_unsafe_index_put": _index_put,
-    "bucketize": "..., b -> ... | whole b",
+    "bucketize": "..., b -> ... | sum b",
     "embedding": "v e, ... -> ... e | lookup v | linear 0",
     "gather": _gather,
     "index": _index,

@@ -32,7 +32,12 @@ def _group_norm(call: OpCall) -> str:
 def _batch_norm(call: OpCall) -> str:
     """With statistics that are given: every channel by itself. The statistics come back empty."""
     x = " ".join(["n", "c", *axis_names(len(call.operands[0]) - 2)])
-    return f"{x}{', c' * (len(call.operands) - 1)} -> {x}, e, e | size e=0"
+    # (x - mean) weight / deviation + bias
+    bias = [call.arguments["bias"].index] if call.present("bias") else []
+    groups = [[0, call.arguments["running_mean"].index, *bias]]
+    groups += [[call.arguments["weight"].index, *bias]] if call.present("weight") else []
+    text = f"{x}{', c' * (len(call.operands) - 1)} -> {x}, e, e"
+    return text + clause("linear", ("+".join(map(str, g)) for g in groups)) + " | size e=0"
 
 
 def _cross_entropy(call: OpCall) -> str | None:

@@ -46,7 +46,7 @@ def _divide(call: OpCall) -> str:
 def _cast(call: OpCall) -> str:
     if len(call.operands) == 2:  # to.other: the second gives no more than dtype and device
         mine = [f"s{i}" for i in range(len(call.operands[1]))]
-        return f"..., {' '.join(mine)} -> ..." + _if(call.floats(), "0") + clause("free", mine)
+        return f"..., {' '.join(mine)} -> ..." + _if(call.floats(), "0 0+1") + clause("free", mine)
     return _pointwise(call, "0" if call.floats() else "")
 
 

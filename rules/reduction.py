@@ -5,7 +5,7 @@ from __future__ import annotations
 from .call import OpCall, Table, axis_names, clause
 
 EXTREME = """
-all amax amin any argmax argmin linalg_vector_norm logsumexp max median min prod std var var_mean
+all amax amin any argmax argmin logsumexp max median min prod std var var_mean
 """
 SCAN = """
 _log_softmax _safe_softmax _softmax cummax cummin cumprod log_softmax logcumsumexp softmax sort
@@ -34,6 +34,11 @@ def _mean(call: OpCall) -> str:
     return _reduce(call, "whole", linear=True)
 
 
+def _norm(call: OpCall) -> str:
+    # The sum of absolute values; other norms take a root at the end.
+    return _reduce(call, "sum" if call.arguments["ord"] == 1 else "whole", linear=False)
+
+
 def _extreme(call: OpCall) -> str:
     if call.present("other"):  # max and min of two tensors
         return "..., ... -> ..."
@@ -59,6 +64,12 @@ def _topk(call: OpCall) -> str:
     return text + clause("whole", (n for i in call.dims() for n in (names[i], "t")))
 
 
+def _bincount(call: OpCall) -> str:
+    if call.present("weights"):
+        return "n, n -> b | whole n b | linear 1"
+    return "n -> b | whole n b"
+
+
 def _histc(call: OpCall) -> str:
     """Counts add up where the bins are given, not where they come from the range of the data."""
     names = axis_names(len(call.operands[0]))
@@ -71,9 +82,10 @@ def _histc(call: OpCall) -> str:
 TABLE: Table = {
     **dict.fromkeys(EXTREME.split(), _extreme),
     **dict.fromkeys(SCAN.split(), _scan),
-    "bincount": lambda call: f"{', '.join(['n'] * len(call.operands))} -> b | whole n b",
+    "bincount": _bincount,
     "cumsum": _cumsum,
     "histc": _histc,
+    "linalg_vector_norm": _norm,
     "mean": _mean,
     "sum": _sum,
     "topk": _topk,

@@ -265,7 +265,9 @@ def _pad(call: OpCall) -> str:
     out = [f"q{i}" if a in moved else a for i, a in enumerate(names)]
     text = f"{' '.join(names)} -> {' '.join(out)}"
     text += clause("whole", [*moved, *(a for a in out if a not in names)])
-    return text + (" | linear 0" if not call.arguments.get("value") else "")
+    # Zeros, or nothing at all, is what a pending sum may be padded with.
+    zeros = not call.arguments.get("value") or max(pad, default=0) <= 0
+    return text + (" | linear 0" if zeros else "")
 
 
 TABLE: Table = {

@@ -13,18 +13,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.source import read_config
-
-from .build import empty_model, model_class
-from .checkpoint.load import load_weights
-from .checkpoint.read import Report
-from .checkpoint.source import Checkpoint
-from .identity import check_identity
-from .layers import apply_module
-from .local import placements
-from .mesh import Mesh
-from .parameters import LocalTensors
-from .processes import agree, device_mesh_for, pick_device
-from .root import wrap_root
+from shardwright.runtime.build import empty_model, model_class
+from shardwright.runtime.checkpoint.load import load_weights
+from shardwright.runtime.checkpoint.read import Report
+from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.identity import check_identity
+from shardwright.runtime.layers import apply_module
+from shardwright.runtime.local import placements
+from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.parameters import LocalTensors
+from shardwright.runtime.processes import agree, device_mesh_for, pick_device
+from shardwright.runtime.root import wrap_root
 
 
 def load(
@@ -69,7 +68,16 @@ def load(
     mesh = device_mesh_for(plan, mesh, where, timeout)
     failure: ShardwrightError | None = None
     try:
-        out = _load(model, plan, Mesh.from_device_mesh(mesh), where, dtype, allow_surplus, progress, model_kwargs)
+        out = _load(
+            model,
+            plan,
+            Mesh.from_device_mesh(mesh),
+            where,
+            dtype,
+            allow_surplus,
+            progress,
+            model_kwargs,
+        )
     except ShardwrightError as error:
         failure, out = error, None
     agree(plan, failure)
@@ -77,17 +85,31 @@ def load(
     return out
 
 
-def _load(name: str | Path, plan: Plan, mesh: Mesh, device: torch.device, dtype: torch.dtype | None,
-          allow_surplus: bool, progress: bool, model_kwargs: dict[str, Any]) -> nn.Module:
+def _load(
+    name: str | Path,
+    plan: Plan,
+    mesh: Mesh,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    allow_surplus: bool,
+    progress: bool,
+    model_kwargs: dict[str, Any],
+) -> nn.Module:
     config = read_config(name)
     checkpoint = Checkpoint.open(name)
-    cls = model_class(config)
+    cls: Any = model_class(config)
     chosen = dtype or checkpoint.dtype
-    model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)  # type: ignore[attr-defined]
+    model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
     apply(model, plan, mesh)
     report: Report = load_weights(
-        model, checkpoint, placements(model), mesh.coords, device=device, dtype=dtype,
-        allow_surplus=allow_surplus, progress=progress,
+        model,
+        checkpoint,
+        placements(model),
+        mesh.coords,
+        device=device,
+        dtype=dtype,
+        allow_surplus=allow_surplus,
+        progress=progress,
     )
     model.shardwright_report = report  # type: ignore[assignment]
     return _with_generation_config(model, name).eval()
@@ -97,7 +119,10 @@ def _with_generation_config(model: nn.Module, name: str | Path) -> nn.Module:
     """The generation settings that came with the checkpoint, if any did."""
     from transformers import GenerationConfig
 
-    if getattr(model, "can_generate", lambda: False)() and (Path(name) / "generation_config.json").is_file():
+    if (
+        getattr(model, "can_generate", lambda: False)()
+        and (Path(name) / "generation_config.json").is_file()
+    ):
         model.generation_config = GenerationConfig.from_pretrained(name)  # type: ignore[assignment]
     return model
 
@@ -122,14 +147,16 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
     for name, size in plan.mesh.items():
         have = mesh.coords.get(name, (0, 0))[1]
         if have != size:
-            raise PlanError(f"the plan is for {size} ranks on mesh dim '{name}', the mesh has {have}")
+            raise PlanError(
+                f"the plan is for {size} ranks on mesh dim '{name}', the mesh has {have}"
+            )
     check_identity(model, plan)
     apply_modules(model, plan, mesh)
     return model
 
 
 def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
-    """Change every module of `model` that `plan` speaks of, in place, without looking at who it is."""
+    """Change every module that `plan` speaks of, in place, whoever `model` is."""
     tensors = LocalTensors()
     done = set()
     modules = dict(model.named_modules())
@@ -141,6 +168,8 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
             apply_module(module, spec, mesh, tensors=tensors, path=name, defer=deferred)
     missing = [key for key in plan.modules if "*" not in key and key not in modules]
     if missing:
-        raise PlanError(f"the plan speaks of '{missing[0]}', which {type(model).__name__} does not have")
+        raise PlanError(
+            f"the plan speaks of '{missing[0]}', which {type(model).__name__} does not have"
+        )
     tensors.check_ties(model)
     wrap_root(model)

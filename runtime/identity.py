@@ -1,4 +1,4 @@
-"""Is this the model that the plan was made for? What decides that, and an error that says what differs."""
+"""Is this the model that the plan was made for? If not, an error says what differs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from shardwright.errors import PlanError
 from shardwright.planner.plan_file import Plan, lookup
 
 VOLATILE = {
-    "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
-    "output_attentions", "output_hidden_states",
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
 }
 """Config keys that say nothing of the shape of the computation."""
 
 
 def config_hash(module: nn.Module) -> str:
-    """SHA-256 of the config, less what does not decide the computation; of the shapes if there is none."""
+    """SHA-256 of what the config says of the computation; of the shapes if there is none."""
     config = getattr(module, "config", None)
     if hasattr(config, "to_dict"):
         data = _lasting(config.to_dict())  # type: ignore[union-attr]
@@ -43,14 +49,17 @@ def check_identity(model: nn.Module, plan: Plan) -> None:
     """
     name = type(model).__name__
     if name != plan.model.architecture:
-        raise PlanError(f"the plan is for a {plan.model.architecture}, not a {name}: make a plan for this model")
+        raise PlanError(
+            f"the plan is for a {plan.model.architecture}, not a {name}: make a plan for this model"
+        )
     for parameter, tensor in model.named_parameters(remove_duplicate=False):
         shape = lookup(plan.model.parameters, parameter)
         if shape is None:
             raise PlanError(f"the plan is for another {name}: it knows no parameter '{parameter}'")
         if list(tensor.shape) != shape:
             raise PlanError(
-                f"the plan is for another {name}: there '{parameter}' has shape {shape}, here {list(tensor.shape)}"
+                f"the plan is for another {name}: there '{parameter}' has shape {shape}, "
+                f"here {list(tensor.shape)}"
             )
     if config_hash(model) != plan.model.config_hash:
         raise PlanError(f"the plan is for a {name} with another config: make a plan for this one")

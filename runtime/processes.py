@@ -29,7 +29,9 @@ def pick_device(device: torch.device | str | None) -> torch.device:
     return chosen
 
 
-def device_mesh_for(plan: Plan, mesh: DeviceMesh | None, device: torch.device, timeout: float) -> DeviceMesh:
+def device_mesh_for(
+    plan: Plan, mesh: DeviceMesh | None, device: torch.device, timeout: float
+) -> DeviceMesh:
     """The caller's mesh, or a new one over all ranks with the plan's dims.
 
     Raises:
@@ -50,7 +52,8 @@ def device_mesh_for(plan: Plan, mesh: DeviceMesh | None, device: torch.device, t
     have = dist.get_world_size()
     if have != need:
         raise DistributedError(
-            f"the plan is for {need} ranks, but {have} are running: start {need}, or plan with --tp {have}"
+            f"the plan is for {need} ranks, but {have} are running: "
+            f"start {need}, or plan with --tp {have}"
         )
     return init_device_mesh(device.type, tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh))
 
@@ -66,7 +69,9 @@ def agree(plan: Plan, failure: ShardwrightError | None) -> None:
     try:
         dist.all_gather_object(everyone, mine)
     except RuntimeError as error:
-        raise DistributedError(f"another rank died while loading: {str(error).splitlines()[0]}") from error
+        raise DistributedError(
+            f"another rank died while loading: {str(error).splitlines()[0]}"
+        ) from error
     if failure is not None:
         raise failure
     for rank, (digest, text) in enumerate(everyone):

@@ -10,8 +10,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from shardwright.errors import UsageError
-
-from ..problem import Solver
+from shardwright.planner.problem import Solver
 
 GROUP = "shardwright.solvers"
 
@@ -31,9 +30,9 @@ def load(name: str) -> Solver:
         if entry.name == name:
             return entry.load()
     if name == "cpsat":
-        from .cpsat import solve
+        from shardwright.planner.solvers.cpsat import solve
     elif name == "backtracking":
-        from .backtracking import solve
+        from shardwright.planner.solvers.backtracking import solve
     else:
         raise UsageError(f"unknown solver '{name}'; installed: {', '.join(names())}")
     return solve

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from ..problem import Problem, Result
-from .buckets import Vector, descend, eliminate, elimination_order
-from .multipliers import Weights, dot, multipliers, unit
-from .search import Incumbent, Search
+from shardwright.planner.problem import Problem, Result
+from shardwright.planner.solvers.buckets import Vector, descend, eliminate, elimination_order
+from shardwright.planner.solvers.multipliers import Weights, dot, multipliers, unit
+from shardwright.planner.solvers.search import Incumbent, Search
 
 STEPS = 64
 """The first goal is this part of the gap above the bound."""
@@ -20,8 +20,13 @@ SHARE = 0.5
 """Share of the time that may go into bounds."""
 
 
-def solve(problem: Problem, component: int, caps: Mapping[int, int], hint: Sequence[int] | None,
-          seconds: float) -> Result:
+def solve(
+    problem: Problem,
+    component: int,
+    caps: Mapping[int, int],
+    hint: Sequence[int] | None,
+    seconds: float,
+) -> Result:
     """Minimise one component of `problem` under `caps`."""
     start = time.monotonic()
     targets = [component, *caps]
@@ -37,7 +42,8 @@ def solve(problem: Problem, component: int, caps: Mapping[int, int], hint: Seque
         return Result("infeasible", None, 0)
     bound = max(
         -((dot(w[1:], limits) - root) // w[0])
-        for w, root in zip(weights, buckets.root, strict=True) if w[0]
+        for w, root in zip(weights, buckets.root, strict=True)
+        if w[0]
     )
     search = Search(buckets, weights, incumbent, hint)
     if incumbent.assignment is None:
@@ -64,13 +70,17 @@ def _spread(problem: Problem, targets: Sequence[int], weights: Weights) -> Vecto
     return tuple(out)
 
 
-def _weights(problem: Problem, order: list[int], incumbent: Incumbent,
-             deadline: float) -> list[Weights]:
+def _weights(
+    problem: Problem, order: list[int], incumbent: Incumbent, deadline: float
+) -> list[Weights]:
     """What the search bounds: the objective, each capped cost, and weighed sums of them."""
     targets, n = incumbent.targets, len(incumbent.targets)
     spans = [
-        sum(max(r.costs[t] for r in f.rows) - min(r.costs[t] for r in f.rows)
-            for f in problem.factors if f.rows)
+        sum(
+            max(r.costs[t] for r in f.rows) - min(r.costs[t] for r in f.rows)
+            for f in problem.factors
+            if f.rows
+        )
         for t in targets
     ]
     known: dict[Weights, Vector | None] = {}

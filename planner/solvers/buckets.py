@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import add, itemgetter, sub
 
-from ..problem import Problem
+from shardwright.planner.problem import Problem
 
 ROWS = 20_000
 """A join may have so many rows."""
@@ -168,8 +168,9 @@ def _mini_buckets(bucket: Sequence[Table], limit: int) -> list[Table]:
     return out
 
 
-def eliminate(problem: Problem, order: list[int], weights: Sequence[Vector],
-              deadline: float) -> Buckets | None:
+def eliminate(
+    problem: Problem, order: list[int], weights: Sequence[Vector], deadline: float
+) -> Buckets | None:
     """Bounds for each of `weights`; None where no assignment satisfies the factors.
 
     Once `deadline` has passed nothing is joined any more: what is left takes linear time, and the
@@ -203,8 +204,11 @@ def eliminate(problem: Problem, order: list[int], weights: Sequence[Vector],
                 grouped.setdefault(values[:-1], {})[values[-1]] = costs
             message = Table(mini.scope[:-1], {})
             for above, choices in grouped.items():
-                least = tuple(map(min, *choices.values())) if len(choices) > 1 else next(
-                    iter(choices.values()))
+                least = (
+                    tuple(map(min, *choices.values()))
+                    if len(choices) > 1
+                    else next(iter(choices.values()))
+                )
                 message.rows[above] = least
                 grouped[above] = {x: tuple(map(sub, c, least)) for x, c in choices.items()}
             if not place(message):

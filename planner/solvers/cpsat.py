@@ -10,15 +10,19 @@ import math
 from collections.abc import Mapping, Sequence
 
 from shardwright.errors import SolverError
-
-from ..problem import Problem, Result
+from shardwright.planner.problem import Problem, Result
 
 WORKERS = 2
 SEED = 0
 
 
-def solve(problem: Problem, component: int, caps: Mapping[int, int], hint: Sequence[int] | None,
-          seconds: float) -> Result:
+def solve(
+    problem: Problem,
+    component: int,
+    caps: Mapping[int, int],
+    hint: Sequence[int] | None,
+    seconds: float,
+) -> Result:
     """Minimise one component of `problem` under `caps`.
 
     Raises:
@@ -31,8 +35,10 @@ def solve(problem: Problem, component: int, caps: Mapping[int, int], hint: Seque
             "solver 'cpsat' needs OR-tools: pip install ortools, or use --solver backtracking"
         ) from None
     model = cp_model.CpModel()
-    literals = [[model.new_bool_var(f"{name}={x}") for x in domain]
-                for name, domain in zip(problem.names, problem.domains, strict=True)]
+    literals = [
+        [model.new_bool_var(f"{name}={x}") for x in domain]
+        for name, domain in zip(problem.names, problem.domains, strict=True)
+    ]
     for group in literals:
         model.add_exactly_one(group)
     totals: dict[int, list[tuple[object, int]]] = {c: [] for c in (component, *caps)}
@@ -55,9 +61,7 @@ def solve(problem: Problem, component: int, caps: Mapping[int, int], hint: Seque
             model.add_exactly_one(rows)
             for k, v in enumerate(factor.scope):
                 for x, literal in enumerate(literals[v]):
-                    held = [
-                        b for b, r in zip(rows, factor.rows, strict=True) if r.values[k] == x
-                    ]
+                    held = [b for b, r in zip(rows, factor.rows, strict=True) if r.values[k] == x]
                     model.add(cp_model.LinearExpr.sum(held) == literal)
             if hint is not None:
                 values = tuple(hint[v] for v in factor.scope)
@@ -67,8 +71,11 @@ def solve(problem: Problem, component: int, caps: Mapping[int, int], hint: Seque
         for c, terms in totals.items():
             least = min(row.costs[c] for row in factor.rows)
             constants[c] += least
-            terms += [(b, row.costs[c] - least) for b, row in zip(rows, factor.rows, strict=True)
-                      if row.costs[c] > least]
+            terms += [
+                (b, row.costs[c] - least)
+                for b, row in zip(rows, factor.rows, strict=True)
+                if row.costs[c] > least
+            ]
     if hint is not None:
         for group, value in zip(literals, hint, strict=True):
             for x, literal in enumerate(group):

@@ -40,8 +40,9 @@ def combine(a: int, first: Weights, b: int, second: Weights) -> Weights:
     return tuple(x // divisor for x in out)
 
 
-def multipliers(target: int, caps: Sequence[tuple[int, int]], spans: Sequence[int],
-                evaluate: Evaluate) -> list[Weights]:
+def multipliers(
+    target: int, caps: Sequence[tuple[int, int]], spans: Sequence[int], evaluate: Evaluate
+) -> list[Weights]:
     """Weights that bound cost `target` well where the costs in `caps` are limited.
 
     Args:
@@ -77,8 +78,14 @@ def multipliers(target: int, caps: Sequence[tuple[int, int]], spans: Sequence[in
     return [whole(weights)] + ([front] if any(front) else [])
 
 
-def _chords(weights: Weights, one: Weights, cap: int, low: Sequence[int], high: Sequence[int],
-            evaluate: Evaluate) -> Weights:
+def _chords(
+    weights: Weights,
+    one: Weights,
+    cap: int,
+    low: Sequence[int],
+    high: Sequence[int],
+    evaluate: Evaluate,
+) -> Weights:
     """Weights along the edge of the hull over `cap`, between `low` (cheap) and `high` (within)."""
     best = weights
     for _ in range(ROUNDS):

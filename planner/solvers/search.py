@@ -24,9 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
 
-from ..problem import Problem
-from .buckets import Buckets, Key, Vector
-from .multipliers import Weights, dot
+from shardwright.planner.problem import Problem
+from shardwright.planner.solvers.buckets import Buckets, Key, Vector
+from shardwright.planner.solvers.multipliers import Weights, dot
 
 NODES = 20_000_000
 """Nodes after which the search gives up."""
@@ -68,8 +68,13 @@ class _Node:
 class Search:
     """The search proper. Sets of levels are bit masks: bit i is level i."""
 
-    def __init__(self, buckets: Buckets, weights: Sequence[Weights], incumbent: Incumbent,
-                 hint: Sequence[int] | None) -> None:
+    def __init__(
+        self,
+        buckets: Buckets,
+        weights: Sequence[Weights],
+        incumbent: Incumbent,
+        hint: Sequence[int] | None,
+    ) -> None:
         self.buckets, self.weights, self.incumbent, self.hint = buckets, weights, incumbent, hint
         count = len(buckets.order)
         self.masks = [[sum(1 << k for k in m.above) for m in minis] for minis in buckets.levels]
@@ -79,7 +84,8 @@ class Search:
         self.domains: list[int] = []
         self.reasons: list[int] = []
         self.watched: list[list[tuple[int, int, tuple[int, ...], dict[Key, int]]]] = [
-            [] for _ in range(count)]
+            [] for _ in range(count)
+        ]
         for level, found in enumerate(buckets.split):
             for table in found:
                 self._watch(level, table.scope[:-1], table.rows)
@@ -132,8 +138,9 @@ class Search:
         bounds, raisers = self.bounds[level], self.raisers[level]
         if self._seen(level, node):
             return node
-        tables = [m.rows[tuple([self.values[k] for k in m.above])]
-                  for m in self.buckets.levels[level]]
+        tables = [
+            m.rows[tuple([self.values[k] for k in m.above])] for m in self.buckets.levels[level]
+        ]
         masks, domain = self.masks[level], self.domains[level]
         full = (1 << self.buckets.sizes[level]) - 1
         if domain != full:

@@ -1,0 +1,73 @@
+"""Start a module on several ranks with torchrun, and end all of them if one hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class RanksFailed(Exception):
+    """The ranks ended with an error or not at all; the text is what they wrote to stderr."""
+
+
+def torchrun(
+    module: str, args: Sequence[str | Path], *, ranks: int = 2, timeout: float = 300
+) -> str:
+    """Run `python -m module args` on `ranks` ranks of this machine; what they wrote to stdout.
+
+    Args:
+        module: importable from the root of the repository.
+        args: passed to every rank.
+        ranks: processes, of one thread each.
+        timeout: seconds after which all are killed.
+
+    Raises:
+        RanksFailed: a rank failed, or time is up.
+    """
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+        *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
+        *("-m", module, *map(str, args)),
+    ]
+    quiet = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # The demo is for any machine: with GPUs in it, some ranks would have one and some not.
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **quiet},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that the ranks can be ended with torchrun
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        _, err = process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise RanksFailed(f"no end after {timeout:.0f} s\n{err}") from None
+        raise
+    if process.returncode:
+        raise RanksFailed(err)
+    return out
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]

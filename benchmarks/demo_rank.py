@@ -1,0 +1,81 @@
+"""What each rank of the demo does: load its shards, run them, write down what came out.
+
+    torchrun --nproc-per-node 2 -m benchmarks.demo_rank CHECKPOINT PLAN INPUTS OUT
+
+INPUTS is a safetensors file: `prompt` and `sequence` for a model that generates, the tokenizer's
+`input_ids` and `attention_mask` for an encoder. Into OUT go rank<N>.safetensors and rank<N>.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+import shardwright
+from benchmarks.demo_compute import NEW_TOKENS, embed, generate
+from shardwright.runtime.audit import Call, count_collectives, counts
+
+
+def tell(calls: list[Call]) -> dict[str, Any]:
+    """Collectives as figures."""
+    return {"kinds": counts(calls), "bytes": sum(call.bytes for call in calls)}
+
+
+def run_decoder(
+    model: Any, inputs: dict[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Generate; a forward over a whole sequence; one decode step with its cache."""
+    figures: dict[str, Any] = {}
+    start = time.perf_counter()
+    tokens = generate(model, inputs["prompt"])
+    figures["tokens_per_second"] = NEW_TOKENS / (time.perf_counter() - start)
+    with count_collectives() as calls:
+        logits = model(inputs["sequence"], use_cache=False).logits
+    figures["forward"] = tell(calls)
+    cache = model(inputs["sequence"][:, :-1], use_cache=True).past_key_values
+    with count_collectives() as calls:
+        last = model(inputs["sequence"][:, -1:], past_key_values=cache).logits
+    figures["decode"] = tell(calls)
+    return {"tokens": tokens, "logits": logits, "last": last}, figures
+
+
+def run_encoder(
+    model: Any, inputs: dict[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """One embedding a sentence."""
+    with count_collectives() as calls:
+        embeddings = embed(model, inputs)
+    return {"embeddings": embeddings}, {"forward": tell(calls)}
+
+
+def main() -> None:
+    """Run one rank."""
+    checkpoint, plan, file, out = map(Path, sys.argv[1:])
+    inputs = load_file(file)
+    start = time.perf_counter()
+    model = shardwright.load(checkpoint, plan)
+    seconds = time.perf_counter() - start
+    with torch.no_grad():
+        results, figures = (run_decoder if "prompt" in inputs else run_encoder)(model, inputs)
+    rank = dist.get_rank()
+    held = {t.data_ptr(): t.nbytes for t in (*model.parameters(), *model.buffers())}
+    figures |= {
+        "rank": rank,
+        "held": sum(held.values()),
+        "read": model.shardwright_report.read,  # type: ignore[union-attr]
+        "load_seconds": seconds,
+    }
+    save_file({k: v.contiguous() for k, v in results.items()}, out / f"rank{rank}.safetensors")
+    (out / f"rank{rank}.json").write_text(json.dumps(figures))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""How the demo prints what it found: a table a model, a line a check."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from benchmarks.demo import Check, Outcome
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def opening(ranks: int) -> None:
+    """Say what is about to happen."""
+    import torch
+    import transformers
+
+    console.print(
+        f"{ranks} ranks on this machine's CPU: torchrun, gloo, float32; "
+        f"torch {torch.__version__}, transformers {transformers.__version__}"
+    )
+
+
+def outcome(title: str, found: Outcome) -> None:
+    """All about one model."""
+    solver, files = found.plan.solver, "file" if found.files == 1 else "files"
+    console.print()
+    console.print(
+        f"[bold]{title}[/bold]: {found.parameters / 1e6:.1f} M parameters in {found.files} {files}"
+    )
+    proof = "proven optimal" if solver.status == "optimal" else "best found, not proven"
+    console.print(f"planned in {found.plan_seconds:.1f} s by {solver.name}, {proof}")
+    console.print(_table(found))
+    for check in found.checks:
+        console.print(_line(check))
+    if found.remark:
+        console.print(found.remark, style="dim", markup=False)
+
+
+def _table(found: Outcome) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    decodes = "decode" in found.ranks[0]
+    heads = ["RANK", "HELD", "OF WHOLE", "READ", "COLLECTIVES, FORWARD"]
+    for head in [*heads, "DECODE STEP"] if decodes else heads:
+        text = head in ("COLLECTIVES, FORWARD", "DECODE STEP")
+        table.add_column(head, justify="left" if text else "right", no_wrap=True)
+    for rank in found.ranks:
+        cells = [
+            str(rank["rank"]),
+            f"{rank['held'] / 1e6:.1f} MB",
+            f"{100 * rank['held'] / found.plan.predicted.whole_bytes:.1f} %",
+            f"{rank['read'] / 1e6:.1f} MB",
+            _calls(rank["forward"]),
+        ]
+        table.add_row(*cells, *([_calls(rank["decode"])] if decodes else []))
+    return table
+
+
+def _calls(figures: dict[str, Any]) -> str:
+    kinds = " + ".join(f"{n} {k.replace('_', '-')}" for k, n in figures["kinds"].items())
+    size = figures["bytes"]
+    return f"{kinds or 'none'}, {f'{size / 1e6:.2f} MB' if size >= 1e5 else f'{size / 1e3:.1f} kB'}"
+
+
+def _line(check: Check) -> Text:
+    mark, style = ("ok", "green") if check.passed else ("DIFFERS", "bold red")
+    line = Text.assemble((f"{mark:4}", style), f"{check.what}: {check.difference:.2g}")
+    if check.allowed:
+        line.append(f" (allowed: {check.allowed:g})")
+    return line
+
+
+def closing(checks: int, failed: int, start: float, kept: Path | None) -> None:
+    """The sum of it."""
+    console.print()
+    seconds = f"{time.perf_counter() - start:.0f} s"
+    if failed:
+        console.print(f"[bold red]{failed} of {checks} checks failed[/bold red], after {seconds}")
+    else:
+        console.print(f"[bold green]All {checks} checks passed[/bold green], after {seconds}")
+    if kept:
+        console.print(f"Checkpoints, plans and results are in {kept}")

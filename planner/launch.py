@@ -1,0 +1,127 @@
+"""Ranks as processes of this machine, talking over gloo; when one dies, so do the rest.
+
+Started by spawn, so that no rank inherits threads or locks of the process that plans.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from shardwright.errors import DistributedError, ShardwrightError
+
+GRACE = 5.0
+"""Seconds that the others have to report, once a rank has failed: the first to notice a death is
+not the one that died."""
+
+
+def run_processes(ranks: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
+    """`fn(*args)` on each of `ranks` processes that form a gloo group; the results by rank.
+
+    `fn`, `args` and the results must pickle.
+
+    Raises:
+        ShardwrightError: what a rank raised.
+        DistributedError: a rank died or raised something else; its traceback is on stderr.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
+        rendezvous = str(Path(folder) / "rendezvous")
+        processes: list[BaseProcess] = []
+        pipes: dict[Connection, int] = {}
+        try:
+            for rank in range(ranks):
+                mine, theirs = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_main, args=(theirs, rank, ranks, rendezvous, fn, args), daemon=True
+                )
+                process.start()
+                theirs.close()  # so that a death shows as the end of what can be read
+                processes.append(process)
+                pipes[mine] = rank
+            return _collect(processes, pipes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _collect(processes: list[BaseProcess], pipes: dict[Connection, int]) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: dict[int, ShardwrightError] = {}
+    died: dict[int, DistributedError] = {}
+    deadline: float | None = None
+    while pipes and (deadline is None or time.monotonic() < deadline):
+        left = None if deadline is None else max(deadline - time.monotonic(), 0)
+        for pipe in wait(list(pipes), left):
+            assert isinstance(pipe, Connection)
+            rank = pipes.pop(pipe)
+            try:
+                ok, value = pipe.recv()
+            except EOFError:
+                processes[rank].join()
+                died[rank] = DistributedError(f"rank {rank} died ({_end(processes[rank])})")
+            else:
+                (results if ok else failures)[rank] = value
+            if rank not in results and deadline is None:
+                deadline = time.monotonic() + GRACE
+    causes = {r: e for r, e in failures.items() if not isinstance(e, DistributedError)}
+    for found in (died, causes, failures):  # the cause before what it led to
+        if found:
+            raise found[min(found)]
+    return [results[rank] for rank in range(len(processes))]
+
+
+def _end(process: BaseProcess) -> str:
+    code = process.exitcode or 0
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, out of memory?" if name == "SIGKILL" else name
+
+
+def _main(
+    pipe: Connection,
+    rank: int,
+    ranks: int,
+    rendezvous: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    """What a rank runs."""
+    import torch
+    import torch.distributed as dist
+
+    from .quiet import quiet
+
+    if sys.platform == "linux":  # a host name that leads nowhere must not stop local ranks
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    try:
+        with quiet():
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{rendezvous}",
+                rank=rank,
+                world_size=ranks,
+                timeout=timedelta(minutes=30),
+            )
+            pipe.send((True, fn(*args)))
+            dist.destroy_process_group()
+    except ShardwrightError as error:
+        pipe.send((False, error))
+    except BaseException as error:
+        traceback.print_exc()
+        text = (str(error).strip() or "no message").splitlines()[0]
+        pipe.send((False, ShardwrightError(f"rank {rank} failed: {type(error).__name__}: {text}")))

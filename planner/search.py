@@ -1,0 +1,215 @@
+"""Solve, check, try on meta; what fails its trial is forbidden, and the rest solved again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from torch import nn
+
+from shardwright.errors import InfeasibleError, ModelError, SolverError
+from shardwright.planner import solvers
+from shardwright.planner.attributes import Unsolvable, local_attributes
+from shardwright.planner.axes import Axes
+from shardwright.planner.check import check, price
+from shardwright.planner.cost import Costs
+from shardwright.planner.emit import (
+    Layouts,
+    count,
+    folded,
+    module_plans,
+    rank_bytes,
+    shapes,
+    wholes,
+)
+from shardwright.planner.graph import Graph
+from shardwright.planner.network import BACKWARD, BYTES, TIME, Network, build_network
+from shardwright.planner.optimize import Optimum, optimize
+from shardwright.planner.plan_file import (
+    ModelIdentity,
+    Plan,
+    Prediction,
+    SolverReport,
+    Workload,
+)
+from shardwright.planner.simplify import Simplified, simplify
+from shardwright.planner.source import Source
+from shardwright.planner.states import Shards, States
+from shardwright.planner.verify import Mismatch, verify
+
+ATTEMPTS = 40
+"""How often a plan that fails its trial is solved again without what failed."""
+
+Splits = frozenset[tuple[str, Shards]]
+
+
+@dataclass
+class Search:
+    """One planning run.
+
+    A module whose local forward fails may not have the splits that it had; if it fails again, none
+    at all; if it still fails, nor may the module around it. So the search ends, at the latest with
+    nothing split.
+    """
+
+    source: Source
+    graph: Graph
+    axes: Axes
+    workload: Workload
+    tp: int
+    strikes: Counter[str] = field(default_factory=Counter)
+
+    def run(self, solver: str, note: str, seconds: float, memory: int | None) -> Plan:
+        """The first plan that passes its trial."""
+        forbidden: Splits = frozenset()
+        lookups = replaceable(self.graph, self.source.module)
+        rigid = frozenset({""} if any(True for _ in self.source.module.children()) else ())
+        for _ in range(ATTEMPTS):
+            states = States(self.graph, self.axes, self.tp, lookups, forbidden)
+            costs = Costs(self.graph, self.axes, states, self.workload)
+            network = build_network(self.graph, states, costs, rigid)
+            small = simplify(network.problem)
+            if small is None:
+                raise InfeasibleError(
+                    "the rules contradict each other on this model: please report it"
+                )
+            optimum = optimize(small, solvers.load(solver), seconds, memory)
+            assignment = network.assignment(optimum.assignment)
+            check(self.graph, states, assignment)
+            agree(price(self.graph, costs, assignment), optimum)
+            layouts = Layouts(self.graph, states, assignment)
+            report = SolverReport(
+                name=solver,
+                status="optimal" if optimum.optimal else "feasible",
+                objective=[optimum.objective, *(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))],
+                bound=[optimum.bound],
+                note=note,
+            )
+            outcome = self._try(layouts, costs, report, possible(network, small))
+            if isinstance(outcome, Plan):
+                return outcome
+            forbidden |= outcome
+        raise SolverError("no plan passed its trial on meta: please report this model")
+
+    def _try(
+        self, layouts: Layouts, costs: Costs, report: SolverReport, can: dict[str, bool]
+    ) -> Plan | Splits:
+        """The plan, or the splits that it may not have."""
+        corners = [{"tp": (rank, self.tp)} for rank in sorted({0, self.tp - 1})]
+        source, assignment = self.source, layouts.assignment
+        try:
+            traced = {n: layouts.traced(n) for n in self.graph.tensors}
+            attributes = local_attributes(self.graph, traced, corners)
+        except Unsolvable as failure:
+            near = splits_near(self.graph, layouts, failure.size.tensor)
+            return near or self._blame(Mismatch("", str(failure)), layouts)
+        result = Plan(
+            model=ModelIdentity(
+                architecture=source.architecture,
+                config_hash=source.config_hash,
+                parameters=shapes(source.module),
+            ),
+            mesh={"tp": self.tp},
+            workload=self.workload,
+            modules=folded(source.module, module_plans(source.module, layouts, attributes)),
+            whole=wholes(layouts, can),
+            opaque=opaque(self.graph, self.axes),
+            predicted=Prediction(
+                parameter_bytes=[rank_bytes(layouts, {"tp": (r, self.tp)}) for r in range(self.tp)],
+                whole_bytes=rank_bytes(layouts, None),
+                time_ns=report.objective[2],
+                collectives=count(self.graph, costs, assignment),
+            ),
+            solver=report,
+            versions={p: version(p) for p in ("torch", "transformers")},
+        )
+        for coords in corners:
+            mismatch = verify(source.module, source.args, source.kwargs, result, layouts, coords)
+            if mismatch is not None:
+                return self._blame(mismatch, layouts)
+        return result
+
+    def _blame(self, mismatch: Mismatch, layouts: Layouts) -> Splits:
+        """The splits to forbid after `mismatch`.
+
+        Raises:
+            ModelError: nothing was split where it failed: the model itself cannot run on meta.
+        """
+        module = mismatch.module
+        while True:
+            names = tensors_in(self.graph, module)
+            split = frozenset(
+                (n, layouts.assignment[n].shards) for n in names if layouts.assignment[n].shards
+            )
+            if split:
+                self.strikes[module] += 1
+                if self.strikes[module] == 1:
+                    return split
+                return frozenset((n, s) for n in names for s in layouts.states.splits(n))
+            if not module:
+                raise ModelError(
+                    f"{self.source.architecture} itself fails on meta, so no plan can be tried: "
+                    f"{mismatch.text}"
+                )
+            module = module.rpartition(".")[0]
+
+
+def tensors_in(graph: Graph, module: str) -> set[str]:
+    """Tensors that ops in `module` or in one within it read or make."""
+    return {
+        name
+        for op in graph.ops
+        if not module or op.module == module or op.module.startswith(module + ".")
+        for name in (*op.inputs, *op.outputs)
+    }
+
+
+def possible(network: Network, small: Simplified) -> dict[str, bool]:
+    """Per tensor, whether any solution splits it: whether a state but the first, whole, is left."""
+    return {n: any(small.source[v][1].values()) for n, v in network.variables.items()}
+
+
+def replaceable(graph: Graph, root: nn.Module) -> frozenset[str]:
+    """Lookups of an `nn.Embedding` in its own weight: those the runtime can replace."""
+    owned = {u.used: u.fqn for u in graph.uses}
+    return frozenset(
+        op.name
+        for op in graph.ops
+        if op.call.op == "embedding"
+        and owned.get(op.inputs[0]) == f"{op.module}.weight".lstrip(".")
+        and isinstance(root.get_submodule(op.module), nn.Embedding)
+    )
+
+
+def opaque(graph: Graph, axes: Axes) -> dict[str, int]:
+    """Ops without a rule, and how often each occurs."""
+    out: dict[str, int] = {}
+    for op in graph.ops:
+        if axes.rules.get(op.name) is None:
+            out[op.call.op] = out.get(op.call.op, 0) + 1
+    return dict(sorted(out.items()))
+
+
+def splits_near(graph: Graph, layouts: Layouts, tensor: str) -> Splits:
+    """The split of `tensor`, or of what its op was given."""
+    assignment = layouts.assignment
+    if assignment[tensor].shards:
+        return frozenset({(tensor, assignment[tensor].shards)})
+    op = graph.producers().get(tensor)
+    names = op.inputs if op else ()
+    return frozenset((n, assignment[n].shards) for n in names if assignment[n].shards)
+
+
+def agree(found: tuple[int, int, int], optimum: Optimum) -> None:
+    """Compare the checker's price with the solver's.
+
+    Raises:
+        SolverError: they differ; such a plan is never written.
+    """
+    claimed = (optimum.costs[BYTES], optimum.costs[TIME], optimum.costs[BACKWARD])
+    if found != claimed:
+        raise SolverError(
+            f"the solver claims bytes and times {claimed}, the checker finds {found}: "
+            "please report it"
+        )

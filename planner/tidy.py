@@ -1,0 +1,142 @@
+"""What a fresh graph still needs: own names of tied weights, fewer borders, facts on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from shardwright.planner import origins
+from shardwright.planner.graph import Graph, Op, SizeArgument
+
+
+def read_own_alias(graph: Graph) -> None:
+    """Export reads tied parameters by any of their names: let each module read its own."""
+    twins: dict[str, dict[str, str]] = {}
+    for use in graph.uses:
+        twins.setdefault(use.stored, {})[use.fqn.rpartition(".")[0]] = use.used
+    stored = {u.used: u.stored for u in graph.uses}
+    for i, op in enumerate(graph.ops):
+        own = [twins[stored[n]].get(op.module, n) if n in stored else n for n in op.inputs]
+        if own != list(op.inputs):
+            graph.ops[i] = replace(op, inputs=tuple(own))
+
+
+def carried(graph: Graph, root: nn.Module) -> set[str]:
+    """Tensors between blocks of a `ModuleList` where each takes what the one before gives."""
+    leaves, enters = {}, []
+    for border in graph.borders:
+        stack, _, number = border.module.rpartition(".")
+        if not number.isdigit() or not isinstance(root.get_submodule(stack), nn.ModuleList):
+            continue
+        if not any(True for _ in root.get_submodule(border.module).children()):
+            continue
+        if border.side == "out":
+            leaves[border.target] = (stack, int(number))
+        elif graph.tensors[border.source].differentiable:
+            enters.append((border, stack, int(number)))
+    out: set[str] = set()
+    chains = set()
+    for border, stack, number in enters:
+        if leaves.get(border.source) == (stack, number - 1):
+            out.add(border.source)
+            chains.add((stack, border.slot))
+    # The first block's input and the last block's output are of the same kind.
+    out |= {b.source for b, stack, number in enters if number == 0 and (stack, b.slot) in chains}
+    stacks = {stack for stack, _ in chains}
+    last = {stack: max(n for s, n in leaves.values() if s == stack) for stack in stacks}
+    slots = {b.slot for b in graph.borders if b.target in out}
+    out |= {
+        b.target
+        for b in graph.borders
+        if b.target in leaves
+        and b.slot in slots
+        and leaves[b.target][0] in stacks
+        and leaves[b.target][1] == last[leaves[b.target][0]]
+    }
+    return out
+
+
+def prune_borders(graph: Graph) -> None:
+    """Of borders in a row with nothing between them keep the first: one reshard there is enough."""
+    consumers: dict[str, int] = {}
+    for op in graph.ops:
+        for name in op.inputs:
+            consumers[name] = consumers.get(name, 0) + 1
+    for border in graph.borders:
+        consumers[border.source] = consumers.get(border.source, 0) + 1
+    for name in graph.outputs:
+        consumers[name] = consumers.get(name, 0) + 1
+    made_by_border = {b.target for b in graph.borders}
+    rename: dict[str, str] = {}
+    kept = []
+    for border in graph.borders:
+        source = rename.get(border.source, border.source)
+        if source in made_by_border and consumers[border.source] == 1:
+            rename[border.target] = source
+            consumers[source] = consumers.get(border.target, 0)
+            del graph.tensors[border.target]
+        else:
+            kept.append(replace(border, source=source))
+    graph.watched = [
+        (b.module, b.slot, rename.get(b.target, b.target)) for b in graph.borders if b.side == "out"
+    ]
+    graph.borders = kept
+    graph.ops = [replace(op, inputs=tuple(rename.get(n, n) for n in op.inputs)) for op in graph.ops]
+    graph.outputs = [rename.get(n, n) for n in graph.outputs]
+    graph.carried = {rename.get(n, n) for n in graph.carried}
+    graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
+
+
+def logits(graph: Graph) -> set[str]:
+    """The outputs, and what ops that keep the shape and have one real operand make them of."""
+    producers = graph.producers()
+    origin = {b.target: b.source for b in graph.borders}
+    out: set[str] = set()
+    queue = list(graph.outputs)
+    while queue:
+        name = queue.pop()
+        out.add(name)
+        op = producers.get(name)
+        if name in origin:
+            queue.append(origin[name])
+        elif op is not None:
+            sources = [n for n in op.inputs if graph.tensors[n].differentiable]
+            if len(sources) == 1 and graph.tensors[sources[0]].shape == graph.tensors[name].shape:
+                queue.append(sources[0])
+    return out
+
+
+def name_literals(graph: Graph) -> None:
+    """Find slice bounds that come neither from an attribute nor from a size of a tensor."""
+    producers = graph.producers()
+    known: set[tuple[str, str]] = set()
+    for size in graph.sizes:
+        op = slice_of(producers, size)
+        if op is not None:
+            known.add((op.name, size.bound))
+    for i, op in enumerate(graph.ops):
+        if op.call.op in ("slice", "select"):
+            bounds = ("index",) if op.call.op == "select" else ("start", "stop")
+            graph.ops[i] = replace(
+                op, literals=frozenset(b for b in bounds if (op.name, b) not in known)
+            )
+
+
+def slice_of(producers: Mapping[str, Op], size: SizeArgument) -> Op | None:
+    """The slice or select that `size` is a bound of; one index expression makes several."""
+    if not size.bound:
+        return None
+    value = origins.evaluate(size.expression, {})
+    key = {"start": "start", "stop": "end", "index": "index"}[size.bound]
+    op = producers.get(size.tensor)
+    while op is not None and op.call.op in ("slice", "select", "unsqueeze"):
+        if (
+            op.call.op != "unsqueeze"
+            and key in op.call.arguments
+            and op.call.arguments[key] == value
+        ):
+            return op
+        op = producers.get(op.inputs[0])
+    return None

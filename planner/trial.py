@@ -1,0 +1,130 @@
+"""Does a plan still hold for a model? Run its local forward on meta, first and last rank.
+
+The unsplit model is run first, and every output that the plan speaks of is predicted from it: the
+model's own outputs are whole on each rank, and an output with a crossing has the layout that the
+crossing leads to. What other modules give out is not written in a plan, so it is not compared;
+a wrong size in there makes the forward fail, or shows in the outputs that are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from shardwright.errors import ModelError, PlanError
+from shardwright.runtime.identity import check_identity
+
+from .borders import map_slots
+from .layout import Coords, dim_size, parse, resolve
+from .plan_file import Plan
+from .source import Source, read_source
+from .verify import run_local
+
+Shapes = dict[tuple[str, str], list[tuple[int, ...]]]
+"""(module, slot of its output) -> shape at each call."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was run: on which ranks, and how many output shapes were compared on each."""
+
+    ranks: tuple[int, ...]
+    shapes: int
+
+
+def try_on_meta(plan: Plan, model: Any) -> Trial:
+    """Compare `plan` with `model` (as `shardwright.plan` takes it); nothing is allocated.
+
+    Raises:
+        ModelError: the model cannot be read.
+        PlanError: the plan is for another model, or does not hold; says where.
+    """
+    source = read_source(model, dtype=getattr(torch, plan.workload.dtype, None))
+    check_identity(source.module, plan)
+    whole = output_shapes(source)
+    compared = 0
+    corners = list(_corners(plan))
+    for rank, coords in corners:
+        predicted = predict(plan, whole, coords)
+        compared = sum(map(len, predicted.values()))
+        wrong = run_local(source.module, source.args, source.kwargs, plan, coords, predicted)
+        if wrong is not None:
+            where = f" in '{wrong.module}'" if wrong.module else ""
+            raise PlanError(
+                f"the plan does not hold on rank {rank}{where}: {wrong.text}; "
+                "make it again with `shardwright plan`"
+            )
+    return Trial(tuple(rank for rank, _ in corners), compared)
+
+
+def _corners(plan: Plan) -> Iterator[tuple[int, Coords]]:
+    """The first and the last rank, with where they stand on each mesh dim."""
+    yield 0, {name: (0, size) for name, size in plan.mesh.items()}
+    if plan.world_size > 1:
+        yield plan.world_size - 1, {name: (size - 1, size) for name, size in plan.mesh.items()}
+
+
+def predict(plan: Plan, whole: Shapes, coords: Coords) -> Shapes:
+    """Local shapes of the outputs that the plan speaks of, from the whole ones.
+
+    Raises:
+        PlanError: a crossing does not fit the tensor that it is for.
+    """
+    out: Shapes = {key: shapes for key, shapes in whole.items() if key[0] == ""}
+    for (name, slot), shapes in whole.items():
+        spec = plan.module(name)
+        for crossing in spec.outputs if spec and name else ():
+            if crossing.slot != slot:
+                continue
+            dims = parse(crossing.target).dims
+            for shape in shapes:
+                if len(dims) != len(shape):
+                    raise PlanError(
+                        f"the plan lays output '{slot}' of '{name}' out as '{crossing.target}', "
+                        f"but its shape is {list(shape)}"
+                    )
+                resolved = [resolve(d, n) for d, n in zip(dims, shape, strict=True)]
+                local = tuple(dim_size(d, coords) or 0 for d in resolved)
+                out.setdefault((name, slot), []).append(local)
+    return out
+
+
+def output_shapes(source: Source) -> Shapes:
+    """Shapes of all that every module of the unsplit model gives out.
+
+    Raises:
+        ModelError: the model does not run on meta.
+    """
+    module, found = copy.deepcopy(source.module), Shapes()
+    for name, child in module.named_modules():
+
+        def leave(_: nn.Module, _args: Any, output: Any, name: str = name) -> None:
+            def note(x: torch.Tensor, slot: str) -> torch.Tensor:
+                found.setdefault((name, slot), []).append(tuple(x.shape))
+                return x
+
+            map_slots(output, "", note)
+
+        child.register_forward_hook(leave)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    args, kwargs = tree_map(
+        lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v,
+        (source.args, dict(source.kwargs)),
+    )
+    try:
+        with torch.no_grad(), fake:
+            module(*args, **kwargs)
+    except Exception as error:  # whatever model code raises
+        raise ModelError(f"the unsplit model fails on meta: {_first_line(error)}") from error
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"

@@ -1,0 +1,88 @@
+"""Placements, changes of placement and solver results in words; no torch in here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from .layout import Dim, Placement, atoms, parse
+from .plan_file import Crossing, ParameterPlan, SolverReport
+
+STYLES = {
+    "ColumnParallelLinear": "column",
+    "RowParallelLinear": "row",
+    "VocabParallelEmbedding": "vocab",
+}
+
+CROSSINGS: dict[tuple[str, str], tuple[str, str]] = {
+    ("whole", "copied"): ("", "all-reduce"),
+    ("whole", "shard"): ("", "all-gather"),
+    ("shard", "parts"): ("", "all-reduce"),
+    ("partial", "whole"): ("all-reduce", ""),
+    ("partial", "copied"): ("all-reduce", "all-reduce"),
+    ("partial", "shard"): ("reduce-scatter", "all-gather"),
+    ("shard", "whole"): ("all-gather", ""),
+    ("shard", "copied"): ("all-gather", "reduce-scatter"),
+}
+"""(before, after) -> the collective forward and the one backward; pairs not here need none."""
+
+
+def is_split(dim: Dim) -> bool:
+    """Whether some part of `dim` is split over ranks."""
+    return any(atom.mesh for atom in atoms(dim))
+
+
+def kind(placement: Placement) -> str:
+    """One word for a placement: whole, copied, partial, shard or parts."""
+    if placement.partial:
+        return "partial"
+    if placement.meshes:
+        return "parts" if placement.grad_partial else "shard"
+    return "copied" if placement.grad_partial else "whole"
+
+
+def crossing_collectives(source: str, target: str) -> tuple[str, str]:
+    """Names of the collectives, forward and backward, that a change of placement takes."""
+    return CROSSINGS.get((kind(parse(source)), kind(parse(target))), ("", ""))
+
+
+def collectives_in_words(crossings: Iterable[Crossing]) -> str:
+    """What a module communicates at its border: `fwd all-reduce, bwd all-gather`."""
+    found: Counter[str] = Counter()
+    for crossing in crossings:
+        pair = crossing_collectives(crossing.source, crossing.target)
+        for phase, name in zip(("fwd", "bwd"), pair, strict=True):
+            if name:
+                found[f"{phase} {name}"] += 1
+    texts = [text if n == 1 else f"{text} x{n}" for text, n in found.items()]
+    return ", ".join(sorted(texts, key=lambda text: not text.startswith("fwd")))
+
+
+def placement_in_words(layer: str, entry: ParameterPlan) -> str:
+    """How a parameter is split, and how: `column 2@tp*32`; which dim where the layer has no name."""
+    placement = parse(entry.placement)
+    cut = [i for i, dim in enumerate(placement.dims) if is_split(dim)]
+    if not cut:
+        if entry.use is None:
+            return "whole"
+        used = parse(entry.use)
+        word = {"partial": "added once", "copied": "gradient summed", "whole": ""}.get(kind(used))
+        if word is None:
+            word = "used as " + ", ".join(str(d) for d in used.dims if is_split(d))
+        return f"whole, {word}" if word else "whole"
+    style = STYLES.get(layer)
+    if style is None:
+        style = "part" if len(placement.dims) == 1 else f"dim {', '.join(map(str, cut))}"
+    return f"{style} {', '.join(str(placement.dims[i]) for i in cut)}"
+
+
+def solver_in_words(report: SolverReport) -> str:
+    """The status with objective, bound and gap."""
+    objective, bound = report.objective[0], report.bound[0]
+    if report.status == "optimal":
+        return f"proven optimal by {report.name} (objective {objective} = bound)"
+    gap = (objective - bound) / max(objective, 1)
+    return (
+        f"found by {report.name}, at most {gap:.2%} above the optimum, not proven optimal "
+        f"(objective {objective}, bound {bound})"
+    )

@@ -1,0 +1,123 @@
+"""Calls of ops that reduce or scan."""
+
+from ..draw import Draw, Example, Maker, Makers, T, call
+
+
+def _over(op: str, kind: str = "normal", low: int = 0) -> Maker:
+    """Over a list of dims, maybe none or all of them, with or without keepdim."""
+
+    def make(d: Draw) -> Example:
+        shape = d.shape(0, 3)
+        dims = d.pick(d.dims(len(shape), low), d.dims(len(shape), low), None if not low else [0])
+        return call(op, T(shape, kind), dims, d.flag())
+
+    return make
+
+
+def _over_one(op: str, kind: str = "normal", **kwargs: object) -> Maker:
+    def make(d: Draw) -> Example:
+        shape = d.shape(0, 3)
+        return call(op, T(shape, kind), d.dim(len(shape)), d.flag(), **kwargs)
+
+    return make
+
+
+def _over_all(op: str, kind: str = "normal") -> Maker:
+    return lambda d: call(op, T(d.shape(0, 3), kind))
+
+
+def _variance(op: str) -> Maker:
+    def make(d: Draw) -> Example:
+        shape = d.shape(1, 3)
+        dims = d.pick(d.dims(len(shape)), None)
+        return call(op, T(shape), dims, correction=0, keepdim=d.flag())
+
+    return make
+
+
+def _scan(op: str, *rest: object, kind: str = "normal", **kwargs: object) -> Maker:
+    def make(d: Draw) -> Example:
+        shape = d.shape(0, 3)
+        return call(op, T(shape, kind), d.dim(len(shape)), *rest, **kwargs)
+
+    return make
+
+
+def _norm(d: Draw) -> Example:
+    shape = d.shape(0, 3)
+    dims = d.pick(d.dims(len(shape), 0), None)
+    return call("linalg_vector_norm", T(shape), d.pick(1.0, 2.0, 3.0), dims, d.flag())
+
+
+def _topk(d: Draw) -> Example:
+    shape = d.shape(0, 3)
+    dim = d.dim(len(shape))
+    k = d.size(1, shape[dim]) if shape else 1
+    return call("topk", T(shape), k, dim, d.flag(), True)
+
+
+def _stable_sort(d: Draw) -> Example:
+    shape = d.shape(0, 3)
+    return call("sort.stable", T(shape), stable=True, dim=d.dim(len(shape)), descending=d.flag())
+
+
+def _bincount(d: Draw) -> Example:
+    n = d.size(3, 8)
+    return call("bincount", T((n,), "integers", 5), d.pick(None, T((n,))), d.pick(0, 6))
+
+
+def _histc(d: Draw) -> Example:
+    low, high = d.pick((0, 0), (-3, 3))
+    return call("histc", T((*d.shape(0, 1), 6)), d.size(2, 4), low, high)
+
+
+def _extreme(op: str) -> list[Maker]:
+    def other(d: Draw) -> Example:
+        shape = d.shape(0, 3)
+        return call(f"{op}.other", T(shape), T(d.broadcast(shape)))
+
+    return [_over_all(op), _over_one(f"{op}.dim"), other]
+
+
+EXAMPLES: Makers = {
+    "_log_softmax": [_scan("_log_softmax", False)],
+    "_safe_softmax": [_scan("_safe_softmax")],
+    "_softmax": [_scan("_softmax", False)],
+    "all": [
+        _over_all("all", "mostly"),
+        _over_one("all.dim", "mostly"),
+        _over("all.dims", "mostly"),
+    ],
+    "amax": [_over("amax", low=1), lambda d: call("amax", T(d.shape(0, 3)), [])],
+    "amin": [_over("amin", low=1)],
+    "any": [
+        _over_all("any", "seldom"),
+        _over_one("any.dim", "seldom"),
+        _over("any.dims", "seldom"),
+    ],
+    "argmax": [_over_one("argmax"), _over_all("argmax")],
+    "argmin": [_over_one("argmin"), _over_all("argmin")],
+    "bincount": [_bincount],
+    "cummax": [_scan("cummax")],
+    "cummin": [_scan("cummin")],
+    "cumprod": [_scan("cumprod")],
+    "cumsum": [_scan("cumsum")],
+    "histc": [_histc],
+    "linalg_vector_norm": [_norm],
+    "log_softmax": [_scan("log_softmax.int")],
+    "logcumsumexp": [_scan("logcumsumexp")],
+    "logsumexp": [_over("logsumexp", low=1)],
+    "max": _extreme("max"),
+    "mean": [_over_all("mean"), _over("mean.dim")],
+    "median": [_over_all("median"), _over_one("median.dim")],
+    "min": _extreme("min"),
+    "prod": [_over_all("prod"), _over_one("prod.dim_int")],
+    "softmax": [_scan("softmax.int")],
+    "sort": [_scan("sort"), _stable_sort],
+    "std": [_variance("std.correction")],
+    "sum": [_over_all("sum"), _over("sum.dim_IntList"), _over("sum.dim_IntList", "bool")],
+    "topk": [_topk],
+    "var": [_variance("var.correction")],
+    "var_mean": [_variance("var_mean.correction")],
+}
+NO_RULE: list[Example] = []
