@@ -42,9 +42,13 @@ def torchrun(
         "TRANSFORMERS_VERBOSITY": "error",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # This checkout, whether it is installed or only on the path of whoever calls.
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *_given("PYTHONPATH")]),
         # The demo is for any machine: with GPUs in it, some ranks would have one and some not.
         "CUDA_VISIBLE_DEVICES": "",
     }
+    if sys.platform == "linux":  # a host name that leads nowhere must not stop local ranks
+        quiet["GLOO_SOCKET_IFNAME"] = "lo"
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -65,6 +69,10 @@ def torchrun(
     if process.returncode:
         raise RanksFailed(err)
     return out
+
+
+def _given(name: str) -> list[str]:
+    return [os.environ[name]] if os.environ.get(name) else []
 
 
 def _free_port() -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 import shardwright
-from benchmarks.demo_compute import NEW_TOKENS, embed, generate
+from benchmarks.demo_compute import embed, generate
 from shardwright.runtime.audit import Call, count_collectives, counts
 
 
@@ -33,9 +32,7 @@ def run_decoder(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Generate; a forward over a whole sequence; one decode step with its cache."""
     figures: dict[str, Any] = {}
-    start = time.perf_counter()
     tokens = generate(model, inputs["prompt"])
-    figures["tokens_per_second"] = NEW_TOKENS / (time.perf_counter() - start)
     with count_collectives() as calls:
         logits = model(inputs["sequence"], use_cache=False).logits
     figures["forward"] = tell(calls)
@@ -59,9 +56,7 @@ def main() -> None:
     """Run one rank."""
     checkpoint, plan, file, out = map(Path, sys.argv[1:])
     inputs = load_file(file)
-    start = time.perf_counter()
     model = shardwright.load(checkpoint, plan)
-    seconds = time.perf_counter() - start
     with torch.no_grad():
         results, figures = (run_decoder if "prompt" in inputs else run_encoder)(model, inputs)
     rank = dist.get_rank()
@@ -70,7 +65,6 @@ def main() -> None:
         "rank": rank,
         "held": sum(held.values()),
         "read": model.shardwright_report.read,  # type: ignore[union-attr]
-        "load_seconds": seconds,
     }
     save_file({k: v.contiguous() for k, v in results.items()}, out / f"rank{rank}.safetensors")
     (out / f"rank{rank}.json").write_text(json.dumps(figures))

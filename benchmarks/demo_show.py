@@ -13,6 +13,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from benchmarks.demo import Check, Outcome
 
+PHASES = {"forward": "FORWARD", "decode": "DECODE STEP"}
+
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -37,6 +39,7 @@ def outcome(title: str, found: Outcome) -> None:
     proof = "proven optimal" if solver.status == "optimal" else "best found, not proven"
     console.print(f"planned in {found.plan_seconds:.1f} s by {solver.name}, {proof}")
     console.print(_table(found))
+    console.print(f"collectives of a forward: {_kinds(found.ranks[0]['forward'])}")
     for check in found.checks:
         console.print(_line(check))
     if found.remark:
@@ -44,28 +47,31 @@ def outcome(title: str, found: Outcome) -> None:
 
 
 def _table(found: Outcome) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    decodes = "decode" in found.ranks[0]
-    heads = ["RANK", "HELD", "OF WHOLE", "READ", "COLLECTIVES, FORWARD"]
-    for head in [*heads, "DECODE STEP"] if decodes else heads:
-        text = head in ("COLLECTIVES, FORWARD", "DECODE STEP")
-        table.add_column(head, justify="left" if text else "right", no_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    phases = [phase for phase in PHASES if phase in found.ranks[0]]
+    for head in ("RANK", "HELD", "OF WHOLE", "READ", *(PHASES[phase] for phase in phases)):
+        table.add_column(head, justify="right", no_wrap=True)
     for rank in found.ranks:
-        cells = [
+        table.add_row(
             str(rank["rank"]),
-            f"{rank['held'] / 1e6:.1f} MB",
+            _size(rank["held"]),
             f"{100 * rank['held'] / found.plan.predicted.whole_bytes:.1f} %",
-            f"{rank['read'] / 1e6:.1f} MB",
-            _calls(rank["forward"]),
-        ]
-        table.add_row(*cells, *([_calls(rank["decode"])] if decodes else []))
+            _size(rank["read"]),
+            *(_calls(rank[phase]) for phase in phases),
+        )
     return table
 
 
 def _calls(figures: dict[str, Any]) -> str:
-    kinds = " + ".join(f"{n} {k.replace('_', '-')}" for k, n in figures["kinds"].items())
-    size = figures["bytes"]
-    return f"{kinds or 'none'}, {f'{size / 1e6:.2f} MB' if size >= 1e5 else f'{size / 1e3:.1f} kB'}"
+    return f"{sum(figures['kinds'].values())} calls, {_size(figures['bytes'])}"
+
+
+def _kinds(figures: dict[str, Any]) -> str:
+    return " + ".join(f"{n} {k.replace('_', '-')}" for k, n in figures["kinds"].items()) or "none"
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
 
 
 def _line(check: Check) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.errors import PlanError, ShardwrightError
+from shardwright.errors import PlanError, ShardwrightError, UsageError
 
 if TYPE_CHECKING:
     from .plan_file import Plan
@@ -23,6 +24,7 @@ Examples:
   shardwright show plan.json
   shardwright check plan.json ./my-model --numeric --layers 2
 """
+COUNT = click.IntRange(min=1)
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -86,7 +88,7 @@ def compact(value: Any) -> str:
 @click.group(
     cls=Commands,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=EXAMPLES,
 )
 @click.version_option(None, "-V", "--version", package_name="shardwright")
@@ -109,7 +111,7 @@ Examples:
 """
 )
 @click.argument("model")
-@click.option("--tp", type=click.IntRange(min=1), required=True, help="Ranks to split over.")
+@click.option("--tp", type=COUNT, metavar="N", required=True, help="Ranks to split over.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
 @click.option("--memory", type=Size(), help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.")
 @click.option("--solver", metavar="NAME", help="cpsat, backtracking or another installed one.")
@@ -117,9 +119,9 @@ Examples:
     "--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS",
     show_default=True, help="For the solver.",
 )  # fmt: skip
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True,
+@click.option("--batch", type=COUNT, metavar="N", default=1, show_default=True,
               help="Batch size that is priced.")  # fmt: skip
-@click.option("--seq", type=click.IntRange(min=1), default=512, show_default=True,
+@click.option("--seq", type=COUNT, metavar="N", default=512, show_default=True,
               help="Sequence length that is priced.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
 @click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
@@ -143,6 +145,8 @@ def plan(
     """Plan MODEL, a local directory or hub id; no weights are read."""
     if as_json and quiet:
         raise click.UsageError("--json and --quiet exclude each other")
+    if output is not None:
+        check_folder(Path(output))
     with working(f"planning {model}"):
         import torch
 
@@ -166,7 +170,16 @@ def plan(
     else:
         show_plan(result, as_json)
         if output is not None and not as_json:
-            say(f"\nWrote {output}: load it under torchrun with shardwright.load(MODEL, plan=...)")
+            say(f"Wrote {output}: load it under torchrun with shardwright.load(MODEL, plan=...)")
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a file that cannot be written, before any work is done for it."""
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"cannot write {path}: {folder} is not a directory one can write to")
 
 
 def save(result: Plan, path: Path) -> None:
@@ -196,7 +209,9 @@ def show_plan(result: Plan, as_json: bool) -> None:
         print_report(result)
 
 
-@main.command(epilog="\b\nExamples:\n  shardwright show plan.json\n  shardwright show plan.json --json")
+@main.command(
+    epilog="\b\nExamples:\n  shardwright show plan.json\n  shardwright show plan.json --json"
+)
 @click.argument("file", metavar="PLAN.JSON", type=click.Path())
 @as_json
 def show(file: str, as_json: bool) -> None:
@@ -216,8 +231,8 @@ Examples:
 @click.argument("file", metavar="PLAN.JSON", type=click.Path())
 @click.argument("model")
 @click.option("--numeric", is_flag=True, help="Start the ranks on CPU with random weights.")
-@click.option("--layers", type=click.IntRange(min=1), help="Cut the model to so many layers, and "
-              "plan that anew; for --numeric.")  # fmt: skip
+@click.option("--layers", type=COUNT, metavar="N",
+              help="For --numeric: cut the model to so many layers, and plan that anew.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES[2:]), default="float32", show_default=True,
               help="For --numeric: differences up to 1e-4 or 1e-9 pass.")  # fmt: skip
 @as_json

@@ -211,6 +211,8 @@ def _reason(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
     if possible.get(use.stored):
         return "splitting it would cost more time in collectives than its bytes are worth"
     used = {u.used for u in graph.uses if u.stored == use.stored}
+    if not any(used & set(op.inputs) for op in graph.ops):
+        return "the traced forward does not use it"
     for op in graph.ops:
         if used & set(op.inputs):
             where = f"{op.call.op} in '{op.module}' ({op.source})"

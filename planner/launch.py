@@ -71,7 +71,7 @@ def _collect(processes: list[BaseProcess], pipes: dict[Connection, int]) -> list
                 ok, value = pipe.recv()
             except EOFError:
                 processes[rank].join()
-                died[rank] = DistributedError(f"rank {rank} died ({_end(processes[rank])})")
+                died[rank] = DistributedError(f"rank {rank} died ({end_in_words(processes[rank])})")
             else:
                 (results if ok else failures)[rank] = value
             if rank not in results and deadline is None:
@@ -83,7 +83,8 @@ def _collect(processes: list[BaseProcess], pipes: dict[Connection, int]) -> list
     return [results[rank] for rank in range(len(processes))]
 
 
-def _end(process: BaseProcess) -> str:
+def end_in_words(process: BaseProcess) -> str:
+    """How a process ended."""
     code = process.exitcode or 0
     if code >= 0:
         return f"exit code {code}"
@@ -124,4 +125,5 @@ def _main(
     except BaseException as error:
         traceback.print_exc()
         text = (str(error).strip() or "no message").splitlines()[0]
-        pipe.send((False, ShardwrightError(f"rank {rank} failed: {type(error).__name__}: {text}")))
+        kind = DistributedError if "gloo/transport" in text else ShardwrightError
+        pipe.send((False, kind(f"rank {rank} failed: {type(error).__name__}: {text}")))

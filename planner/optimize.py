@@ -118,7 +118,9 @@ def optimize(
         raise InfeasibleError(
             f"no plan fits {memory:,} bytes a rank: the least that would fit is {floor:,} bytes"
         )
-    budget = memory if memory is not None else int(floor * (1 + SLACK))
+    budget = memory
+    if budget is None:
+        budget = floor + int(SLACK * _movable(small.problem, least.assignment or ()))
     low, high, best = POWERS.start, POWERS.stop - 1, least.assignment
     while low < high:  # the smallest price that keeps to the budget
         middle = (low + high) // 2
@@ -128,6 +130,19 @@ def optimize(
         else:
             low = middle + 1
     return _finish(small, run, solve, low, memory, best or ())
+
+
+def _movable(problem: Problem, least: Sequence[int]) -> int:
+    """Bytes, in the least assignment, of what could also be stored otherwise.
+
+    The slack is a share of these: the bytes of what no plan can split excuse nothing.
+    """
+    total = 0
+    for factor in problem.factors:
+        if len({r.costs[BYTES] for r in factor.rows}) > 1:
+            values = tuple(least[v] for v in factor.scope)
+            total += next(r.costs[BYTES] for r in factor.rows if r.values == values)
+    return total
 
 
 def _finish(

@@ -18,10 +18,14 @@ from .wording import collectives_in_words, placement_in_words, solver_in_words
 WIDTH = 100
 
 
-def print_report(plan: Plan, console: Console | None = None) -> None:
+def print_report(plan: Plan) -> None:
     """Print the report on stdout, with colours if that is a terminal and NO_COLOR is not set."""
-    console = console or Console(highlight=False)
-    console.print(report(plan), width=min(console.width, WIDTH) if console.is_terminal else WIDTH)
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.width = min(console.width, WIDTH)
+        console.print(report(plan))
+    else:
+        console.file.write(to_text(plan))
 
 
 def to_text(plan: Plan) -> str:

@@ -65,11 +65,14 @@ def read_config(name: str | Path) -> Any:
     Raises:
         ModelError: there is none, or transformers does not know its architecture.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     path = Path(name)
     if path.exists() and not (path / "config.json").is_file():
         raise ModelError(f"{name} is not a model directory: it has no config.json")
+    if path.exists() and not isinstance(_read_json(path / "config.json"), dict):
+        raise ModelError(f"{name}/config.json is damaged: it does not hold a JSON object")
     if (
         not path.exists()
         and str(name).count("/") != 1
@@ -88,6 +91,9 @@ def read_config(name: str | Path) -> Any:
         raise ModelError(
             f"cannot read the config of {name}: {str(error).splitlines()[0]}"
         ) from None
+    except StrictDataclassError as error:
+        text = str(error).splitlines()[-1].strip().partition(": ")[2]
+        raise ModelError(f"the config of {name} does not hold: {text}") from None
     except OSError:
         raise ModelError(
             f"cannot find the config of {name}: no such directory, and the hub has no such model "
@@ -96,8 +102,13 @@ def read_config(name: str | Path) -> Any:
 
 
 def _model_type(path: Path) -> str | None:
+    config = _read_json(path / "config.json")
+    return config.get("model_type") if isinstance(config, dict) else None
+
+
+def _read_json(file: Path) -> Any:
     try:
-        return json.loads((path / "config.json").read_text()).get("model_type")
+        return json.loads(file.read_text())
     except (OSError, ValueError):
         return None
 

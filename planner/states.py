@@ -8,14 +8,14 @@ Where only some parts of a concatenation are split, the pending gradient is that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from shardwright.planner.axes import ATOM, PRODUCT, SUM, Axes, Dim, atoms_of, find
 from shardwright.planner.graph import Graph, Op
-from shardwright.rules.notation import Dims, Rule, letters
+from shardwright.rules.notation import Dims, Expr, Rule, letters
 
 NOTHING, VALUE, GRADIENT = "", "value", "gradient"
 
@@ -133,6 +133,18 @@ class States:
                     out |= {a.id for a in atoms_of(dim) if not a.whole and a.size >= self.ranks}
         return frozenset(out - fixed)
 
+    @cached_property
+    def _rigid(self) -> frozenset[str]:
+        """Stored tensors that stay whole: buffers, and parameters that the trace does not use.
+
+        A buffer is small and code may swap it: modules take their part of it as they read it. Of
+        a parameter that is not used nothing is known.
+        """
+        read = {n for op in self.graph.ops for n in op.inputs}
+        read |= {b.source for b in self.graph.borders}
+        used = {u.stored for u in self.graph.uses if u.used in read and not u.is_buffer}
+        return frozenset({u.stored for u in self.graph.uses} - used)
+
     def splits(self, name: str) -> list[Shards]:
         """Every way to split tensor `name`, in a fixed order."""
         out: list[Shards] = []
@@ -155,10 +167,8 @@ class States:
 
     def _make_domain(self, name: str) -> tuple[State, ...]:
         stored = {u.stored for u in self.graph.uses}
-        if name in self.graph.inputs or name in {u.stored for u in self.graph.uses if u.is_buffer}:
-            return (
-                WHOLE,
-            )  # a buffer is small, and code may swap it: modules take their part of it
+        if name in self.graph.inputs or name in self._rigid:
+            return (WHOLE,)
         split = self.splits(name)
         if name in stored or not self.graph.tensors[name].differentiable:
             return (WHOLE, *(State(s, NOTHING) for s in split))
@@ -197,13 +207,11 @@ class States:
     def _split_modes(self, op: Op, rule: Rule) -> Iterator[Mode]:
         trees, seen = self.axes.axes[op.name], set()
         atoms = {letter: {a.id for a in atoms_of(tree)} for letter, tree in trees.items()}
-        for name, dims in zip(
-            (*op.inputs, *op.outputs), (*rule.operands, *rule.results), strict=True
-        ):
+        sides = (*rule.operands, *rule.results)
+        exprs: set[Expr] = {e for dims in sides for e in dims if not isinstance(e, str)}
+        for name, dims in zip((*op.inputs, *op.outputs), sides, strict=True):
             for shards in self.splits(name):
-                split = frozenset(
-                    (x, a) for d, a in shards for x in letters(dims[d]) if a in atoms[x]
-                )
+                split = _everywhere(shards, dims, exprs, atoms)
                 if split and split not in seen:
                     seen.add(split)
                     states = self._split_states(op, rule, split)
@@ -259,6 +267,28 @@ class States:
             if front if value >= 0 else back:
                 return True
         return False
+
+
+def _everywhere(
+    shards: Shards, dims: Dims, exprs: set[Expr], atoms: Mapping[str, set[int]]
+) -> frozenset[tuple[str, int]]:
+    """The axes of a rule that are split when a tensor written as `dims` is split into `shards`.
+
+    An atom that stands in several parts of a dim (the heads of a fused q, k and v) is split in all
+    of them, so a result that is one part of an operand determines the others.
+    """
+    split = {(x, a) for d, a in shards for x in letters(dims[d]) if a in atoms[x]}
+    while True:
+        more = {
+            (x, a)
+            for expr in exprs
+            for a in {b for y, b in split if y in set(letters(expr))}
+            for x in letters(expr)
+            if a in atoms[x]
+        }
+        if more <= split:
+            return frozenset(split)
+        split |= more
 
 
 def shards_of(dims: Dims, split: frozenset[tuple[str, int]]) -> Shards:

@@ -8,7 +8,9 @@ a wrong shape or an exception, and becomes a constraint.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +50,17 @@ def verify(
         shape = tuple(dim_size(d, coords) or 0 for d in layouts.traced(tensor))
         predicted.setdefault((module, slot), []).append(shape)
     return run_local(root, args, kwargs, plan, coords, predicted)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep fake tensors from logging what becomes a `Mismatch`."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def run_local(
@@ -97,7 +110,7 @@ def run_local(
         lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, dict(kwargs))
     )
     try:
-        with torch.no_grad(), fake:
+        with torch.no_grad(), fake, _quiet():
             local(*inputs, **named)
     except Exception as error:  # whatever model code raises on sizes it does not expect
         text = str(error).strip().split("\n")[0]

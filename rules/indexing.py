@@ -73,7 +73,7 @@ class _Along(NamedTuple):
     """Axes of a tensor and of an index along one of its dims."""
 
     source: str
-    index: str
+    entries: str
     dim: str
 
 
@@ -90,7 +90,7 @@ def _along(call: OpCall) -> _Along | None:
 
 def _gather(call: OpCall) -> str | None:
     it = _along(call)
-    return it and f"{it.source}, {it.index} -> {it.index} | whole {it.dim} | linear 0"
+    return it and f"{it.source}, {it.entries} -> {it.entries} | whole {it.dim} | linear 0"
 
 
 def _scatter(call: OpCall) -> str | None:
@@ -101,11 +101,11 @@ def _scatter(call: OpCall) -> str | None:
     added = call.op == "scatter_add" or (
         call.arguments.get("reduce") in ("add", "sum") and call.arguments.get("include_self", True)
     )
-    operands, linear = f"{it.source}, {it.index}", ""
+    operands, linear = f"{it.source}, {it.entries}", ""
     if call.present("src"):
         if call.shape("src") != call.shape("index"):
             return None
-        operands += f", {it.index}"
+        operands += f", {it.entries}"
         linear = "0+2" if added or call.arguments.get("reduce") is None else ""
     elif call.arguments.get("value") == 0 or call.arguments.get("reduce") == "multiply":
         linear = "0"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shardwright.runtime.mesh import Group
+from shardwright.runtime.processes import lost
 
 _ops = torch.ops._c10d_functional
 
@@ -26,7 +27,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum") -> Tensor:
         return x
     if group.pg is None:
         return _pretend("all_reduce", x)
-    return _ops.wait_tensor(_ops.all_reduce(x.contiguous(), op, group.name))
+    return _run(group, _ops.all_reduce, x.contiguous(), op, group.name)
 
 
 def all_gather(x: Tensor, group: Group) -> Tensor:
@@ -36,8 +37,8 @@ def all_gather(x: Tensor, group: Group) -> Tensor:
     if group.pg is None:
         return torch.stack([_pretend("all_gather", x)] * group.size)
     # Flat, since some backends gather only along dim 0 and a 0-dim tensor has none.
-    flat = _ops.all_gather_into_tensor(x.reshape(-1), group.size, group.name)
-    return _ops.wait_tensor(flat).view(group.size, *x.shape)
+    flat = _run(group, _ops.all_gather_into_tensor, x.reshape(-1), group.size, group.name)
+    return flat.view(group.size, *x.shape)
 
 
 def reduce_scatter(x: Tensor, group: Group) -> Tensor:
@@ -46,8 +47,21 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
         return x.squeeze(0)
     if group.pg is None:
         return _pretend("reduce_scatter", x)[group.rank].clone()
-    flat = _ops.reduce_scatter_tensor(x.reshape(-1), "sum", group.size, group.name)
-    return _ops.wait_tensor(flat).view(x.shape[1:])
+    flat = _run(group, _ops.reduce_scatter_tensor, x.reshape(-1), "sum", group.size, group.name)
+    return flat.view(x.shape[1:])
+
+
+def _run(group: Group, op: Callable[..., Tensor], *args: object) -> Tensor:
+    """The result of a collective; one that fails because a rank died says which.
+
+    A compiled graph does not come back here when it runs: there, the backend's own error is raised.
+    """
+    if torch.compiler.is_compiling():
+        return _ops.wait_tensor(op(*args))
+    try:
+        return _ops.wait_tensor(op(*args))
+    except RuntimeError as error:
+        raise lost(op.__name__, error, group.pg) from error
 
 
 def _pretend(kind: str, x: Tensor) -> Tensor:

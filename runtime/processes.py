@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import time
 from datetime import timedelta
 
 import torch
@@ -41,14 +43,18 @@ def device_mesh_for(
         return mesh
     need = plan.world_size
     if not dist.is_initialized():
-        if "RANK" not in os.environ:
+        if "RANK" not in os.environ and need > 1:
             raise DistributedError(
                 f"the plan needs {need} ranks and this is a single process: "
                 f"start it with `torchrun --nproc-per-node {need} ...`"
             )
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout)
-        )
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        wait = timedelta(seconds=timeout)
+        if "RANK" in os.environ:
+            dist.init_process_group(backend, timeout=wait)
+        else:  # a plan for one rank needs no launcher
+            alone = dist.HashStore()
+            dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=wait)
     have = dist.get_world_size()
     if have != need:
         raise DistributedError(
@@ -69,9 +75,7 @@ def agree(plan: Plan, failure: ShardwrightError | None) -> None:
     try:
         dist.all_gather_object(everyone, mine)
     except RuntimeError as error:
-        raise DistributedError(
-            f"another rank died while loading: {str(error).splitlines()[0]}"
-        ) from error
+        raise lost("loading", error, dist.group.WORLD) from error
     if failure is not None:
         raise failure
     for rank, (digest, text) in enumerate(everyone):
@@ -79,3 +83,41 @@ def agree(plan: Plan, failure: ShardwrightError | None) -> None:
             raise DistributedError(f"rank {rank} failed: {text}")
         if digest != mine[0]:
             raise DistributedError(f"rank {rank} holds another plan than rank {dist.get_rank()}")
+
+
+ANSWER_SECONDS = 3.0
+"""How long the ranks that notice a failure wait for each other's answer."""
+
+
+def lost(what: str, error: RuntimeError, pg: dist.ProcessGroup | None) -> DistributedError:
+    """An error for a collective that failed, naming the ranks of `pg` that no longer answer.
+
+    Each rank that comes here says so in the store of the process group; a rank that died does not.
+    """
+    text = (str(error).strip() or "no message").splitlines()[0]
+    # gloo begins with its source line and ends with good wishes
+    text = re.sub(r"^\[[^\]]*\]\s*", "", text).split(". ")[0]
+    silent = _silent(pg)
+    if silent:
+        ranks = ("rank " if len(silent) == 1 else "ranks ") + ", ".join(map(str, silent))
+        return DistributedError(
+            f"{what} failed on rank {dist.get_rank()}: no answer from {ranks}, which died or hangs "
+            f"({text}): look at the output of {ranks}"
+        )
+    return DistributedError(f"{what} failed on rank {dist.get_rank()}: {text}")
+
+
+def _silent(pg: dist.ProcessGroup | None) -> list[int]:
+    """Ranks of `pg` that do not come here too."""
+    me = dist.get_rank()
+    ranks = dist.get_process_group_ranks(pg)  # pyright: ignore[reportArgumentType] None is the world
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"shardwright/failed/{me}", "")
+        waiting, deadline = [r for r in ranks if r != me], time.monotonic() + ANSWER_SECONDS
+        while waiting and time.monotonic() < deadline:
+            time.sleep(0.05)
+            waiting = [r for r in waiting if not store.check([f"shardwright/failed/{r}"])]
+        return waiting
+    except RuntimeError:  # the store died with the rank that keeps it: the first
+        return [0] if me else []

@@ -1,4 +1,8 @@
-"""The root of a split model: tells the head when a loss is wanted, and seals what it left split."""
+"""The root of a split model: what holds for a whole forward pass.
+
+It tells the head when a loss is wanted, seals what was left split for it, and refuses to give
+attention weights, of which each rank has those of its own heads only.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.errors import UsageError
 from shardwright.runtime.classes import like
+from shardwright.runtime.local import placements
 from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import LossScope, Seal
 
@@ -18,16 +24,26 @@ ROOT_CLASSES: dict[type, type] = {}
 class RootModule:
     """Mixin in front of the root's own class."""
 
+    config: Any
     _shardwright_scope: LossScope
-    _shardwright_labels: int | None
+    _shardwright_positions: dict[str, int]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward; with labels, logits stay split until it returns."""
+        """The model's own forward; with labels, logits stay split until it returns.
+
+        Raises:
+            UsageError: attention weights are asked for.
+        """
+        wanted = self._shardwright_given("output_attentions", args, kwargs)
+        if wanted is None:
+            wanted = getattr(getattr(self, "config", None), "output_attentions", None)
+        if wanted:
+            raise UsageError(
+                "output_attentions=True on a split model: each rank computes the attention weights "
+                "of its own heads, never those of all: take them from the unsplit model"
+            )
         scope, outer = self._shardwright_scope, self._shardwright_scope.seal
-        labels = kwargs.get("labels")
-        at = self._shardwright_labels
-        if at is not None and at < len(args):
-            labels = args[at]
+        labels = self._shardwright_given("labels", args, kwargs)
         # Dynamo takes nn.CrossEntropyLoss for its own business and wants a tensor: gather, then.
         whole = labels is None or (torch.compiler.is_compiling() and not scope.traceable)
         scope.seal = seal = None if whole else Seal()
@@ -38,26 +54,30 @@ class RootModule:
             if seal is not None:
                 seal.closed = True
 
+    def _shardwright_given(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The argument `name` of this call; None if there is none."""
+        at = self._shardwright_positions.get(name)
+        return args[at] if at is not None and at < len(args) else kwargs.get(name)
+
 
 def wrap_root(model: nn.Module) -> None:
     """Make `model` the root of its split modules, in place; after the last `apply_module`.
 
-    Without a module that was applied with `defer=True` nothing changes.
+    A model of which nothing is split stays as it is.
     """
     if isinstance(model, RootModule):
         return
     states = [m.__dict__.get("_shardwright") for m in model.modules()]
     heads = [s for s in states if s is not None and any(c.head for c in s.outputs)]
-    if not heads:
+    if not heads and not any(p.meshes for p in placements(model).values()):
         return
     original = type(model)
-    names, _ = positions(original.forward)
     code = getattr(inspect.unwrap(original.forward), "__code__", None)
     scope = LossScope(traceable=code is None or "CrossEntropyLoss" not in code.co_names)
     for state in heads:
         state.scope = scope
     model._shardwright_scope = scope  # type: ignore[assignment]
-    model._shardwright_labels = names.get("labels")  # type: ignore[assignment]
+    model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]
     if original not in ROOT_CLASSES:
         # The same name: checkpoints and configs record it as the architecture.
         ROOT_CLASSES[original] = type(

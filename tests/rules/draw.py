@@ -60,11 +60,9 @@ KINDS: dict[str, Callable[[T, torch.Generator], torch.Tensor]] = {
     "complex": _complex,
     "distinct": _distinct,
     "integers": _integers,
-    "mostly": lambda t, g: torch.rand(t.shape, generator=g) < 0.8,
     "normal": _normal,
     "offsets": _offsets,
     "positive": lambda t, g: 0.1 + 0.8 * _uniform(t, g),
-    "seldom": lambda t, g: torch.rand(t.shape, generator=g) < 0.2,
     "steps": lambda t, g: _integers(t, g).double(),
 }
 

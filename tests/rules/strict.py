@@ -26,6 +26,7 @@ STRICT: dict[tuple[str, str], str] = {
         "scaled_dot_product_attention",
         "q",
     ): "right without is_causal, but its size is a run-time one",
+    ("bincount", "n"): "a sum only where minlength is known to be more than all values",
     ("group_norm", "g"): "the number of groups is an argument that the runtime does not replace",
     ("native_group_norm", "g"): "the number of groups is an argument too",
 }

@@ -35,13 +35,18 @@ def _attention(d: Draw) -> Example:
     causal = d.flag()
     k = q if causal else d.size(2, 5)
     lead = d.pick((b, h), (b, h), (h,), ())
-    kind = d.pick("normal", "bool")
-    mask = None if causal else T((*d.broadcast(lead), *d.pick((q, k), (1, k), (q, 1))), kind)
-    mask = d.pick(None, mask)
     query, key = (*lead, q, e), (*lead, k, e)
     return call(
-        "scaled_dot_product_attention", T(query), T(key), T(key), mask, 0.0, causal, scale=0.5
+        "scaled_dot_product_attention", T(query), T(key), T(key), None, 0.0, causal, scale=0.5
     )
+
+
+def _masked_attention(d: Draw) -> Example:
+    b, h, q, k, e = d.size(), d.size(), d.size(2, 5), d.size(2, 5), d.size(2, 4)
+    lead = d.pick((b, h), (b, h), (h,), ())
+    mask = T((*d.broadcast(lead), *d.pick((q, k), (1, k))), d.pick("normal", "bool"))
+    query, key = T((*lead, q, e)), T((*lead, k, e))
+    return call("scaled_dot_product_attention", query, key, key, mask)
 
 
 def _grouped_attention(d: Draw) -> Example:
@@ -118,6 +123,6 @@ EXAMPLES: Makers = {
     "linear": [_linear, _linear, _linear_of_one],
     "mm": [_mm],
     "mv": [_mv],
-    "scaled_dot_product_attention": [_attention, _grouped_attention],
+    "scaled_dot_product_attention": [_attention, _masked_attention, _grouped_attention],
 }
 NO_RULE: list[Example] = []

@@ -63,7 +63,7 @@ def _stable_sort(d: Draw) -> Example:
 
 def _bincount(d: Draw) -> Example:
     n = d.size(3, 8)
-    return call("bincount", T((n,), "integers", 5), d.pick(None, T((n,))), d.pick(0, 6))
+    return call("bincount", T((n,), "integers", 5), d.pick(None, T((n,))), 6)
 
 
 def _histc(d: Draw) -> Example:
@@ -84,16 +84,16 @@ EXAMPLES: Makers = {
     "_safe_softmax": [_scan("_safe_softmax")],
     "_softmax": [_scan("_softmax", False)],
     "all": [
-        _over_all("all", "mostly"),
-        _over_one("all.dim", "mostly"),
-        _over("all.dims", "mostly"),
+        _over_all("all", "bool"),
+        _over_one("all.dim", "bool"),
+        _over("all.dims", "bool"),
     ],
     "amax": [_over("amax", low=1), lambda d: call("amax", T(d.shape(0, 3)), [])],
     "amin": [_over("amin", low=1)],
     "any": [
-        _over_all("any", "seldom"),
-        _over_one("any.dim", "seldom"),
-        _over("any.dims", "seldom"),
+        _over_all("any", "bool"),
+        _over_one("any.dim", "bool"),
+        _over("any.dims", "bool"),
     ],
     "argmax": [_over_one("argmax"), _over_all("argmax")],
     "argmin": [_over_one("argmin"), _over_all("argmin")],

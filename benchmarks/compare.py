@@ -1,0 +1,145 @@
+"""Compare a split model with the whole one on every rank: logits, gradients, a decode step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.planner.layout import Coords
+from shardwright.planner.plan_file import Plan
+from shardwright.runtime.api import apply
+from shardwright.runtime.audit import count_collectives, counts
+from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.local import placements
+from shardwright.runtime.mesh import Mesh
+
+FLOOR = 1e-2
+"""A gradient is compared with its own largest entry, or this share of the largest of all: some are
+zero but for rounding (the bias of attention keys)."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Largest differences on one rank, and what was counted there."""
+
+    logits: float
+    gradients: float
+    worst: str
+    decode: float | None
+    split: float
+    """Share of the block weights' bytes that is split."""
+    forward: Mapping[str, int]
+    backward: Mapping[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def logits_of(output: Any) -> torch.Tensor:
+    """The first tensor that a model returns."""
+    found = getattr(output, "logits", None)
+    if found is not None:
+        return found
+    if isinstance(output, (tuple, list)):
+        return output[0]
+    return next(v for v in output.values() if isinstance(v, torch.Tensor))
+
+
+def weighing_loss(output: Any) -> torch.Tensor:
+    """A sum of the logits with fixed weights: each gradient depends on every logit."""
+    values = logits_of(output).double()
+    weights = torch.sin(torch.arange(values.numel(), dtype=torch.float64)).view(values.shape)
+    return (values * weights).sum()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the whole model computes."""
+
+    logits: torch.Tensor
+    gradients: Mapping[str, torch.Tensor]
+    decode: torch.Tensor | None
+
+
+def reference(model: nn.Module, inputs: Mapping[str, Any]) -> Reference:
+    """Run the whole model, forward, backward and one decode step."""
+    model.zero_grad()
+    output = model(**inputs)
+    weighing_loss(output).backward()
+    named = model.named_parameters()
+    gradients = {n: p.grad.clone() for n, p in named if p.grad is not None}
+    model.zero_grad()
+    return Reference(logits_of(output).detach(), gradients, decode_step(model, inputs))
+
+
+def decode_step(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Logits of the last token given a key-value cache of those before; None without a cache."""
+    if "use_cache" not in inputs:
+        return None
+    key = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    ids = inputs[key]
+    with torch.no_grad():
+        first = model(**{**inputs, key: ids[:, :-1], "use_cache": True})
+        cache = getattr(first, "past_key_values", None)
+        if cache is None:
+            return None
+        rest = {**inputs, key: ids[:, -1:], "use_cache": True, "past_key_values": cache}
+        return logits_of(model(**rest))
+
+
+def compare(
+    whole: nn.Module, inputs: Mapping[str, Any], plan: Plan, mesh: Mesh, expected: Reference
+) -> Comparison:
+    """Split a copy of `whole` and compare it with what `whole` computed."""
+    local = apply(copy.deepcopy(whole), plan, mesh)
+    with count_collectives() as ahead:
+        output = local(**inputs)
+    with count_collectives() as back:
+        weighing_loss(output).backward()
+    grads = {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
+    found = full_tensors(local, grads)
+    largest = max(float(g.abs().max()) for g in expected.gradients.values())
+    differences = {}
+    for name, want in expected.gradients.items():
+        scale = max(float(want.abs().max()), FLOOR * largest)
+        got = found.get(name, torch.full_like(want, torch.nan))
+        differences[name] = float((got - want).abs().max()) / scale
+    # A NaN is the worst of all, not smaller than everything.
+    worst = max(differences, key=lambda n: (differences[n] != differences[n], differences[n]))
+    step = decode_step(local, inputs) if expected.decode is not None else None
+    return Comparison(
+        logits=float((logits_of(output) - expected.logits).abs().max()),
+        gradients=differences[worst],
+        worst=worst,
+        decode=None if step is None else float((step - expected.decode).abs().max()),
+        split=split_share(whole, local, mesh.coords),
+        forward=counts(ahead),
+        backward=counts(back),
+    )
+
+
+def split_share(whole: nn.Module, local: nn.Module, coords: Coords) -> float:
+    """Share of the block weights (all but embeddings, heads and norms) that no two ranks hold."""
+    ranks = coords["tp"][1]
+    layout = placements(local)
+    total = covered = 0.0
+    for name, parameter in whole.named_parameters():
+        owner = whole.get_submodule(name.rpartition(".")[0])
+        if ".0." not in name and not any(part.isdigit() for part in name.split(".")):
+            continue
+        if isinstance(owner, nn.Embedding) or "norm" in type(owner).__name__.lower():
+            continue
+        size = parameter.numel()
+        total += size
+        if name in layout and ranks > 1:
+            held = 1
+            for n in layout[name].local_shape(coords):
+                held *= n or 0
+            covered += (size - held) * ranks / (ranks - 1)
+    return covered / total if total else 1.0

@@ -1,0 +1,79 @@
+"""The whole way as a user goes it: plan, torchrun, load, generate, train, save."""
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
+
+import shardwright
+from benchmarks.demo_compute import embed
+from benchmarks.demo_launch import torchrun
+from benchmarks.demo_models import published_encoder
+
+LLAMA = LlamaConfig(
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=160,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+    initializer_range=0.1,
+    eos_token_id=None,
+    architectures=["LlamaForCausalLM"],
+)
+# A vocabulary that does not divide, tied to the head, in a model that is otherwise small.
+GPT2 = GPT2Config(
+    n_embd=16,
+    n_layer=2,
+    n_head=4,
+    n_positions=64,
+    vocab_size=50257,
+    initializer_range=0.1,
+    resid_pdrop=0.0,
+    embd_pdrop=0.0,
+    attn_pdrop=0.0,
+    eos_token_id=None,
+    bos_token_id=None,
+    architectures=["GPT2LMHeadModel"],
+)
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "vocabulary-50257"])
+def test_a_decoder_on_two_ranks(config, tmp_path: Path):
+    torch.manual_seed(0)
+    checkpoint, plan = tmp_path / "checkpoint", tmp_path / "plan.json"
+    model = AutoModelForCausalLM.from_config(config)
+    for p in model.parameters():  # biases too, and norms that are not all ones
+        torch.nn.init.normal_(p.data, 1.0 if p.dim() == 1 and p.min() == 1 else 0.0, 0.1)
+    model.save_pretrained(checkpoint, max_shard_size="200KB")
+    shardwright.plan(checkpoint, tp=2).save(plan)
+    torchrun("tests.end_to_end.worker", ["decoder", checkpoint, plan, tmp_path])
+
+    want = load_file(tmp_path / "want.safetensors")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert type(again) is type(model)
+    got = dict(again.named_parameters())
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        torch.testing.assert_close(got[name].detach(), tensor, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_published_encoder(ranks: int, tmp_path: Path):
+    checkpoint = published_encoder()
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    sentences = ["Split by three.", "A longer sentence, so that the other one is padded."]
+    inputs = dict(tokenizer(sentences, padding=True, return_tensors="pt"))
+    want = embed(AutoModel.from_pretrained(checkpoint).eval(), inputs)
+    save_file(inputs, tmp_path / "inputs.safetensors")
+    save_file({"embeddings": want}, tmp_path / "want.safetensors")
+    plan = shardwright.plan(checkpoint, tp=ranks)
+    assert max(plan.predicted.parameter_bytes) < 1.03 * plan.predicted.whole_bytes / ranks
+    plan.save(tmp_path / "plan.json")
+    args = ["encoder", checkpoint, tmp_path / "plan.json", tmp_path]
+    torchrun("tests.end_to_end.worker", args, ranks=ranks)
