@@ -114,7 +114,7 @@ def compare(
     worst = max(differences, key=lambda n: (differences[n] != differences[n], differences[n]))
     step = decode_step(local, inputs) if expected.decode is not None else None
     return Comparison(
-        logits=float((logits_of(output) - expected.logits).abs().max()),
+        logits=float((logits_of(output).detach() - expected.logits).abs().max()),
         gradients=differences[worst],
         worst=worst,
         decode=None if step is None else float((step - expected.decode).abs().max()),

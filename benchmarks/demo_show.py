@@ -76,7 +76,7 @@ def _size(size: int) -> str:
 
 def _line(check: Check) -> Text:
     mark, style = ("ok", "green") if check.passed else ("DIFFERS", "bold red")
-    line = Text.assemble((f"{mark:4}", style), f"{check.what}: {check.difference:.2g}")
+    line = Text.assemble((f"{mark}  ", style), f"{check.what}: {check.difference:.2g}")
     if check.allowed:
         line.append(f" (allowed: {check.allowed:g})")
     return line

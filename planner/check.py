@@ -161,9 +161,16 @@ def collectives(
     """Every collective of a forward and of a backward pass."""
     forward: list[Collective] = []
     backward: list[Collective] = []
-    edges = [(b.source, b.target) for b in graph.borders] + [(u.stored, u.used) for u in graph.uses]
-    for source, target in edges:
-        crossing = costs.crossing(source, assignment[source], assignment[target])
+    outer = graph.outer()
+    edges = [(u.stored, u.stored, u.used) for u in graph.uses]
+    for border in graph.borders:
+        around = outer.get(border.target)
+        before = around.source if around else border.source
+        edges.append((before, border.source, border.target))
+    for before, source, target in edges:
+        crossing, _ = costs.inner_crossing(
+            source, assignment[before], assignment[source], assignment[target]
+        )
         if crossing is None:
             raise SolverError(
                 f"the plan takes '{source}' from {assignment[source]} to {assignment[target]}, "

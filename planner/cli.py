@@ -5,84 +5,26 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.errors import PlanError, ShardwrightError, UsageError
+from shardwright.errors import PlanError, UsageError
+from shardwright.planner.console import Commands, Size, compact, say, working
 
 if TYPE_CHECKING:
-    from .plan_file import Plan
+    from shardwright.planner.plan_file import Plan
 
 EXAMPLES = """\b
 Examples:
-  shardwright plan Qwen/Qwen3-8B --tp 4 -o plan.json
+  shardwright plan some-org/some-model --tp 4 -o plan.json
   shardwright plan ./my-model --tp 2 --memory 24GiB --json
   shardwright show plan.json
   shardwright check plan.json ./my-model --numeric --layers 2
 """
 COUNT = click.IntRange(min=1)
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-
-
-class Commands(click.Group):
-    """A group that prints an error of ours as one line."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; unknown exceptions keep their traceback."""
-        try:
-            return super().invoke(ctx)
-        except ShardwrightError as error:
-            say(f"Error: {' '.join(str(error).split())}")
-            ctx.exit(error.exit_code)
-
-
-class Size(click.ParamType):
-    """Bytes, with or without a unit."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number of bytes that `value` stands for."""
-        from .sizes import parse_bytes
-
-        try:
-            return value if isinstance(value, int) else parse_bytes(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-def say(text: str) -> None:
-    """Print a hint, warning or error: to stderr, so that stdout holds results alone."""
-    click.echo(text, err=True)
-
-
-@contextmanager
-def working(text: str) -> Iterator[None]:
-    """A spinner on stderr if that is a terminal; no chatter from libraries meanwhile."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        with _quiet():
-            yield
-        return
-    with console.status(text), _quiet():
-        yield
-
-
-def _quiet() -> Any:
-    from .quiet import quiet
-
-    return quiet()
-
-
-def compact(value: Any) -> str:
-    """One line of JSON."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 @click.group(
@@ -105,7 +47,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one line o
 @main.command(
     epilog="""\b
 Examples:
-  shardwright plan Qwen/Qwen3-8B --tp 4 -o plan.json
+  shardwright plan some-org/some-model --tp 4 -o plan.json
   shardwright plan ./my-model --tp 8 --batch 16 --seq 2048 --dtype bfloat16
   shardwright plan ./my-model --tp 2 --memory 24GiB --solver backtracking
 """
@@ -150,9 +92,9 @@ def plan(
     with working(f"planning {model}"):
         import torch
 
-        from . import solvers
-        from .api import plan as make
-        from .cost import device as profile
+        from shardwright.planner import solvers
+        from shardwright.planner.api import plan as make
+        from shardwright.planner.cost import device as profile
 
         profile(device)  # what can be refused at once should not wait for the trace
         if solver is not None:
@@ -201,7 +143,7 @@ def warn(result: Plan) -> None:
 
 def show_plan(result: Plan, as_json: bool) -> None:
     """Print a plan on stdout."""
-    from .report import print_report
+    from shardwright.planner.report import print_report
 
     if as_json:
         click.echo(compact(result.model_dump()))
@@ -216,7 +158,7 @@ def show_plan(result: Plan, as_json: bool) -> None:
 @as_json
 def show(file: str, as_json: bool) -> None:
     """Print a plan again from its file."""
-    from .plan_file import Plan
+    from shardwright.planner.plan_file import Plan
 
     show_plan(Plan.load(file), as_json)
 
@@ -232,7 +174,7 @@ Examples:
 @click.argument("model")
 @click.option("--numeric", is_flag=True, help="Start the ranks on CPU with random weights.")
 @click.option("--layers", type=COUNT, metavar="N",
-              help="For --numeric: cut the model to so many layers, and plan that anew.")  # fmt: skip
+              help="For --numeric: cut the model to so many layers, planned anew.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES[2:]), default="float32", show_default=True,
               help="For --numeric: differences up to 1e-4 or 1e-9 pass.")  # fmt: skip
 @as_json
@@ -250,11 +192,11 @@ def check(
     given = ctx.get_parameter_source("dtype") is click.core.ParameterSource.COMMANDLINE
     if not numeric and (layers is not None or given):
         raise click.UsageError("--layers and --dtype need --numeric")
-    from .plan_file import Plan
+    from shardwright.planner.plan_file import Plan
 
     loaded = Plan.load(file)
     with working("running the ranks on meta"):
-        from .trial import try_on_meta
+        from shardwright.planner.trial import try_on_meta
 
         trial = try_on_meta(loaded, model)
     ranks = " and ".join(map(str, trial.ranks))
@@ -285,7 +227,7 @@ def _numeric(
 
         import torch
 
-        from .numeric import compare
+        from shardwright.planner.numeric import compare
 
         found = compare(plan, model, layers, getattr(torch, dtype))
     if not as_json:
@@ -302,7 +244,7 @@ def _numeric(
 @main.command()
 def schema() -> None:
     """Print the JSON Schema of a plan."""
-    from .plan_file import Plan
+    from shardwright.planner.plan_file import Plan
 
     text = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}
     click.echo(json.dumps(text, indent=2, sort_keys=True))

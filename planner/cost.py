@@ -19,7 +19,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.axes import ATOM, Axes, Dim, find
 from shardwright.planner.graph import Graph, Op
 from shardwright.planner.plan_file import Workload
-from shardwright.planner.states import NOTHING, Mode, State, States
+from shardwright.planner.states import NOTHING, PARTIAL, WHOLE, Mode, State, States
 
 TRACE_BATCH, TRACE_SEQ = 3, 19
 """Sizes with which models are traced: primes, so that nothing splits them by accident."""
@@ -149,6 +149,19 @@ class Costs:
         sizes = {"all_reduce": full, "reduce_scatter": full, "all_gather": small}
         forward, backward = (tuple(Collective(k, sizes[k]) for k in side) for side in entry)
         return Crossing(forward, backward if differentiable else ())
+
+    def inner_crossing(
+        self, name: str, before: State, source: State, target: State
+    ) -> tuple[Crossing | None, bool]:
+        """The same for a tensor that a module around has just taken from `before` to `source`.
+
+        Where that made a pending sum of it (a residual that is added to pending sums, all in one
+        all-reduce), what it was before is still there. Second: whether that is taken instead.
+        """
+        crossing = self.crossing(name, source, target)
+        if (before, source) != (WHOLE, PARTIAL) or target == source:
+            return crossing, False
+        return self.crossing(name, before, target), True
 
     def compute(self, op: Op, mode: Mode) -> int:
         """Nanoseconds that `op` takes in `mode` on one rank, by arithmetic and traffic."""

@@ -21,7 +21,7 @@ from shardwright.planner.plan_file import (
     Whole,
     fold,
 )
-from shardwright.planner.states import GRADIENT, VALUE, WHOLE, State, States
+from shardwright.planner.states import GRADIENT, PARTIAL, VALUE, WHOLE, State, States
 
 LARGE = 0.01
 """A parameter is worth a reason if it holds this share of all bytes."""
@@ -99,15 +99,21 @@ def module_plans(
             placement=str(at_rest), use=None if str(seen) == str(at_rest) else str(seen)
         )
     sides: dict[str, dict[str, dict[str, Crossing]]] = {}
+    outer = graph.outer()
     for border in graph.borders:
         source, target = assignment[border.source], assignment[border.target]
         if source != target:
             slots = sides.setdefault(border.module, {}).setdefault(border.side, {})
+            around, before = outer.get(border.target), None
+            if around and (assignment[around.source], source) == (WHOLE, PARTIAL):
+                levels = border.module.removeprefix(around.module).count(".") + (not around.module)
+                before, source = "." * levels + around.slot, WHOLE
             slots[border.slot] = Crossing(
                 slot=border.slot,
                 source=str(layouts.placement(border.source, source)),
                 target=str(layouts.placement(border.target, target)),
                 deferred=border.target in graph.logits and bool(source.shards),
+                before=before,
             )
     local: dict[str, dict[str, str]] = {}
     for (module, name), dim in attributes.items():

@@ -97,6 +97,18 @@ class Graph:
     watched: list[tuple[str, str, str]] = field(default_factory=list)
     """(module, slot, tensor) of every module output, in the order of the calls."""
 
+    def outer(self) -> dict[str, Border]:
+        """Borders into a module whose tensor just came into one around it: target -> that border.
+
+        Such a border can still take the tensor as it was before the outer one changed it.
+        """
+        entered = {b.target: b for b in self.borders if b.side == "in"}
+        return {
+            b.target: entered[b.source]
+            for b in self.borders
+            if b.side == "in" and b.source in entered
+        }
+
     def producers(self) -> dict[str, Op]:
         """Tensor name -> the op that makes it."""
         return {out: op for op in self.ops for out in op.outputs}

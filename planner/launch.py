@@ -104,7 +104,7 @@ def _main(
     import torch
     import torch.distributed as dist
 
-    from .quiet import quiet
+    from shardwright.planner.quiet import quiet
 
     if sys.platform == "linux":  # a host name that leads nowhere must not stop local ranks
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from itertools import product
 
-from shardwright.planner.cost import Costs
+from shardwright.planner.cost import Costs, Crossing
 from shardwright.planner.graph import Graph
 from shardwright.planner.problem import Problem, Row
 from shardwright.planner.states import COPIED, PARTIAL, WHOLE, State, States
@@ -77,36 +78,35 @@ def build_network(
         ]
         problem.factor(f"op {op.name}", [variables[n] for n in names], rows)
 
-    def edge(
-        label: str, source: str, target: str, action: int, fixed: bool = False, use: bool = False
-    ) -> None:
-        rows = []
-        for s, i in index[source].items():
-            for t, j in index[target].items():
-                crossing = None if fixed and s != t else costs.crossing(source, s, t)
-                if crossing is not None and not (
-                    use and crossing.forward
-                ):  # weights stay where they are
-                    forward, backward = (
-                        costs.nanoseconds(crossing.forward),
-                        costs.nanoseconds(crossing.backward),
-                    )
-                    rows.append(Row((i, j), (0, forward, backward, action * (s != t), 0)))
-        problem.factor(label, [variables[source], variables[target]], rows)
+    def paid(crossing: Crossing, action: int) -> tuple[int, ...]:
+        ahead, back = costs.nanoseconds(crossing.forward), costs.nanoseconds(crossing.backward)
+        return (0, ahead, back, action, 0)
 
     for use in graph.uses:
-        edge(f"use {use.fqn}", use.stored, use.used, 1, use=True)
+        rows = []
+        for s, i in index[use.stored].items():
+            for t, j in index[use.used].items():
+                crossing = costs.crossing(use.stored, s, t)
+                if crossing is not None and not crossing.forward:  # weights stay where they are
+                    rows.append(Row((i, j), paid(crossing, s != t)))
+        scope = [variables[use.stored], variables[use.used]]
+        problem.factor(f"use {use.fqn}", scope, rows)
+    outer = graph.outer()
     first: dict[tuple[str, str, str], tuple[str, str]] = {}
     for border in graph.borders:
         # Where several would do, the module that makes a tensor, not a dropout behind it.
         action = 4 if not border.has_parameters else 2 if border.side == "out" else 3
-        edge(
-            f"border {border.module} {border.side} {border.slot}",
-            border.source,
-            border.target,
-            action,
-            border.module in rigid,
-        )
+        around = outer.get(border.target)
+        names = (*([around.source] if around else []), border.source, border.target)
+        rows = []
+        for chosen in product(*(index[n].items() for n in names)):
+            (s, _), (t, _) = chosen[-2:]
+            before = chosen[0][0] if around else s
+            crossing, _ = costs.inner_crossing(border.source, before, s, t)
+            if crossing is not None and not (border.module in rigid and s != t):
+                rows.append(Row(tuple(i for _, i in chosen), paid(crossing, action * (s != t))))
+        label = f"border {border.module} {border.side} {border.slot}"
+        problem.factor(label, [variables[n] for n in names], rows)
         key = (border.module, border.side, border.slot)
         ends = first.setdefault(key, (border.source, border.target))
         if ends != (border.source, border.target):  # called again: the same change each time

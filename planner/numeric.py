@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from shardwright.errors import ModelError, UsageError
-
-from .api import plan as make_plan
-from .launch import run_processes
-from .plan_file import Plan
-from .source import read_config, text_inputs
+from shardwright.planner.api import plan as make_plan
+from shardwright.planner.launch import run_processes
+from shardwright.planner.plan_file import Plan
+from shardwright.planner.source import read_config, text_inputs
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 FLOOR = 1e-2
@@ -68,10 +67,13 @@ def compare(
             config, plan.world_size, batch=load.batch, seq=load.seq, device=load.device,
             dtype=getattr(torch, load.dtype),
         )  # fmt: skip
-    found = run_processes(plan.world_size, _on_rank, plan, config, dtype)[0]
+    answers = run_processes(plan.world_size, _on_rank, plan, config, dtype)
+    parameters, logits, gradients, worst = answers[0]
     depth = getattr(config.get_text_config(), "num_hidden_layers", 0)
     name = str(dtype).removeprefix("torch.")
-    return Difference(plan.world_size, depth, name, *found, TOLERANCE[dtype])
+    return Difference(
+        plan.world_size, depth, name, parameters, logits, gradients, worst, TOLERANCE[dtype]
+    )
 
 
 def cut(config: Any, layers: int) -> Any:

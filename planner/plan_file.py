@@ -42,6 +42,11 @@ class Crossing(_Part):
     slot: str
     source: str = Field(description="placement before, in layout notation")
     target: str = Field(description="placement after")
+    before: str | None = Field(
+        default=None,
+        description="take the tensor as it came into a module around, before that one's crossing: "
+        "a dot for each module up, then the slot there ('.hidden_states')",
+    )
     deferred: bool = Field(
         default=False, description="scores of a loss: stay split while one is computed"
     )

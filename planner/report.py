@@ -10,10 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from .layout import parse
-from .plan_file import Crossing, ModulePlan, ParameterPlan, Plan
-from .sizes import human_bytes, human_time
-from .wording import collectives_in_words, placement_in_words, solver_in_words
+from shardwright.planner.layout import parse
+from shardwright.planner.plan_file import Crossing, ModulePlan, ParameterPlan, Plan
+from shardwright.planner.sizes import human_bytes, human_time
+from shardwright.planner.wording import collectives_in_words, placement_in_words, solver_in_words
 
 WIDTH = 100
 
@@ -89,11 +89,11 @@ def _split(plan: Plan) -> RenderableType:
     if not plan.modules:
         return Text("Nothing is split.")
     table = _table(
-        Column("PARAMETER", overflow="fold", max_width=44),
-        Column("SHAPE", justify="right", overflow="fold"),
-        Column("ON_RANK_0", justify="right", overflow="fold"),
+        Column("PARAMETER", overflow="fold", max_width=54),
+        Column("SHAPE", justify="right", no_wrap=True),
+        Column("ON_RANK_0", justify="right", no_wrap=True),
         Column("SPLIT", overflow="fold"),
-        Column("COLLECTIVE", style="yellow", overflow="fold"),
+        Column("COLLECTIVE", style="yellow", no_wrap=True),
     )
     title = None
     for group, name, spec in _ordered(plan):
@@ -115,7 +115,7 @@ def _rows(plan: Plan, name: str, spec: ModulePlan) -> Iterator[tuple[str, str, s
     for key, entry in ordered:
         placement = parse(entry.placement)
         here = {mesh: (0, size) for mesh, size in plan.mesh.items()}
-        text = ", ".join(t for t in (border, _summed(entry)) if t)
+        text = "\n".join(t for t in (border, _summed(entry)) if t)
         full = f"{name}.{key}" if name else key
         words = placement_in_words(spec.layer, entry)
         yield full, _shape(placement.shape), _shape(placement.local_shape(here)), words, text

@@ -59,7 +59,14 @@ def carried(graph: Graph, root: nn.Module) -> set[str]:
 
 
 def prune_borders(graph: Graph) -> None:
-    """Of borders in a row with nothing between them keep the first: one reshard there is enough."""
+    """Of borders in a row with nothing between them keep the first: one reshard there is enough.
+
+    But keep a module's entrance where its own ops and modules within both take the tensor: a
+    residual may become a pending sum there while the modules within take it as it was.
+    """
+    read_by_ops = {name for op in graph.ops for name in op.inputs}
+    enters_again = {b.source for b in graph.borders if b.side == "in"}
+    forks = {b.target for b in graph.borders if b.side == "in"} & read_by_ops & enters_again
     consumers: dict[str, int] = {}
     for op in graph.ops:
         for name in op.inputs:
@@ -73,7 +80,8 @@ def prune_borders(graph: Graph) -> None:
     kept = []
     for border in graph.borders:
         source = rename.get(border.source, border.source)
-        if source in made_by_border and consumers[border.source] == 1:
+        single = consumers[border.source] == 1 and border.target not in forks
+        if source in made_by_border and single:
             rename[border.target] = source
             consumers[source] = consumers.get(border.target, 0)
             del graph.tensors[border.target]

@@ -19,13 +19,12 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError, PlanError
+from shardwright.planner.borders import map_slots
+from shardwright.planner.layout import Coords, dim_size, parse, resolve
+from shardwright.planner.plan_file import Plan
+from shardwright.planner.source import Source, read_source
+from shardwright.planner.verify import run_local
 from shardwright.runtime.identity import check_identity
-
-from .borders import map_slots
-from .layout import Coords, dim_size, parse, resolve
-from .plan_file import Plan
-from .source import Source, read_source
-from .verify import run_local
 
 Shapes = dict[tuple[str, str], list[tuple[int, ...]]]
 """(module, slot of its output) -> shape at each call."""

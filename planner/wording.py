@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from .layout import Dim, Placement, atoms, parse
-from .plan_file import Crossing, ParameterPlan, SolverReport
+from shardwright.planner.layout import Dim, Placement, atoms, parse
+from shardwright.planner.plan_file import Crossing, ParameterPlan, SolverReport
 
 STYLES = {
     "ColumnParallelLinear": "column",
@@ -47,7 +47,7 @@ def crossing_collectives(source: str, target: str) -> tuple[str, str]:
 
 
 def collectives_in_words(crossings: Iterable[Crossing]) -> str:
-    """What a module communicates at its border: `fwd all-reduce, bwd all-gather`."""
+    """What a module communicates at its border, a line each: `fwd all-reduce`, `bwd all-gather`."""
     found: Counter[str] = Counter()
     for crossing in crossings:
         pair = crossing_collectives(crossing.source, crossing.target)
@@ -55,11 +55,11 @@ def collectives_in_words(crossings: Iterable[Crossing]) -> str:
             if name:
                 found[f"{phase} {name}"] += 1
     texts = [text if n == 1 else f"{text} x{n}" for text, n in found.items()]
-    return ", ".join(sorted(texts, key=lambda text: not text.startswith("fwd")))
+    return "\n".join(sorted(texts, key=lambda text: not text.startswith("fwd")))
 
 
 def placement_in_words(layer: str, entry: ParameterPlan) -> str:
-    """How a parameter is split, and how: `column 2@tp*32`; which dim where the layer has no name."""
+    """How a parameter is split: `column 2@tp*32`; by which dim where the layer has no style."""
     placement = parse(entry.placement)
     cut = [i for i, dim in enumerate(placement.dims) if is_split(dim)]
     if not cut:

@@ -143,7 +143,7 @@ def _counted(call: OpCall) -> str:
 
 
 TABLE: Table = {
-    **dict.fromkeys("empty full ones zeros".split(), _filled),
+    **dict.fromkeys("empty empty_permuted full ones zeros".split(), _filled),
     **dict.fromkeys("new_empty new_full new_ones new_zeros".split(), _new_filled),
     **dict.fromkeys("arange eye linspace scalar_tensor".split(), _counted),
     **dict.fromkeys("scatter scatter_add scatter_reduce".split(), _scatter),

@@ -19,7 +19,7 @@ from shardwright.runtime.checkpoint.read import Report
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.identity import check_identity
 from shardwright.runtime.layers import apply_module
-from shardwright.runtime.local import placements
+from shardwright.runtime.local import link_origins, placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.parameters import LocalTensors
 from shardwright.runtime.processes import agree, device_mesh_for, pick_device
@@ -172,4 +172,5 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
             f"the plan speaks of '{missing[0]}', which {type(model).__name__} does not have"
         )
     tensors.check_ties(model)
+    link_origins(model)
     wrap_root(model)

@@ -170,7 +170,14 @@ def apply_module(
         root, *keys = keys_of(crossing.slot)
         index = index_of(root, names, varargs)
         state.inputs.append(
-            Change(crossing.slot, root, tuple(keys), _reshard(crossing, mesh, path), index)
+            Change(
+                crossing.slot,
+                root,
+                tuple(keys),
+                _reshard(crossing, mesh, path),
+                index,
+                before=crossing.before,
+            )
         )
     for crossing in spec.outputs:
         reshard = _reshard(crossing, mesh, path)

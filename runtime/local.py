@@ -32,6 +32,8 @@ class Change:
     reshard: Callable[[Tensor], Tensor]
     index: int | None = None
     head: SplitHead | None = None
+    before: str | None = None
+    origin: dict[str, Any] | None = None
 
 
 @dataclass
@@ -48,19 +50,33 @@ class LocalState:
     rows: tuple[Range, ...] = ()
     vocabulary: int = 0
     scope: LossScope | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
+    """Arguments as they came in, while the module runs: modules within may want them so."""
+    keeps: set[str] = field(default_factory=set)
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments as the module's code should see them."""
         args_, kwargs = list(args), dict(kwargs)
         for change in self.inputs:
             if change.name in kwargs:
-                kwargs[change.name] = self.apply(change, kwargs[change.name])
+                kwargs[change.name] = self.take(change, kwargs[change.name])
             elif change.index is not None and change.index < len(args_):
-                args_[change.index] = self.apply(change, args_[change.index])
+                args_[change.index] = self.take(change, args_[change.index])
         return tuple(args_), kwargs
+
+    def take(self, change: Change, value: Any) -> Any:
+        """An argument with one slot changed, or what it was before a module around changed it."""
+        if change.name in self.keeps:
+            self.kept[change.name] = value
+        if change.origin is not None:
+            assert change.before is not None
+            value = change.origin[change.before.lstrip(".")]
+        return self.apply(change, value)
 
     def leave(self, output: Any) -> Any:
         """The output as the rest of the model should see it."""
+        if self.keeps:
+            self.kept.clear()
         for change in self.outputs:
             output = self.apply(change, output)
         return output
@@ -97,6 +113,28 @@ class LocalModule:
             if p.meshes
         ]
         return ", ".join(p for p in parts if p)
+
+
+def link_origins(model: nn.Module) -> None:
+    """Show each crossing that goes back behind that of a module around where to find its tensor.
+
+    Raises:
+        PlanError: that module changes no such argument.
+    """
+    modules = dict(model.named_modules())
+    for path, module in modules.items():
+        state: LocalState | None = module.__dict__.get("_shardwright")
+        for change in state.inputs if state else ():
+            if change.before is None:
+                continue
+            levels = len(change.before) - len(change.before.lstrip("."))
+            slot = change.before.lstrip(".")
+            around = ".".join(path.split(".")[:-levels])
+            outer: LocalState | None = modules[around].__dict__.get("_shardwright")
+            if outer is None or slot not in {c.slot for c in outer.inputs}:
+                raise PlanError(f"'{path}' wants '{slot}' as '{around}' took it, which it does not")
+            outer.keeps.add(slot)
+            change.origin = outer.kept
 
 
 def placements(model: nn.Module) -> dict[str, Placement]:

@@ -1,4 +1,4 @@
-"""What the ranks of `test_errors.py` run; in a module of its own, so that processes can import it."""
+"""What the ranks of `test_errors.py` run; a module of its own, which processes can import."""
 
 from __future__ import annotations
 

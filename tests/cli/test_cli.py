@@ -46,7 +46,7 @@ def test_no_arguments_print_the_help(run: Run, arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage:")
-    assert "Examples:\n    shardwright plan Qwen/Qwen3-8B --tp 4 -o plan.json" in result.stdout
+    assert "Examples:\n    shardwright plan some-org/some-model --tp 4 -o plan.json" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["plan", "show", "check"])
@@ -179,18 +179,8 @@ def test_two_runs_write_the_same_bytes(model: Path, planned: tuple[Path, Result]
     processes = []
     for seed in "01":
         path = model.parent / f"seed-{seed}.json"
-        command = [
-            sys.executable,
-            "-m",
-            "shardwright",
-            "plan",
-            model,
-            "--tp",
-            "2",
-            "-q",
-            "-o",
-            path,
-        ]
+        start = [sys.executable, "-m", "shardwright", "plan", model]
+        command = [*start, "--tp", "2", "-q", "-o", path]
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT / "src")}
         processes.append((path, subprocess.Popen(command, env=env, stderr=subprocess.PIPE)))
     for path, process in processes:
@@ -218,8 +208,8 @@ def test_file_that_cannot_be_written(run: Run, model: Path, tmp_path: Path) -> N
     result = run("plan", model, "--tp", 2, "-o", tmp_path / "file" / "plan.json")
     assert result.exit_code == 2
     assert result.stderr == (
-        f"Error: cannot write {tmp_path}/file/plan.json: {tmp_path}/file is not a directory one can "
-        "write to\n"
+        f"Error: cannot write {tmp_path}/file/plan.json: "
+        f"{tmp_path}/file is not a directory one can write to\n"
     )
 
 

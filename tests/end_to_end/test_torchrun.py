@@ -51,7 +51,10 @@ def test_a_decoder_on_two_ranks(config, tmp_path: Path):
     for p in model.parameters():  # biases too, and norms that are not all ones
         torch.nn.init.normal_(p.data, 1.0 if p.dim() == 1 and p.min() == 1 else 0.0, 0.1)
     model.save_pretrained(checkpoint, max_shard_size="200KB")
-    shardwright.plan(checkpoint, tp=2).save(plan)
+    made = shardwright.plan(checkpoint, tp=2, time_limit=10)
+    # Rows of the embedding split, which for a vocabulary of 50257 are not equally many.
+    assert config is LLAMA or "50257@tp" in made.to_json()
+    made.save(plan)
     torchrun("tests.end_to_end.worker", ["decoder", checkpoint, plan, tmp_path])
 
     want = load_file(tmp_path / "want.safetensors")
@@ -72,7 +75,7 @@ def test_a_published_encoder(ranks: int, tmp_path: Path):
     want = embed(AutoModel.from_pretrained(checkpoint).eval(), inputs)
     save_file(inputs, tmp_path / "inputs.safetensors")
     save_file({"embeddings": want}, tmp_path / "want.safetensors")
-    plan = shardwright.plan(checkpoint, tp=ranks)
+    plan = shardwright.plan(checkpoint, tp=ranks, time_limit=10)
     assert max(plan.predicted.parameter_bytes) < 1.03 * plan.predicted.whole_bytes / ranks
     plan.save(tmp_path / "plan.json")
     args = ["encoder", checkpoint, tmp_path / "plan.json", tmp_path]

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import transformers.integrations.moe  # noqa: F401 (registers its ops)
 
 from shardwright.rules.call import OpCall, Operand, make_rule
 from shardwright.rules.notation import Dims, Expr, Product, Rule, expr_size, letters
@@ -73,11 +74,16 @@ def _fill(value: Any, tensors: Tensors) -> Any:
     return [_fill(v, tensors) for v in value] if isinstance(value, list) else value
 
 
+def find_op(name: str) -> Any:
+    """The op of this name, of ATen or of transformers; AttributeError where there is none."""
+    return getattr(aten if hasattr(aten, name) else torch.ops.transformers, name)
+
+
 def concrete(example: Example, seed: int) -> Concrete:
     """The call with values drawn from `seed`."""
     generator = torch.Generator().manual_seed(seed)
     name, _, overload = example.overload.partition(".")
-    target = getattr(getattr(aten, name), overload or "default")
+    target = getattr(find_op(name), overload or "default")
     tensors: Tensors = []
 
     def swap(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VALUES_UNKNOWN = {"empty", "empty_like", "new_empty", "rand_like", "randn_like"}
+VALUES_UNKNOWN = {"empty", "empty_like", "empty_permuted", "new_empty", "rand_like", "randn_like"}
 """Compared by shape only."""
 
 NO_DERIVATIVE = {

@@ -120,6 +120,11 @@ def _factory(op: str, *rest: object) -> Maker:
     return lambda d: call(op, list(d.shape(0, 3)), *rest, dtype=torch.float64)
 
 
+def _permuted(d: Draw) -> Example:
+    shape = d.shape(0, 3)
+    return call("empty_permuted", list(shape), d.order(len(shape)), dtype=torch.float64)
+
+
 def _like(op: str, *rest: object) -> Maker:
     return lambda d: call(op, T(d.shape(0, 2)), list(d.shape(0, 3)), *rest)
 
@@ -131,6 +136,7 @@ EXAMPLES: Makers = {
     "bucketize": [_bucketize],
     "embedding": [_embedding],
     "empty": [_factory("empty.memory_format")],
+    "empty_permuted": [_permuted],
     "eye": [lambda d: call("eye.m", d.size(), d.size())],
     "full": [_factory("full", 2.5)],
     "gather": [_gather],
