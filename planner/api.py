@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from shardwright.errors import UsageError
-from shardwright.planner import solvers
 from shardwright.planner.axes import refine
 from shardwright.planner.plan_file import Plan, Workload
 from shardwright.planner.search import Search
@@ -39,7 +38,8 @@ def plan(
         kwargs: Example inputs by name.
         memory: Bytes that parameters and buffers may take on a rank; by default the least
             possible, plus 5 % where that saves time.
-        solver: Name of an installed solver: "cpsat" (default), "backtracking", or another's.
+        solver: Name of an installed solver: "cpsat", "backtracking", or another's. By default
+            backtracking, and cpsat for what that cannot prove.
         time_limit: Seconds for the solver.
         batch: Sequences in the forward pass that is priced.
         seq: Tokens in each of them.
@@ -56,11 +56,10 @@ def plan(
         raise UsageError(f"tp must be at least 1, not {tp}")
     if batch < 1 or seq < 1:
         raise UsageError(f"batch and seq must be at least 1, not {batch} and {seq}")
-    name, note = (solver, "") if solver else solvers.default()
     source = read_source(model, args, kwargs, dtype)
     graph = trace(source.module, source.args, source.kwargs)
     workload = Workload(
         batch=batch, seq=seq, dtype=str(source.dtype).removeprefix("torch."), device=device
     )
     search = Search(source, graph, refine(graph), workload, tp)
-    return search.run(name, note, time_limit, memory)
+    return search.run(solver, time_limit, memory)

@@ -41,6 +41,12 @@ def local_attributes(
     """
     producers = graph.producers()
     out: dict[Key, Dim] = {}
+    reads = [_sizes_read(graph, dims, at) for at in coords]
+    for size in graph.sizes:
+        target = _target(size, dims, producers)
+        if not origins.attributes_of(size.expression) and target is not None:
+            if not _holds(size, target, {}, coords, reads):
+                raise Unsolvable(size)
     groups = _groups([s for s in graph.sizes if origins.attributes_of(s.expression)])
     for group in groups:
         targets = []
@@ -48,8 +54,18 @@ def local_attributes(
             target = _target(size, dims, producers)
             if target is not None:
                 targets.append((size, target))
-        out |= _solve(targets, graph.pinned, coords)
+        out |= _solve(targets, graph.pinned, coords, reads)
     return out
+
+
+def _sizes_read(
+    graph: Graph, dims: Mapping[str, tuple[Dim, ...]], at: Coords
+) -> dict[tuple[int, int], int]:
+    """Local sizes, by number and dim, that code reads off tensors."""
+    found = (
+        (n, i, layout.dim_size(dim, at)) for n, t in graph.reads.items() for i, dim in enumerate(dims[t])
+    )
+    return {(n, i): size for n, i, size in found if size is not None}
 
 
 def _groups(sizes: list[SizeArgument]) -> Iterator[list[SizeArgument]]:
@@ -119,30 +135,31 @@ def _prefix(dim: Dim, length: int) -> Dim | None:
 
 
 def _solve(
-    targets: list[tuple[SizeArgument, Dim]], pinned: set[Key], coords: Sequence[Coords]
+    targets: list[tuple[SizeArgument, Dim]],
+    pinned: set[Key],
+    coords: Sequence[Coords],
+    reads: Sequence[Mapping[tuple[int, int], int]],
 ) -> dict[Key, Dim]:
     keys: dict[Key, int] = {}
     for size, _ in targets:
         keys |= _values(size.expression)
-    if not any(a.mesh for _, target in targets for a in layout.atoms(target)):
-        return {}
     choices = []
     for key, value in keys.items():
         options: list[Dim] = [Atom(value)]
         if key not in pinned:
             options += _candidates(value, [t for _, t in targets])
         choices.append(options)
-    worst = targets[0][0]
-    deepest = -1
+    worst, deepest = None, -1
     for combination in product(*choices):
         attempt = dict(zip(keys, combination, strict=True))
         failed = next(
-            (i for i, (s, t) in enumerate(targets) if not _holds(s, t, attempt, coords)), None
+            (i for i, (s, t) in enumerate(targets) if not _holds(s, t, attempt, coords, reads)), None
         )
         if failed is None:
             return {k: d for k, d in attempt.items() if any(a.mesh for a in layout.atoms(d))}
         if failed > deepest:
             deepest, worst = failed, targets[failed][0]
+    assert worst is not None, "without equations everything holds"
     raise Unsolvable(worst)
 
 
@@ -178,19 +195,14 @@ def _parts(dim: Dim) -> Iterator[Dim]:
 
 
 def _holds(
-    size: SizeArgument, target: Dim, attempt: Mapping[Key, Dim], coords: Sequence[Coords]
+    size: SizeArgument,
+    target: Dim,
+    attempt: Mapping[Key, Dim],
+    coords: Sequence[Coords],
+    reads: Sequence[Mapping[tuple[int, int], int]],
 ) -> bool:
-    for at in coords:
-        local = layout.dim_size(target, at)
+    for at, read in zip(coords, reads, strict=True):
         values = {k: layout.dim_size(d, at) or 0 for k, d in attempt.items()}
-        whole = layout.dim_size(target)
-        if local is None or whole is None:
-            # The rest of the dim is read off a tensor at run time: its share is as in the trace.
-            continue
-        # A size read off a tensor may be that of a split dim, in the share of any dim in play.
-        shares = {(1, 1), (max(whole, 1), local)}
-        shares |= {(layout.dim_size(d) or 1, values[k]) for k, d in attempt.items()}
-        expressions = (origins.scale_reads(size.expression, *share) for share in shares)
-        if not any(origins.evaluate(e, values) == local for e in expressions):
+        if origins.evaluate(size.expression, values, read) != layout.dim_size(target, at):
             return False
     return True

@@ -212,10 +212,12 @@ def check(
     if as_json:
         click.echo(compact({"ok": ok, **report}))
     if not ok:
+        doubt = "models that compute in float32 inside do"
+        if dtype == "float32":
+            doubt = "a ReLU whose input is 0 but for rounding may do that: --dtype float64 tells"
         raise PlanError(
-            f"the split model differs from the whole one by more than "
-            f"{report['numeric']['tolerance']:g}"
-            + (" (models that compute in float32 inside do)" if dtype == "float64" else "")
+            "the split model differs from the whole one by more than "
+            f"{report['numeric']['tolerance']:g} ({doubt})"
         )
 
 

@@ -78,23 +78,19 @@ class Costs:
 
     @cached_property
     def run_time(self) -> dict[int, int]:
-        """Atoms whose size varies at run time, with the size that the workload states."""
-        out = {}
-        for name in self.graph.inputs:
-            for dim in self.axes.dims[name]:
-                for atom in _atoms(dim):
-                    if atom.size in (TRACE_BATCH, TRACE_SEQ):
-                        out[atom.id] = (
-                            self.workload.batch if atom.size == TRACE_BATCH else self.workload.seq
-                        )
-        return out
+        """Dims of run-time size, with the length that the workload gives them."""
+        lengths = {TRACE_BATCH: self.workload.batch, TRACE_SEQ: self.workload.seq}
+        dims = [find(d) for name in self.graph.inputs for d in self.axes.dims[name]]
+        dims += [a for d in dims for a in _atoms(d)]
+        return {d.id: lengths[d.size] for d in dims if d.size in lengths}
 
     def length(self, dim: Dim, cut: frozenset[int] = frozenset()) -> int:
         """Length of `dim` in the workload on the rank that holds most, with `cut` split."""
         dim = find(dim)
+        if dim.id in self.run_time:
+            return self.run_time[dim.id]
         if dim.kind == ATOM:
-            size = self.run_time.get(dim.id, dim.size)
-            return -(-size // self.states.ranks) if dim.id in cut else size
+            return -(-dim.size // self.states.ranks) if dim.id in cut else dim.size
         parts = [self.length(c, cut) for c in dim.children]
         return prod(parts) if dim.kind == "product" else sum(parts)
 

@@ -38,8 +38,8 @@ class Layouts:
         self, graph: Graph, states: States, assignment: Assignment, mesh: str = "tp"
     ) -> None:
         self.graph, self.states, self.assignment, self.mesh = graph, states, assignment, mesh
-        run_time = [d for name in graph.inputs for d in states.axes.dims[name]]
-        self.run_time = {a.id for d in run_time for a in _leaves(d)}
+        dims = [find(d) for name in graph.inputs for d in states.axes.dims[name]]
+        self.run_time = {d.id for d in dims} | {a.id for d in dims for a in _leaves(d)}
         self.known = {
             a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in _leaves(d)
         }
@@ -68,9 +68,10 @@ class Layouts:
 
     def _dim(self, dim: Dim, cut: frozenset[int], open_sizes: bool) -> layout.Dim:
         dim = find(dim)
+        if open_sizes and dim.id in self.run_time:
+            return layout.Atom(None)
         if dim.kind == ATOM:
-            size = None if open_sizes and dim.id in self.run_time else dim.size
-            return layout.Atom(size, self.mesh if dim.id in cut else None)
+            return layout.Atom(dim.size, self.mesh if dim.id in cut else None)
         children = tuple(self._dim(c, cut, open_sizes) for c in dim.children)
         return layout.Product(children) if dim.kind == PRODUCT else layout.Sum(children)
 

@@ -66,7 +66,7 @@ class SizeArgument:
     """An integer argument computed from attributes, and the tensor dim whose size it must be.
 
     `expression` is a nested tuple: ("attribute", module, name, value), ("constant", n),
-    ("read", n) for a size read off a tensor, or (operator, left, right).
+    ("read", n, number, dim) for a size read off a tensor, or (operator, left, right).
     For a slice bound, `tensor` is the result of the slice and `bound` says start or stop.
     """
 
@@ -87,6 +87,12 @@ class Graph:
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     sizes: list[SizeArgument] = field(default_factory=list)
+    reads: dict[int, str] = field(default_factory=dict)
+    """Number in a "read" expression -> the tensor whose size was read."""
+
+    fixed: set[tuple[str, int]] = field(default_factory=set)
+    """Dims (of a tensor) that the code gives a bare number, or computes with: never split."""
+
     pinned: set[tuple[str, str]] = field(default_factory=set)
     carried: set[str] = field(default_factory=set)
     """Tensors that one block of a stack hands to the next: users see them as hidden states."""

@@ -8,7 +8,7 @@ hard cap on top. Ties are broken in the same objective by lower digits, not by a
 a cap on the first one: measured on 2 layers of a dense decoder, 0.2 s against more than 30 s.
 
 The price is searched with the backtracking solver, whose bucket elimination is exact and takes a
-few hundredths of a second on these networks; the solver that was asked for starts from its answer.
+few hundredths of a second on these networks; another solver that was asked for starts from there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LIMIT = 2**60
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best assignment found, its costs, and how far it is proven."""
+    """The best assignment found, its costs, how far it is proven, and by whom."""
 
     assignment: tuple[int, ...]
     costs: Costs
@@ -42,6 +42,8 @@ class Optimum:
     objective: int
     bound: int
     optimal: bool
+    scouted: bool
+    """Whether it is the scout's answer, the other solver having proven nothing better."""
 
 
 def primary(power: int) -> Callable[[Costs], int]:
@@ -81,15 +83,20 @@ def with_ties(problem: Problem, power: int) -> Callable[[Costs], int]:
 
 
 def optimize(
-    small: Simplified, solve: Solver, seconds: float, memory: int | None = None
+    small: Simplified,
+    solve: Solver | None,
+    seconds: float,
+    memory: int | None = None,
+    backup: Solver | None = None,
 ) -> Optimum:
     """The cheapest assignment of a network of `planner/network.py`.
 
     Args:
         small: The network, simplified.
-        solve: The solver to use.
+        solve: The solver that was asked for; None for the scout, which proves nearly all.
         seconds: Time limit for all of its calls together.
         memory: Budget in bytes a rank, if the user set one.
+        backup: The solver for what the scout cannot prove, where none was asked for.
 
     Raises:
         InfeasibleError: nothing fits; the message says the least that would.
@@ -129,7 +136,7 @@ def optimize(
             high, best = middle, trial.assignment or best
         else:
             low = middle + 1
-    return _finish(small, run, solve, low, memory, best or ())
+    return _finish(small, run, solve, backup, low, memory, best or ())
 
 
 def _movable(problem: Problem, least: Sequence[int]) -> int:
@@ -148,7 +155,8 @@ def _movable(problem: Problem, least: Sequence[int]) -> int:
 def _finish(
     small: Simplified,
     run: Callable[..., Result],
-    solve: Solver,
+    solve: Solver | None,
+    backup: Solver | None,
     power: int,
     memory: int | None,
     hint: Sequence[int],
@@ -163,15 +171,16 @@ def _finish(
     caps = {} if memory is None else {1: memory}
     first = run(final, caps, hint)
     best, bound, optimal = first.assignment or tuple(hint), first.bound, first.status == "optimal"
-    if solve is not scout:
-        second = run(final, caps, best, solve)
+    by = scout if solve is None and (optimal or backup is None) else solve or backup or scout
+    if by is not scout:
+        second = run(final, caps, best, by)
         bound, optimal = max(bound, second.bound), optimal or second.status == "optimal"
+        by = by if second.status == "optimal" else scout
         if second.assignment is not None and (final.price(second.assignment) or best) < (
             final.price(best) or best
         ):
             best = second.assignment
     costs, objective = small.problem.price(best), final.price(best)
     assert costs is not None and objective is not None
-    return Optimum(
-        small.expand(best), costs, power, objective[0], min(bound, objective[0]), optimal
-    )
+    bound = min(bound, objective[0])
+    return Optimum(small.expand(best), costs, power, objective[0], bound, optimal, by is scout)

@@ -21,7 +21,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-OP = "sized"
+from shardwright.planner.borders import map_slots
+
+OP, READ_OP = "sized", "read"
 Expression = tuple[Any, ...]
 
 
@@ -35,8 +37,27 @@ def _(x: torch.Tensor, tag: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("shardwright::read", mutates_args=())
+def _read(x: torch.Tensor, tensors: list[torch.Tensor], numbers: list[int]) -> torch.Tensor:
+    return x.clone()
+
+
+@_read.register_fake
+def _(x: torch.Tensor, tensors: list[torch.Tensor], numbers: list[int]) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 PINNED: set[tuple[str, str]] = set()
 """Attributes (module, name) used as numbers while the present trace runs."""
+
+READ: list[torch.Tensor] = []
+"""The tensors whose sizes were read in it, by their numbers in "read" expressions."""
+
+NEEDED: set[int] = set()
+"""Numbers of the reads that sizes were computed from."""
+
+FIXED: set[tuple[int, int]] = set()
+"""Reads (number, dim) used as numbers: the results would change with the size."""
 
 
 class Origin(int):
@@ -72,9 +93,14 @@ for _symbol, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordi
     setattr(Origin, f"__r{_name}__", _keep(_symbol, f"__r{_name}__", True))
 
 
+def _pinned(value: Origin) -> None:
+    PINNED.update(attributes_of(value.expression))
+    FIXED.update(reads_of(value.expression))
+
+
 def _pin(method: str) -> Any:
     def apply(self: Origin, *others: Any) -> Any:
-        PINNED.update(attributes_of(self.expression))
+        _pinned(self)
         return getattr(int, method)(self, *others)
 
     return apply
@@ -86,14 +112,20 @@ Origin.__neg__ = lambda self: Origin.make(-int(self), ("-", ("constant", 0), sel
 setattr(Origin, "__reduce__", lambda self: (int, (int(self),)))  # noqa: B010
 
 
-def evaluate(expression: Expression, attributes: Mapping[tuple[str, str], int]) -> int:
-    """The value of `expression` where attributes (module, name) have these values."""
+def evaluate(
+    expression: Expression,
+    attributes: Mapping[tuple[str, str], int],
+    reads: Mapping[tuple[int, int], int] | None = None,
+) -> int:
+    """The value of `expression` where attributes (module, name) and reads have these values."""
     head, *rest = expression
-    if head in ("constant", "read"):
+    if head == "constant":
         return int(rest[0])
+    if head == "read":
+        return (reads or {}).get((rest[1], rest[2]), int(rest[0]))
     if head == "attribute":
         return attributes.get((rest[0], rest[1]), rest[2])
-    left, right = (evaluate(tuple(e), attributes) for e in rest)
+    left, right = (evaluate(tuple(e), attributes, reads) for e in rest)
     if head == "+":
         return left + right
     if head == "-":
@@ -112,13 +144,13 @@ def attributes_of(expression: Expression) -> set[tuple[str, str]]:
     return set().union(*(attributes_of(tuple(e)) for e in expression[1:]))
 
 
-def scale_reads(expression: Expression, whole: int, local: int) -> Expression:
-    """`expression` with the sizes read off tensors scaled from `whole` to `local`."""
+def reads_of(expression: Expression) -> set[tuple[int, int]]:
+    """The reads (number of the tensor, dim) in `expression`."""
     if expression[0] == "read":
-        return ("read", expression[1] * local // whole)
+        return {(expression[2], expression[3])}
     if expression[0] in ("constant", "attribute"):
-        return expression
-    return (expression[0], *(scale_reads(e, whole, local) for e in expression[1:]))
+        return set()
+    return set().union(*(reads_of(tuple(e)) for e in expression[1:]))
 
 
 SIZED = {
@@ -138,6 +170,8 @@ SIZED = {
     "resize",
     "broadcast_to",
 }
+LITERAL = {"view", "reshape", "expand", "unflatten", "_unsafe_view", "broadcast_to"}
+"""Functions in which a bare number is a size that the result must have on every rank."""
 SPLIT = {"split", "split_with_sizes"}
 COUNTING = {
     "arange",
@@ -210,6 +244,7 @@ def _has_origin(value: Any) -> bool:
 def _mark(x: Any, facts: list[Fact]) -> Any:
     if not facts or not isinstance(x, torch.Tensor):
         return x
+    NEEDED.update(n for expression, _, _ in facts for n, _ in reads_of(expression))
     return torch.ops.shardwright.sized(x, json.dumps(facts))
 
 
@@ -218,16 +253,19 @@ class _SizeMode(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.shape:
-            return torch.Size(Origin.make(n, ("read", int(n))) for n in func(*args))
+            return _sizes_read(args[0], func(*args))
         if name == "size" and isinstance(args[0], torch.Tensor):
-            return _read_size(func(*_plain(args), **kwargs))
+            found = _sizes_read(args[0], func(args[0]))
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            return found if dim is None else found[int(dim)]
         if name == "__getitem__":
             args = (args[0], _lists_to_slices(args[1]))
         if not (_has_origin(args) or any(_has_origin(v) for v in kwargs.values())):
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            return _mark(out, _sizes(name, args, kwargs, out)) if name in LITERAL else out
         out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
         if name in SIZED:
-            return _mark(out, _sizes(args, kwargs, out))
+            return _mark(out, _sizes(name, args, kwargs, out))
         if name in SPLIT:
             return _mark_split(args, kwargs, out)
         if name == "__getitem__":
@@ -235,14 +273,15 @@ class _SizeMode(TorchFunctionMode):
         if name not in COUNTING:
             for value in [*args, *kwargs.values()]:
                 if isinstance(value, Origin):
-                    PINNED.update(attributes_of(value.expression))
+                    _pinned(value)
         return out
 
 
-def _read_size(value: Any) -> Any:
-    if isinstance(value, int):
-        return Origin.make(value, ("read", int(value)))
-    return torch.Size(Origin.make(n, ("read", int(n))) for n in value)
+def _sizes_read(x: torch.Tensor, shape: torch.Size) -> torch.Size:
+    READ.append(x)
+    number = len(READ) - 1
+    sizes = (Origin.make(n, ("read", int(n), number, dim)) for dim, n in enumerate(shape))
+    return torch.Size(sizes)
 
 
 def _lists_to_slices(index: Any) -> Any:
@@ -259,22 +298,31 @@ def _lists_to_slices(index: Any) -> Any:
     return tuple(out)
 
 
-def _sizes(args: Any, kwargs: Any, out: Any) -> list[Fact]:
-    """Sizes given one by one or as a sequence are the last dims of the result, right-aligned."""
+def _sizes(name: str, args: Any, kwargs: Any, out: Any) -> list[Fact]:
+    """What is known of the sizes of a result that are computed, or bare numbers."""
     if not isinstance(out, torch.Tensor):
         return []
-    flat: list[Any] = []
-    for value in [*args, *(kwargs[k] for k in ("size", "shape", "sizes") if k in kwargs)]:
-        flat += (
-            value if isinstance(value, (tuple, list)) else [value] if isinstance(value, int) else []
-        )
-    flat = flat[-out.dim() :] if len(flat) > out.dim() else flat
-    skip = out.dim() - len(flat)
-    return [
-        (v.expression, skip + i, "")
-        for i, v in enumerate(flat)
-        if isinstance(v, Origin) and attributes_of(v.expression)
-    ]
+    flat, skip = _given(name, args, kwargs, out)
+    facts: list[Fact] = []
+    for dim, value in enumerate(flat, skip):
+        if isinstance(value, Origin) and value.expression[0] != "read":
+            facts.append((value.expression, dim, ""))
+        elif type(value) is int and value > 1 and name in LITERAL:
+            facts.append((("constant", value), dim, ""))
+    return facts
+
+
+def _given(name: str, args: Any, kwargs: Any, out: torch.Tensor) -> tuple[list[Any], int]:
+    """The sizes of a call, and the dim of the result that is the first of them."""
+    named = [kwargs[k] for k in ("size", "shape", "sizes") if k in kwargs]
+    if name == "unflatten":
+        dim = args[1] if len(args) > 1 else kwargs["dim"]
+        sizes = list(named[0] if named else args[2])
+        return sizes, dim % (out.dim() - len(sizes) + 1)
+    given = [v for v in [*args, *named] if isinstance(v, (int, tuple, list))]
+    listed = next((v for v in given if isinstance(v, (tuple, list))), None)
+    sizes = given if listed is None else list(listed)  # the number behind a list is no size
+    return sizes, out.dim() - len(sizes)  # expand adds dims on the left
 
 
 def _mark_split(args: Any, kwargs: Any, out: Any) -> Any:
@@ -322,10 +370,26 @@ def _slices(x: torch.Tensor, index: Any) -> list[Fact]:
     return facts
 
 
+def _name_reads(output: Any) -> Any:
+    """Hang the tensors whose sizes matter on an output, so that the graph says which they are."""
+    numbers = sorted(NEEDED | {number for number, _ in FIXED})
+    done = False
+
+    def hang(x: torch.Tensor, _: str) -> torch.Tensor:
+        nonlocal done
+        if done:
+            return x
+        done = True
+        return torch.ops.shardwright.read(x, [READ[n] for n in numbers], numbers)
+
+    return map_slots(output, "", hang) if numbers else output
+
+
 @contextmanager
 def marked(root: nn.Module) -> Iterator[None]:
     """Within, int attributes of modules and their configs remember where they come from."""
-    PINNED.clear()
+    for facts in (PINNED, READ, NEEDED, FIXED):
+        facts.clear()
     undo = [(module, dict(module.__dict__)) for module in root.modules()]
     for path, module in root.named_modules():
         for key, value in list(module.__dict__.items()):
@@ -344,13 +408,14 @@ def marked(root: nn.Module) -> Iterator[None]:
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         with _SizeMode():
-            return forward(*args, **kwargs)
+            return _name_reads(forward(*args, **kwargs))
 
     functools.update_wrapper(watched, forward)
     root.__dict__["forward"] = watched
     try:
         yield
     finally:
+        READ.clear()
         root.__dict__.pop("forward", None)
         for module, before in undo:
             for key, value in before.items():

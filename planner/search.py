@@ -60,8 +60,10 @@ class Search:
     tp: int
     strikes: Counter[str] = field(default_factory=Counter)
 
-    def run(self, solver: str, note: str, seconds: float, memory: int | None) -> Plan:
+    def run(self, solver: str | None, seconds: float, memory: int | None) -> Plan:
         """The first plan that passes its trial."""
+        asked = solvers.load(solver) if solver else None
+        backup, note = (None, "") if solver else solvers.backup()
         forbidden: Splits = frozenset()
         lookups = replaceable(self.graph, self.source.module)
         rigid = frozenset({""} if any(True for _ in self.source.module.children()) else ())
@@ -74,13 +76,13 @@ class Search:
                 raise InfeasibleError(
                     "the rules contradict each other on this model: please report it"
                 )
-            optimum = optimize(small, solvers.load(solver), seconds, memory)
+            optimum = optimize(small, asked, seconds, memory, backup)
             assignment = network.assignment(optimum.assignment)
             check(self.graph, states, assignment)
             agree(price(self.graph, costs, assignment), optimum)
             layouts = Layouts(self.graph, states, assignment)
             report = SolverReport(
-                name=solver,
+                name="backtracking" if optimum.scouted else solver or "cpsat",
                 status="optimal" if optimum.optimal else "feasible",
                 objective=[optimum.objective, *(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))],
                 bound=[optimum.bound],

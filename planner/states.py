@@ -149,7 +149,8 @@ class States:
         """Every way to split tensor `name`, in a fixed order."""
         out: list[Shards] = []
         for i, dim in enumerate(self.axes.dims[name]):
-            out += [frozenset((i, a) for a in cut) for cut in cuts(dim, self.allowed)]
+            if (name, i) not in self.graph.fixed:
+                out += [frozenset((i, a) for a in cut) for cut in cuts(dim, self.allowed)]
         return [s for s in out if (name, s) not in self.forbidden]
 
     def covered(self, name: str, shards: Shards) -> bool:

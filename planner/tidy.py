@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from torch import nn
@@ -75,7 +75,8 @@ def prune_borders(graph: Graph) -> None:
         consumers[border.source] = consumers.get(border.source, 0) + 1
     for name in graph.outputs:
         consumers[name] = consumers.get(name, 0) + 1
-    made_by_border = {b.target for b in graph.borders}
+    # The root's own inputs are given whole: a module within it takes them from there.
+    made_by_border = {b.target for b in graph.borders if b.module or b.side == "out"}
     rename: dict[str, str] = {}
     kept = []
     for border in graph.borders:
@@ -95,6 +96,7 @@ def prune_borders(graph: Graph) -> None:
     graph.outputs = [rename.get(n, n) for n in graph.outputs]
     graph.carried = {rename.get(n, n) for n in graph.carried}
     graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
+    graph.reads = {n: rename.get(t, t) for n, t in graph.reads.items()}
 
 
 def logits(graph: Graph) -> set[str]:
@@ -130,6 +132,13 @@ def name_literals(graph: Graph) -> None:
             graph.ops[i] = replace(
                 op, literals=frozenset(b for b in bounds if (op.name, b) not in known)
             )
+
+
+def fixed(graph: Graph, reads_as_numbers: Iterable[tuple[int, int]]) -> set[tuple[str, int]]:
+    """Dims of tensors whose length must be the same on every rank."""
+    stated = {(s.tensor, s.dim) for s in graph.sizes if s.expression[0] == "constant"}
+    read = {(graph.reads[n], dim) for n, dim in reads_as_numbers if n in graph.reads}
+    return read | {(name, dim) for name, dim in stated if dim >= 0}
 
 
 def slice_of(producers: Mapping[str, Op], size: SizeArgument) -> Op | None:

@@ -46,10 +46,12 @@ def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     """
     graph = translate(export(module, args, kwargs), module)
     graph.pinned = set(origins.PINNED)
+    reads_as_numbers = set(origins.FIXED)
     tidy.read_own_alias(graph)
     graph.carried = tidy.carried(graph, module)
     tidy.prune_borders(graph)
     tidy.name_literals(graph)
+    graph.fixed = tidy.fixed(graph, reads_as_numbers)
     if "labels" in inspect.signature(module.forward).parameters:
         graph.logits = tidy.logits(graph)
     return graph

@@ -99,6 +99,12 @@ class _Translator:
             self.graph.borders.append(
                 Border(module, side, slot, source, outputs[0], module in self.owners)
             )
+        elif name == origins.READ_OP:
+            source, tensors, numbers = node.args
+            for n, tensor in zip(numbers, tensors, strict=True):  # type: ignore[arg-type]
+                self.graph.reads[n] = self.name_of(tensor)
+            del self.graph.tensors[outputs[0]]
+            self.alias[node.name] = self.name_of(source)
         elif name == origins.OP:
             source = self.name_of(node.args[0])
             self.graph.sizes += [

@@ -14,12 +14,13 @@ from shardwright.errors import PlanError, ShardwrightError
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.source import read_config
 from shardwright.runtime.build import empty_model, model_class
+from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.read import Report
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.identity import check_identity
 from shardwright.runtime.layers import apply_module
-from shardwright.runtime.local import link_origins, placements
+from shardwright.runtime.local import link_origins, mesh_of, placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.parameters import LocalTensors
 from shardwright.runtime.processes import agree, device_mesh_for, pick_device
@@ -153,6 +154,24 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
     check_identity(model, plan)
     apply_modules(model, plan, mesh)
     return model
+
+
+def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5GB") -> None:
+    """Write a split model whole, so that plain transformers loads it; all ranks call this.
+
+    Args:
+        model: A model that a plan was applied to.
+        directory: Where to; files appear in it only when all is written.
+        max_shard_size: Bytes, or a number with KB, MB or GB, of one file.
+
+    Raises:
+        PlanError: no plan was applied to `model`.
+        CheckpointError: the directory cannot be written.
+    """
+    mesh = mesh_of(model)
+    if mesh is None:
+        raise PlanError(f"this {type(model).__name__} is not split: save it with save_pretrained")
+    write.save(model, directory, placements(model), mesh, max_shard_size=max_shard_size)
 
 
 def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:

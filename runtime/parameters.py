@@ -64,5 +64,5 @@ def _cut(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
         new = take_local(old, placement, mesh)
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
-    vars(new).update(vars(old))  # such marks as mamba's _no_weight_decay
+    vars(new).update(vars(old))  # marks that optimizers read, _no_weight_decay say
     return new

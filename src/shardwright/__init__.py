@@ -27,7 +27,7 @@ from shardwright.errors import (
 if TYPE_CHECKING:
     from shardwright.planner.api import plan
     from shardwright.planner.plan_file import Plan
-    from shardwright.runtime.api import apply, load
+    from shardwright.runtime.api import apply, load, save
     from shardwright.runtime.gather import full_tensors
 
     __version__: str
@@ -47,6 +47,7 @@ __all__ = [
     "full_tensors",
     "load",
     "plan",
+    "save",
 ]
 
 _HOME = {
@@ -55,6 +56,7 @@ _HOME = {
     "full_tensors": "shardwright.runtime.gather",
     "load": "shardwright.runtime.api",
     "plan": "shardwright.planner.api",
+    "save": "shardwright.runtime.api",
 }
 
 

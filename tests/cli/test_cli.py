@@ -46,7 +46,9 @@ def test_no_arguments_print_the_help(run: Run, arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage:")
-    assert "Examples:\n    shardwright plan some-org/some-model --tp 4 -o plan.json" in result.stdout
+    assert (
+        "Examples:\n    shardwright plan some-org/some-model --tp 4 -o plan.json" in result.stdout
+    )
 
 
 @pytest.mark.parametrize("command", ["plan", "show", "check"])

@@ -26,7 +26,7 @@ CLOSE = {"rtol": 0.0, "atol": 1e-5}
 
 def decoder(checkpoint: Path, plan: Path, out: Path) -> None:
     whole: Any = AutoModelForCausalLM.from_pretrained(checkpoint)
-    model = shardwright.load(checkpoint, plan)
+    model: Any = shardwright.load(checkpoint, plan)
     assert not model.training
     held = sum(p.nbytes for p in model.parameters())
     assert held < 0.6 * sum(p.nbytes for p in whole.parameters())
