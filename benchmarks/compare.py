@@ -112,12 +112,14 @@ def compare(
         differences[name] = float((got - want).abs().max()) / scale
     # A NaN is the worst of all, not smaller than everything.
     worst = max(differences, key=lambda n: (differences[n] != differences[n], differences[n]))
-    step = decode_step(local, inputs) if expected.decode is not None else None
+    want, step = expected.decode, None
+    if want is not None and (got := decode_step(local, inputs)) is not None:
+        step = float((got - want).abs().max())
     return Comparison(
         logits=float((logits_of(output).detach() - expected.logits).abs().max()),
         gradients=differences[worst],
         worst=worst,
-        decode=None if step is None else float((step - expected.decode).abs().max()),
+        decode=step,
         split=split_share(whole, local, mesh.coords),
         forward=counts(ahead),
         backward=counts(back),

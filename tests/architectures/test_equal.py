@@ -48,7 +48,7 @@ def test_equal_in_float64(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cohere", "gpt_neox", "phi"])
 def test_parallel_attention_and_mlp_share_an_all_reduce(name: str) -> None:
-    """Where a layer adds attention and MLP to the residual at once, one all-reduce does for both."""
+    """Where a layer adds attention and MLP to the residual at once, one all-reduce does."""
     counts = []
     for layers in (2, 3):
         _, model = zoo.build(name, num_hidden_layers=layers, attn="sdpa")

@@ -447,10 +447,10 @@ def test_solvers_that_come_with_it():
 
 
 def test_without_ortools(monkeypatch):
-    assert solvers.default() == ("cpsat", "")
+    assert solvers.backup() == (cpsat.solve, "")
     monkeypatch.setattr(solvers, "find_spec", lambda name: None)
-    name, note = solvers.default()
-    assert name == "backtracking" and "OR-tools" in note
+    found, note = solvers.backup()
+    assert found is None and "OR-tools" in note
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(SolverError, match="pip install ortools"):
         cpsat.solve(Problem(("a",)), 0, {}, None, SECONDS)
