@@ -44,9 +44,10 @@ def local_attributes(
     reads = [_sizes_read(graph, dims, at) for at in coords]
     for size in graph.sizes:
         target = _target(size, dims, producers)
-        if not origins.attributes_of(size.expression) and target is not None:
-            if not _holds(size, target, {}, coords, reads):
-                raise Unsolvable(size)
+        if target is None or origins.attributes_of(size.expression):
+            continue
+        if not _holds(size, target, {}, coords, reads):
+            raise Unsolvable(size)
     groups = _groups([s for s in graph.sizes if origins.attributes_of(s.expression)])
     for group in groups:
         targets = []
@@ -63,7 +64,9 @@ def _sizes_read(
 ) -> dict[tuple[int, int], int]:
     """Local sizes, by number and dim, that code reads off tensors."""
     found = (
-        (n, i, layout.dim_size(dim, at)) for n, t in graph.reads.items() for i, dim in enumerate(dims[t])
+        (n, i, layout.dim_size(dim, at))
+        for n, t in graph.reads.items()
+        for i, dim in enumerate(dims[t])
     )
     return {(n, i): size for n, i, size in found if size is not None}
 
@@ -153,7 +156,8 @@ def _solve(
     for combination in product(*choices):
         attempt = dict(zip(keys, combination, strict=True))
         failed = next(
-            (i for i, (s, t) in enumerate(targets) if not _holds(s, t, attempt, coords, reads)), None
+            (i for i, (s, t) in enumerate(targets) if not _holds(s, t, attempt, coords, reads)),
+            None,
         )
         if failed is None:
             return {k: d for k, d in attempt.items() if any(a.mesh for a in layout.atoms(d))}

@@ -16,16 +16,15 @@ from torch.overrides import TorchFunctionMode
 
 from shardwright.planner.origins import COUNTING, LITERAL, SIZED, SPLIT
 
-MOVING = {
-    *LITERAL,
-    *SPLIT,
-    *("__get__", "__set__", "__getitem__", "__len__", "chunk", "clone", "contiguous", "detach"),
-    *("dim", "flatten", "ndimension", "nelement", "numel", "permute", "repeat", "squeeze", "size"),
-    *("select", "narrow", "stride", "storage_offset", "transpose", "t", "tensor_split", "type_as"),
-    *("unbind", "unsqueeze", "repeat_interleave", "swapaxes", "movedim", "is_floating_point"),
-    *("expand_as", "view_as", "reshape_as", "is_complex", "is_contiguous", "data_ptr", "element_size"),
-    *("to", "float", "double", "half", "bfloat16", "embedding", "__hash__", "__repr__", "requires_grad_"),
-}
+MOVING = {*LITERAL, *SPLIT} | set(
+    """
+__get__ __set__ __getitem__ __len__ chunk clone contiguous detach dim flatten ndimension
+nelement numel permute repeat squeeze size select narrow stride storage_offset transpose t
+tensor_split type_as unbind unsqueeze repeat_interleave swapaxes movedim is_floating_point
+expand_as view_as reshape_as is_complex is_contiguous data_ptr element_size to float double half
+bfloat16 embedding __hash__ __repr__ requires_grad_
+""".split()
+)
 """They compute nothing. (What an embedding looks up is the runtime's business.)"""
 
 
@@ -75,7 +74,7 @@ def _from_runtime() -> bool:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith("shardwright.runtime"):
-            if frame.f_code.co_name != "forward" or not module.endswith((".local", ".root")):
+            if frame.f_code.co_name not in ("forward", "wrapper") or module.endswith(".vocab"):
                 return True
         elif not module.startswith(("torch", "shardwright.")):
             return False
@@ -83,7 +82,9 @@ def _from_runtime() -> bool:
     return False
 
 
-def difference(whole: Mapping[str, list[Call]], local: Mapping[str, list[Call]]) -> tuple[str, str] | None:
+def difference(
+    whole: Mapping[str, list[Call]], local: Mapping[str, list[Call]]
+) -> tuple[str, str] | None:
     """The first module whose code computes otherwise on a part, and what it does there."""
     for module, calls in whole.items():
         mine = local.get(module, [])

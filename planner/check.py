@@ -6,7 +6,7 @@ op it works out from the states alone whether the rule allows them together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from shardwright.errors import SolverError
 from shardwright.planner.axes import atoms_of
@@ -18,8 +18,18 @@ from shardwright.rules.notation import Dims, Rule, letters
 Assignment = Mapping[str, State]
 
 
-def check(graph: Graph, states: States, assignment: Assignment) -> None:
-    """Check every op, border, use and output of the unfolded graph.
+def check(
+    graph: Graph, states: States, assignment: Assignment, rigid: Collection[str] = ()
+) -> None:
+    """Check every op, border, use, input and output of the unfolded graph.
+
+    What a change of placement costs, and whether there is a collective for it, is `price`'s part.
+
+    Args:
+        graph: The traced model.
+        states: Its axes, and which of them are covered.
+        assignment: The plan.
+        rigid: Modules at whose borders nothing may change.
 
     Raises:
         SolverError: something does not hold; the message names the op and the place.
@@ -30,12 +40,34 @@ def check(graph: Graph, states: States, assignment: Assignment) -> None:
                 f"the plan does not hold at {op.call.op} in '{op.module}' ({op.source}): {why}; "
                 "this is a mistake of the planner: please report it"
             )
+    _check_borders(graph, assignment, rigid)
+    for name in graph.inputs:
+        if assignment[name] != WHOLE:
+            raise SolverError(f"the plan wants input '{name}' of the model {assignment[name]}")
+    for use in graph.uses:
+        if assignment[use.stored].pending:
+            raise SolverError(f"the plan stores '{use.fqn}' as {assignment[use.stored]}")
+    for name in graph.logits:
+        if assignment[name] == PARTIAL:
+            raise SolverError(f"the plan leaves the scores '{name}' a pending sum")
     for name in graph.outputs:
         if assignment[name] != WHOLE:
             raise SolverError(f"the plan leaves output '{name}' of the model {assignment[name]}")
     for name in graph.carried:
         if assignment[name] not in (WHOLE, COPIED):
             raise SolverError(f"the plan leaves hidden state '{name}' {assignment[name]}")
+
+
+def _check_borders(graph: Graph, assignment: Assignment, rigid: Collection[str]) -> None:
+    """A module does the same to a slot in each of its calls, and a rigid one nothing."""
+    done: dict[tuple[str, str, str], tuple[State, State]] = {}
+    for border in graph.borders:
+        change = (assignment[border.source], assignment[border.target])
+        where = f"'{border.slot}' {border.side} '{border.module}'"
+        if border.module in rigid and change[0] != change[1]:
+            raise SolverError(f"the plan changes tensor {where}, where nothing may change")
+        if done.setdefault((border.module, border.side, border.slot), change) != change:
+            raise SolverError(f"the plan changes tensor {where} otherwise in a later call")
 
 
 def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
@@ -163,6 +195,7 @@ def collectives(
     backward: list[Collective] = []
     outer = graph.outer()
     edges = [(u.stored, u.stored, u.used) for u in graph.uses]
+    stored = {u.stored for u in graph.uses}  # weights stay where they are
     for border in graph.borders:
         around = outer.get(border.target)
         before = around.source if around else border.source
@@ -171,7 +204,7 @@ def collectives(
         crossing, _ = costs.inner_crossing(
             source, assignment[before], assignment[source], assignment[target]
         )
-        if crossing is None:
+        if crossing is None or (source in stored and crossing.forward):
             raise SolverError(
                 f"the plan takes '{source}' from {assignment[source]} to {assignment[target]}, "
                 "which no collective does"

@@ -136,7 +136,7 @@ def local_ranges(dim: Dim, coords: Coords) -> list[Range]:
     size = dim_size(dim)
     assert size is not None, f"resolve() the run-time size of '{dim}' first"
     if isinstance(dim, Atom):
-        return [shard_range(size, *coords[dim.mesh])] if dim.mesh else [(0, size)]
+        return _merge([shard_range(size, *coords[dim.mesh]) if dim.mesh else (0, size)])
     out: list[Range] = []
     if isinstance(dim, Sum):
         offset = 0
@@ -280,7 +280,7 @@ def parse(text: str) -> Placement:
     layout, *flags = text.split("|")
     pending: dict[str, tuple[str, ...]] = {"partial": (), "grad-partial": ()}
     for flag in flags:
-        word, *names = flag.split()
+        word, *names = flag.split() or [""]
         if word not in pending or not names:
             raise PlanError(f"cannot read '{flag.strip()}' in placement '{text}'")
         pending[word] = tuple(names)
@@ -328,4 +328,6 @@ class _Parser:
         if token != "?" and not token.isdigit():
             raise self.fail()
         mesh = self.tokens.pop(0)[1:] if self.tokens and self.tokens[0].startswith("@") else None
+        if mesh == "":
+            raise self.fail()
         return Atom(None if token == "?" else int(token), mesh)

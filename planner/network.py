@@ -7,11 +7,13 @@ parameter as it is stored and as its module sees it.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 
 from shardwright.planner.cost import Costs, Crossing
 from shardwright.planner.graph import Graph
+from shardwright.planner.plan_file import pattern
 from shardwright.planner.problem import Problem, Row
 from shardwright.planner.states import COPIED, PARTIAL, WHOLE, State, States
 
@@ -53,9 +55,9 @@ def build_network(
         rows = [Row((index[name][s],), c) for s, c in price.items() if s in index[name]]
         problem.factor(f"{label} {name}", [variables[name]], rows)
 
-    for name in graph.tensors:
+    for name, label in tie_names(graph).items():
         ties = {
-            s: (0, 0, 0, 0, zlib.crc32(f"{name} {i}".encode()) % 4096)
+            s: (0, 0, 0, 0, zlib.crc32(f"{label} {i}".encode()) % 4096)
             for s, i in index[name].items()
         }
         unary(name, "tie", ties)
@@ -116,3 +118,21 @@ def build_network(
                 ]
                 problem.factor(f"again {key}", [variables[a], variables[b]], same)
     return Network(problem, variables, states)
+
+
+def tie_names(graph: Graph) -> dict[str, str]:
+    """Tensor name -> where it stands in its module, the same in each of several like blocks.
+
+    So blocks that may as well be split in several ways are all split in the same.
+    """
+    places = {u.stored: (u.fqn, "stored") for u in graph.uses}
+    places |= {u.used: (u.fqn, "used") for u in graph.uses}
+    places |= {out: (op.module, "") for op in graph.ops for out in op.outputs}
+    places |= {b.target: (b.module, f"{b.side} {b.slot}") for b in graph.borders}
+    seen: Counter[tuple[str, str]] = Counter()
+    out = {}
+    for name in graph.tensors:
+        module, where = places.get(name, ("", ""))
+        seen[module, where] += 1
+        out[name] = f"{pattern(module)} {where} {seen[module, where]}"
+    return out

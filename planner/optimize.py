@@ -139,6 +139,20 @@ def optimize(
     return _finish(small, run, solve, backup, low, memory, best or ())
 
 
+def _better(
+    final: Problem, best: Sequence[int], other: Sequence[int], caps: Mapping[int, int]
+) -> Sequence[int]:
+    """The cheaper of two assignments; the other comes from a solver that anyone may have made.
+
+    Raises:
+        SolverError: it breaks a factor or a cap.
+    """
+    have, found = final.price(best), final.price(other)
+    if found is None or any(found[c] > cap for c, cap in caps.items()):
+        raise SolverError("the solver returned an assignment that its problem forbids")
+    return best if have is not None and have <= found else other
+
+
 def _movable(problem: Problem, least: Sequence[int]) -> int:
     """Bytes, in the least assignment, of what could also be stored otherwise.
 
@@ -176,10 +190,8 @@ def _finish(
         second = run(final, caps, best, by)
         bound, optimal = max(bound, second.bound), optimal or second.status == "optimal"
         by = by if second.status == "optimal" else scout
-        if second.assignment is not None and (final.price(second.assignment) or best) < (
-            final.price(best) or best
-        ):
-            best = second.assignment
+        if second.assignment is not None:
+            best = _better(final, best, second.assignment, caps)
     costs, objective = small.problem.price(best), final.price(best)
     assert costs is not None and objective is not None
     bound = min(bound, objective[0])

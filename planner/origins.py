@@ -153,57 +153,22 @@ def reads_of(expression: Expression) -> set[tuple[int, int]]:
     return set().union(*(reads_of(tuple(e)) for e in expression[1:]))
 
 
-SIZED = {
-    "view",
-    "reshape",
-    "expand",
-    "unflatten",
-    "new_zeros",
-    "new_ones",
-    "new_empty",
-    "new_full",
-    "zeros",
-    "ones",
-    "full",
-    "empty",
-    "_unsafe_view",
-    "resize",
-    "broadcast_to",
-}
+SIZED = set(
+    """
+view reshape expand unflatten new_zeros new_ones new_empty new_full zeros ones full empty
+_unsafe_view resize broadcast_to
+""".split()
+)
 LITERAL = {"view", "reshape", "expand", "unflatten", "_unsafe_view", "broadcast_to"}
 """Functions in which a bare number is a size that the result must have on every rank."""
 SPLIT = {"split", "split_with_sizes"}
-COUNTING = {
-    "arange",
-    "chunk",
-    "permute",
-    "transpose",
-    "unsqueeze",
-    "squeeze",
-    "flatten",
-    "repeat",
-    "repeat_interleave",
-    "narrow",
-    "pad",
-    "layer_norm",
-    "rms_norm",
-    "embedding",
-    "one_hot",
-    "topk",
-    "__setitem__",
-    "to",
-    "tile",
-    "group_norm",
-    "conv1d",
-    "conv2d",
-    "roll",
-    "select",
-    "sum",
-    "mean",
-    "tril",
-    "triu",
-    "scaled_dot_product_attention",
-}
+COUNTING = set(
+    """
+arange chunk permute transpose unsqueeze squeeze flatten repeat repeat_interleave narrow pad
+layer_norm rms_norm embedding one_hot topk __setitem__ to tile group_norm conv1d conv2d roll
+select sum mean tril triu scaled_dot_product_attention
+""".split()
+)
 """Functions that take counts and positions, not numbers to compute with."""
 
 

@@ -113,7 +113,9 @@ class SolverReport(_Part):
 
     name: str
     status: Literal["optimal", "feasible"]
-    objective: list[int] = Field(description="the weighed objective, then its bytes, forward ns and backward ns")
+    objective: list[int] = Field(
+        description="the weighed objective, then its bytes, forward ns and backward ns"
+    )
     bound: list[int] = Field(description="least value that the weighed objective can have")
     note: str = ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 
 from torch import nn
@@ -12,6 +13,7 @@ from shardwright.errors import InfeasibleError, ModelError, SolverError
 from shardwright.planner import solvers
 from shardwright.planner.attributes import Unsolvable, local_attributes
 from shardwright.planner.axes import Axes
+from shardwright.planner.calls import Calls
 from shardwright.planner.check import check, price
 from shardwright.planner.cost import Costs
 from shardwright.planner.emit import (
@@ -36,7 +38,7 @@ from shardwright.planner.plan_file import (
 from shardwright.planner.simplify import Simplified, simplify
 from shardwright.planner.source import Source
 from shardwright.planner.states import Shards, States
-from shardwright.planner.verify import Mismatch, verify
+from shardwright.planner.verify import Mismatch, calls_of, verify
 
 ATTEMPTS = 40
 """How often a plan that fails its trial is solved again without what failed."""
@@ -60,6 +62,11 @@ class Search:
     tp: int
     strikes: Counter[str] = field(default_factory=Counter)
 
+    @cached_property
+    def calls(self) -> Calls | None:
+        """What the code of the whole model calls."""
+        return calls_of(self.source.module, self.source.args, self.source.kwargs)
+
     def run(self, solver: str | None, seconds: float, memory: int | None) -> Plan:
         """The first plan that passes its trial."""
         asked = solvers.load(solver) if solver else None
@@ -78,7 +85,7 @@ class Search:
                 )
             optimum = optimize(small, asked, seconds, memory, backup)
             assignment = network.assignment(optimum.assignment)
-            check(self.graph, states, assignment)
+            check(self.graph, states, assignment, rigid)
             agree(price(self.graph, costs, assignment), optimum)
             layouts = Layouts(self.graph, states, assignment)
             report = SolverReport(
@@ -127,7 +134,9 @@ class Search:
             versions={p: version(p) for p in ("torch", "transformers")},
         )
         for coords in corners:
-            mismatch = verify(source.module, source.args, source.kwargs, result, layouts, coords)
+            mismatch = verify(
+                source.module, source.args, source.kwargs, result, layouts, coords, self.calls
+            )
             if mismatch is not None:
                 return self._blame(mismatch, layouts)
         return result

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from shardwright.planner import origins
-from shardwright.planner.graph import Graph, Op, SizeArgument
+from shardwright.planner.graph import Border, Graph, Op, SizeArgument
 
 
 def read_own_alias(graph: Graph) -> None:
@@ -58,6 +58,13 @@ def carried(graph: Graph, root: nn.Module) -> set[str]:
     return out
 
 
+Key = tuple[str, str, str]
+
+
+def _key(border: Border) -> Key:
+    return border.module, border.side, border.slot
+
+
 def prune_borders(graph: Graph) -> None:
     """Of borders in a row with nothing between them keep the first: one reshard there is enough.
 
@@ -76,15 +83,20 @@ def prune_borders(graph: Graph) -> None:
     for name in graph.outputs:
         consumers[name] = consumers.get(name, 0) + 1
     # The root's own inputs are given whole: a module within it takes them from there.
-    made_by_border = {b.target for b in graph.borders if b.module or b.side == "out"}
+    makers = {b.target: _key(b) for b in graph.borders if b.module or b.side == "out"}
+    before: dict[Key, set[Key | None]] = {}
+    for border in graph.borders:
+        single = consumers[border.source] == 1 and border.target not in forks
+        maker = makers.get(border.source) if single else None
+        before.setdefault(_key(border), set()).add(maker)
+    # A module does the same in each of its calls, so all of them must come behind the same border.
+    needless = {k for k, found in before.items() if len(found) == 1 and not found & {None, k}}
     rename: dict[str, str] = {}
     kept = []
     for border in graph.borders:
         source = rename.get(border.source, border.source)
-        single = consumers[border.source] == 1 and border.target not in forks
-        if source in made_by_border and single:
+        if _key(border) in needless:
             rename[border.target] = source
-            consumers[source] = consumers.get(border.target, 0)
             del graph.tensors[border.target]
         else:
             kept.append(replace(border, source=source))

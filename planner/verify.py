@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from shardwright.errors import PlanError
 from shardwright.planner.borders import map_slots
+from shardwright.planner.calls import Calls, Notes, difference
 from shardwright.planner.emit import Layouts
 from shardwright.planner.layout import Coords, dim_size
 from shardwright.planner.plan_file import Plan
@@ -43,13 +44,49 @@ def verify(
     plan: Plan,
     layouts: Layouts,
     coords: Coords,
+    calls: Calls | None = None,
 ) -> Mismatch | None:
-    """Run `root` (on meta, whole) as the rank at `coords`; None if all shapes are right."""
+    """Run `root` (on meta, whole) as the rank at `coords`; None if all is as it should be.
+
+    `calls` are those of the whole model, as `calls_of` gives them.
+    """
     predicted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
     for module, slot, tensor in layouts.graph.watched:
         shape = tuple(dim_size(d, coords) or 0 for d in layouts.traced(tensor))
         predicted.setdefault((module, slot), []).append(shape)
-    return run_local(root, args, kwargs, plan, coords, predicted)
+    return run_local(root, args, kwargs, plan, coords, predicted, calls)
+
+
+def calls_of(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Calls | None:
+    """What the code of each module calls when `root` runs as it is; None if it does not run."""
+    module, entered = copy.deepcopy(root), list[str]()
+    for name, child in module.named_modules():
+
+        def enter(_: nn.Module, _args: Any, name: str = name) -> None:
+            entered.append(name)
+
+        def leave(_: nn.Module, _args: Any, _output: Any) -> None:
+            entered.pop()
+
+        child.register_forward_pre_hook(enter)
+        child.register_forward_hook(leave)
+    try:
+        return _run(module, args, kwargs, entered)
+    except Exception:  # whatever model code raises: its trial as a part will raise it again
+        return None
+
+
+def _run(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], entered: list[str]
+) -> Calls:
+    # Fake rather than plain meta tensors: model code knows them, and does not ask for their values.
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    inputs, named = tree_map(
+        lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, dict(kwargs))
+    )
+    with torch.no_grad(), fake, _quiet(), Notes(entered) as notes:
+        module(*inputs, **named)
+    return notes.found
 
 
 @contextmanager
@@ -70,8 +107,12 @@ def run_local(
     plan: Plan,
     coords: Coords,
     predicted: Mapping[tuple[str, str], list[tuple[int, ...]]],
+    whole_calls: Calls | None = None,
 ) -> Mismatch | None:
-    """Apply `plan` to a copy of `root` without a process group, run it, compare output shapes."""
+    """Apply `plan` to a copy of `root` without a process group, run it, compare output shapes.
+
+    With `whole_calls`, compare what its code calls as well.
+    """
     local = copy.deepcopy(root)
     try:
         apply_modules(local, plan, Mesh.shape_only(dict(coords)))
@@ -104,14 +145,10 @@ def run_local(
             map_slots(output, "", compare)
 
         handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-    # Fake rather than plain meta tensors: model code knows them, and does not ask for their values.
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    inputs, named = tree_map(
-        lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, dict(kwargs))
-    )
     try:
-        with torch.no_grad(), fake, _quiet():
-            local(*inputs, **named)
+        noted = _run(local, args, kwargs, entered)
+        if whole_calls is not None and (other := difference(whole_calls, noted)) is not None:
+            found.append(Mismatch(*other))
     except Exception as error:  # whatever model code raises on sizes it does not expect
         text = str(error).strip().split("\n")[0]
         found.append(Mismatch(entered[-1] if entered else "", f"{type(error).__name__}: {text}"))

@@ -181,7 +181,7 @@ def _layer_lists(base: Any, fields: set[str], chosen: dict[str, Any]) -> dict[st
     """Lists with a word a layer: one layer of each kind."""
     lists: dict[str, list[str]] = {}
     for key in LAYER_LISTS:
-        value = getattr(base, key, None)
+        value: Any = getattr(base, key, None)
         given = key in fields and isinstance(value, (list, tuple)) and len(value) > 0
         if given and all(isinstance(x, str) for x in value):
             lists[key] = list(dict.fromkeys(value))

@@ -14,7 +14,6 @@ import shardwright
 from shardwright.planner.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
 from tests.ranks import run_ranks
 
@@ -57,13 +56,8 @@ def randomize(module: nn.Module) -> None:
             parameter.copy_(torch.randn_like(parameter) / 2)
 
 
-def split_parameters(module: nn.Module) -> list[str]:
-    """Names of the parameters that a plan, applied to `module`, splits."""
-    return sorted(n for n, p in placements(module).items() if p.meshes)
-
-
-def assert_equal(module: nn.Module, inputs: Inputs, plan: Plan) -> list[str]:
-    """Compare outputs and all gradients on every rank; the names of what is split.
+def assert_equal(module: nn.Module, inputs: Inputs, plan: Plan) -> None:
+    """Compare outputs and all gradients on every rank.
 
     Inputs of floating point get a gradient too: the module may stand within a larger one.
     """
@@ -85,14 +79,13 @@ def assert_equal(module: nn.Module, inputs: Inputs, plan: Plan) -> list[str]:
     want, want_inputs = run(whole)
     want_grads = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
 
-    def rank(mesh: Mesh) -> tuple[Any, list[Tensor | None], dict[str, Tensor], list[str]]:
+    def rank(mesh: Mesh) -> tuple[Any, list[Tensor | None], dict[str, Tensor]]:
         local = apply(copy.deepcopy(module), plan, mesh)
         output, inputs_grads = run(local)
         grads = {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
-        return output, inputs_grads, full_tensors(local, grads), split_parameters(local)
+        return output, inputs_grads, full_tensors(local, grads)
 
-    names: list[str] = []
-    for got, got_inputs, got_grads, names in run_ranks(plan.world_size, rank):
+    for got, got_inputs, got_grads in run_ranks(plan.world_size, rank):
         for a, b in zip(tree_leaves(got), tree_leaves(want), strict=True):
             _close(a, b, "output")
         assert got_grads.keys() == want_grads.keys()
@@ -100,7 +93,6 @@ def assert_equal(module: nn.Module, inputs: Inputs, plan: Plan) -> list[str]:
             _close(got_grads[name], grad, name)
         for a, b in zip(got_inputs, want_inputs, strict=True):
             _close(a, b, "gradient of an input")
-    return names
 
 
 def _close(found: Any, wanted: Any, what: str) -> None:

@@ -38,8 +38,9 @@ def brute_force(problem: Problem, component: int, caps: Mapping[int, int]) -> in
     return min((price[component] for price in all_prices(problem, caps)), default=None)
 
 
-def check(problem: Problem, component: int, caps: Mapping[int, int], best: int | None,
-          result: Result) -> None:
+def check(
+    problem: Problem, component: int, caps: Mapping[int, int], best: int | None, result: Result
+) -> None:
     """`result` is the proven optimum `best`, or the proof that there is none."""
     if best is None:
         assert result == Result("infeasible", None, 0)
@@ -65,11 +66,15 @@ def problems(draw: st.DrawFn) -> Problem:
         scope = draw(st.lists(st.integers(0, len(problem.names) - 1), min_size=1, max_size=3))
         density = draw(st.sampled_from([0.5, 0.8, 1.0]))
         highest = draw(st.sampled_from([0, 2, 30]))
-        problem.factor(f"f{i}", scope, [
-            Row(values, tuple(seed.randint(0, highest) for _ in range(components)))
-            for values in product(*(range(len(problem.domains[v])) for v in scope))
-            if seed.random() < density
-        ])
+        problem.factor(
+            f"f{i}",
+            scope,
+            [
+                Row(values, tuple(seed.randint(0, highest) for _ in range(components)))
+                for values in product(*(range(len(problem.domains[v])) for v in scope))
+                if seed.random() < density
+            ],
+        )
     return problem
 
 
@@ -161,7 +166,8 @@ def block(problem: Problem, before: int, number: int) -> int:
     def table(density: float, highest: int, variables: Sequence[int]) -> None:
         rows = [
             Row(values, (0, seed.randint(0, highest)))
-            for values in product(range(3), repeat=len(variables)) if seed.random() < density
+            for values in product(range(3), repeat=len(variables))
+            if seed.random() < density
         ]
         problem.factor(f"table {number}", variables, rows)
 
@@ -224,8 +230,10 @@ def test_backtracking_proves_a_chain_of_32_layers_at_every_budget():
 def transitions(blocks: int) -> Problem:
     """Layers as the planner makes them: modes of ops, and borders where a change has a price."""
     problem = Problem(("bytes", "time"))
-    border = [Row((i, j), (0, 7 + 4 * abs(i - j) if i != j else 0))
-              for i, j in product(range(3), repeat=2)]
+    border = [
+        Row((i, j), (0, 7 + 4 * abs(i - j) if i != j else 0))
+        for i, j in product(range(3), repeat=2)
+    ]
     times = {"000": 9, "111": 11, "220": 16, "011": 14, "101": 12, "022": 18}
     modes = [Row(tuple(map(int, mode)), (0, t)) for mode, t in times.items()]
     before = problem.variable("x", 3)
@@ -333,8 +341,10 @@ def test_simplify_sees_what_only_a_join_forbids():
     problem = Problem(("a",))
     for name in "xyz":
         problem.variable(name, 2)
-    equal, other = ([Row(v, (0,)) for v in product(range(2), repeat=2) if (v[0] == v[1]) == same]
-                    for same in (True, False))
+    equal, other = (
+        [Row(v, (0,)) for v in product(range(2), repeat=2) if (v[0] == v[1]) == same]
+        for same in (True, False)
+    )
     problem.factor("equal", (0, 1), equal)
     problem.factor("other", (1, 0), other)
     assert simplify(problem) is None
@@ -408,7 +418,7 @@ def test_backtracking_gives_the_same_assignment_every_time():
 
 # --- finding solvers
 
-PLUGIN = '''
+PLUGIN = """
 from itertools import product
 from shardwright.planner.problem import Result
 
@@ -419,7 +429,7 @@ def solve(problem, component, caps, hint, seconds):
         if price is not None and all(price[c] <= cap for c, cap in caps.items()):
             best = min(best or (price[component], values), (price[component], values))
     return Result("infeasible", None, 0) if best is None else Result("optimal", best[1], best[0])
-'''
+"""
 
 
 def test_a_solver_of_another_package_is_found(tmp_path, monkeypatch):

@@ -1,0 +1,170 @@
+"""Whatever a module's code does with its sizes, the split module equals the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import ModelError
+from shardwright.planner import search
+from shardwright.planner.verify import Mismatch
+from tests.planner import mlps
+from tests.planner import modules as m
+from tests.planner.equal import assert_equal, features, planned
+
+SPLITS_INSIDE = (
+    m.LiteralHead, m.DividedByHeads, m.InverseHeads, m.RootOfHeads, m.BranchOnHeads,
+    m.LoopOverHeads, m.SlopePerHead, m.LiteralHeadsAndHead, m.LiteralHeads, m.UnflattenedLiteral,
+    m.HeadReadOffPart, m.Grouped, m.MultiQuery, mlps.Mlp, mlps.GatedByNumbers, mlps.GatedByHalf,
+    mlps.GatedByAttribute, mlps.GatedFromTheEnd, mlps.GatedBySteps, mlps.OneFeature, mlps.ChosenFeatures,
+    mlps.InPlace, mlps.Softmax, mlps.MeanBySize, mlps.InverseSize, mlps.Lengths, mlps.OwnZeros, mlps.Shuffled,
+    m.Unequal, m.Mixer, m.Vision, m.Language, m.Again, m.TorchAttention, m.Experts,
+)  # fmt: skip
+CASES: dict[str, Callable[[], nn.Module]] = {
+    **{cls.__name__: cls for cls in SPLITS_INSIDE},
+    **{f"Fused-{how}": (lambda how=how: m.Fused(how)) for how in
+       ("split", "attribute", "slice", "heads", "groups", "chunk")},
+    "Fused-rotated": lambda: m.Fused("chunk", rotated=True),
+    "Grouped-interleaved": lambda: m.Grouped(interleave=True),
+    "Encoder": m.encoder,
+}  # fmt: skip
+
+
+class Within(nn.Module):
+    """A model around a module, so that tensors may be resharded at its borders."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
+# Four heads over three ranks, and features: where parts are unlike.
+UNEVEN = {
+    "LiteralHead", "LiteralHeads", "HeadReadOffPart", "SlopePerHead", "Grouped", "MultiQuery", "Mlp",
+    "GatedByHalf", "Unequal", "Shuffled", "Vision", "Language", "Again", "Fused-groups",
+    "Fused-chunk", "TorchAttention",
+}  # fmt: skip
+ALL = [(name, tp) for name in CASES for tp in (2, 3) if tp == 2 or name in UNEVEN]
+
+
+@pytest.mark.parametrize(("name", "tp"), ALL)
+def test_equals_the_whole_module(name: str, tp: int) -> None:
+    """Outputs and every gradient, on even and uneven parts, for other sizes than the traced."""
+    inputs = m.inputs_of(name)
+    module = Within(CASES[name]()).double()
+    assert_equal(module, inputs, planned(module, inputs, tp))
+
+
+@pytest.mark.parametrize("make", [mlps.Mlp, lambda: m.Fused("attribute"), m.encoder])
+def test_the_root_itself_may_be_the_module(make: Callable[[], nn.Module]) -> None:
+    module = make().double()
+    assert_equal(module, features(m.WIDTH), planned(module, features(m.WIDTH), 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "forward", "backward"),
+    [
+        (mlps.Mlp, 1, 1),
+        (m.LiteralHead, 1, 1),
+        (m.Grouped, 1, 1),
+        (mlps.GatedByHalf, 1, 1),
+        (mlps.GatedByAttribute, 1, 1),
+        (lambda: m.Fused("chunk"), 1, 1),
+        (lambda: m.Fused("heads"), 1, 1),
+        (lambda: m.Fused("groups"), 1, 1),
+        (m.Unequal, 1, 1),
+    ],
+)
+def test_what_can_be_split_costs_one_all_reduce_each_way(
+    make: Callable[[], nn.Module], forward: int, backward: int
+) -> None:
+    """Being careful must not cost splits: these need no gather."""
+    plan = planned(Within(make()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
+    found = {(c.phase, c.kind): c.count for c in plan.predicted.collectives}
+    assert found == {("forward", "all_reduce"): forward, ("backward", "all_reduce"): backward}
+
+
+@pytest.mark.parametrize(
+    ("make", "kept"),
+    [(m.LiteralHeads, "view"), (mlps.InverseSize, "mul"), (m.LoopOverHeads, "add")],
+)
+def test_what_code_takes_for_granted_stays_whole(make: Callable[[], nn.Module], kept: str) -> None:
+    """Where a part would compute other numbers, the activations are gathered before."""
+    plan = planned(Within(make()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
+    gathers = [c for c in plan.predicted.collectives if c.kind == "all_gather"]
+    assert any(c.phase == "forward" for c in gathers), f"{kept} works on a part"
+
+
+# --- what happens when a trial fails
+
+
+def test_a_module_that_fails_its_trial_keeps_to_other_splits(monkeypatch) -> None:
+    """Once: not that split. Twice: none in that module. Then the module around it."""
+    blamed = []
+
+    def verify(_root, _args, _kwargs, plan, layouts, _coords, *_) -> Mismatch | None:
+        if any(layouts.assignment[n].shards for n in search.tensors_in(layouts.graph, "inner")):
+            blamed.append(sorted(k for k, v in plan.modules.items() if v.parameters))
+            return Mismatch("inner.up", "its shape is another")
+        return None
+
+    monkeypatch.setattr(search, "verify", verify)
+    plan = planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
+    assert len(blamed) >= 3
+    assert plan.modules == {}
+    assert plan.predicted.parameter_bytes == [plan.predicted.whole_bytes] * 2
+
+
+def test_a_wrong_prediction_is_a_mismatch(monkeypatch) -> None:
+    """The shapes of every module's outputs are compared with what the plan says."""
+    seen = []
+    verify = search.verify
+
+    def lying(root, args, kwargs, plan, layouts, coords, *rest) -> Mismatch | None:
+        traced = layouts.traced
+
+        def longer(name, state=None):
+            dims = traced(name, state)
+            return (*dims, *dims[-1:]) if name == layouts.graph.watched[0][2] else dims
+
+        layouts.traced = longer
+        try:
+            seen.append(verify(root, args, kwargs, plan, layouts, coords, *rest))
+        finally:
+            layouts.traced = traced
+        return None
+
+    monkeypatch.setattr(search, "verify", lying)
+    planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
+    assert all(s is not None and s.text.startswith("output '' has shape") for s in seen)
+    assert seen[0].module == "inner.up"
+
+
+def test_a_module_that_cannot_run_on_meta() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) if x.sum() > 0 else x
+
+    with pytest.raises(
+        ModelError, match="cannot trace Branches: .*give inputs with which"
+    ) as error:
+        planned(Branches(), lambda b, t: (torch.randn(b, t, 8),), 2)
+    assert "\n" not in str(error.value)
+
+
+def test_a_module_whose_trial_always_fails(monkeypatch) -> None:
+    """With nothing split any more, it is the model that fails, not the plan."""
+    monkeypatch.setattr(search, "verify", lambda *_: Mismatch("inner.up", "RuntimeError: no"))
+    with pytest.raises(ModelError, match="Within itself fails on meta.*RuntimeError: no"):
+        planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)

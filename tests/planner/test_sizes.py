@@ -1,0 +1,158 @@
+"""Where sizes come from, and a module that is left as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardwright.errors import ModelError
+from shardwright.planner import origins
+from shardwright.planner.graph import Graph
+from shardwright.planner.trace import trace
+from tests.planner.mlps import WIDTH, InverseSize
+from tests.planner.modules import (
+    HEADS,
+    Attention,
+    DividedByHeads,
+    Fused,
+    LiteralHeads,
+)
+from tests.planner.test_trace import features, traced  # noqa
+
+# --- where sizes come from
+
+
+def sizes(graph: Graph) -> set[tuple[str, int]]:
+    return {a for s in graph.sizes for a in origins.attributes_of(s.expression)}  # type: ignore[misc]
+
+
+@dataclass
+class Config:
+    """As transformers writes them: with a dict of itself."""
+
+    heads: int = HEADS
+    width: int = WIDTH
+
+    def to_dict(self) -> dict[str, int]:
+        return dict(self.__dict__)
+
+
+class FromConfig(nn.Module):
+    """Sizes out of a config, by arithmetic, in views, expands, splits and slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.group = Config(), 2
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        head = self.config.width // self.config.heads
+        q, k, v = self.qkv(x).split(self.config.width, dim=-1)
+        q = q.view(b, t, self.config.heads, head)
+        k = k.view(b, t, self.config.heads, 1, head).expand(
+            b, t, self.config.heads, self.group, head
+        )
+        return q + k.sum(3) + v[..., : self.config.width - 0].unflatten(-1, (-1, head))
+
+
+def test_attributes_are_found() -> None:
+    """Of the module and of its config, with the arithmetic between them."""
+    graph = traced(FromConfig())
+    assert sizes(graph) >= {("", "config.heads"), ("", "config.width"), ("", "group")}
+    expressions = {s.expression for s in graph.sizes}
+    width, heads = (
+        ("attribute", "", f"config.{n}", v) for n, v in (("width", WIDTH), ("heads", HEADS))
+    )
+    assert ("//", width, heads) in expressions
+    assert {s.bound for s in graph.sizes} == {"", "stop"}
+    shapes = {
+        (s.expression[3], s.dim) for s in graph.sizes if s.expression[:2] == ("attribute", "")
+    }
+    assert (HEADS, 2) in shapes and (2, 3) in shapes
+
+
+def test_sizes_are_what_the_tensors_have() -> None:
+    """Every expression without a bound gives the length of the dim that it stands for."""
+    for module in (FromConfig(), Attention(), Fused("groups"), LiteralHeads()):
+        graph = traced(module)
+        assert graph.sizes
+        for size in graph.sizes:
+            if not size.bound:
+                found = graph.tensors[size.tensor].shape[size.dim]
+                assert origins.evaluate(size.expression, {}) == found
+
+
+def test_local_values_go_into_expressions() -> None:
+    expression = ("*", ("attribute", "m", "h", 4), ("-", ("read", 20, 0, 1), ("constant", 4)))
+    assert origins.evaluate(expression, {}) == 64
+    assert origins.evaluate(expression, {("m", "h"): 2}) == 32
+    assert origins.evaluate(expression, {("m", "h"): 2}, {(0, 1): 12}) == 16
+    assert origins.attributes_of(expression) == {("m", "h")}
+    assert origins.reads_of(expression) == {(0, 1)}
+
+
+def test_numbers_are_pinned() -> None:
+    """An attribute or a size that is computed with keeps its value."""
+    assert traced(DividedByHeads()).pinned == {("", "num_heads")}
+    assert traced(Attention()).pinned == set()
+    graph = traced(InverseSize())  # y.size(-1) ** -0.5
+    assert any(graph.tensors[n].shape[d] == 128 for n, d in graph.fixed)
+
+
+def test_bare_numbers_are_named() -> None:
+    """In a view they fix a dim; as bounds of a slice they are literals of the op."""
+    graph = traced(LiteralHeads())
+    assert {(graph.tensors[n].shape[d], d) for n, d in graph.fixed} == {(4, 2)}
+    slices = [op for op in traced(Fused("slice")).ops if op.call.op == "slice"]
+    assert all(op.literals for op in slices)
+    halves = [op for op in traced(Fused("chunk", rotated=True)).ops if op.call.op == "slice"]
+    assert halves and all(op.literals <= {"start", "stop"} for op in halves)
+
+
+# --- the module afterwards
+
+
+def state(module: nn.Module) -> list[dict[str, object]]:
+    return [dict(m.__dict__) for m in module.modules()]
+
+
+class Fails(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        if F.relu(super().forward(x)).sum() > 0:
+            return x
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    "module", [Attention(), FromConfig(), Fails()], ids=lambda m: type(m).__name__
+)
+def test_the_module_is_left_as_it_was(module: nn.Module) -> None:
+    """Attributes, forward and hooks, whether or not tracing works."""
+    module = module.to("meta")
+    before = state(module)
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in module.modules()]
+    config = module.__dict__.get("config")
+    try:
+        trace(module, (features(),), {})
+    except ModelError as error:
+        assert isinstance(module, Fails)
+        assert "cannot trace Fails: " in str(error) and "\n" not in str(error)
+    assert hooks == [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in module.modules()]
+    assert state(module) == before
+    assert module.__dict__.get("config") is config
+    assert "forward" not in module.__dict__
+    for m in module.modules():
+        assert not any(isinstance(v, origins.Origin) for v in m.__dict__.values())
+
+
+def test_origins_are_ints() -> None:
+    """They count, index and print as the numbers that they are."""
+    n = origins.Origin.make(4, ("attribute", "m", "h", 4))
+    assert n == 4 and f"{n}" == "4" and list(range(n)) == [0, 1, 2, 3] and [0, 1, 2, 3, 5][n] == 5
+    assert isinstance(n * 2, origins.Origin) and (2 * n).expression[0] == "*"
+    assert (-n).expression == ("-", ("constant", 0), ("attribute", "m", "h", 4))
+    assert type(n & 1) is int and n / 8 == 0.5

@@ -1,0 +1,179 @@
+"""The trace: borders, tied weights, where sizes come from, and a module left as it was."""
+
+from __future__ import annotations
+
+import resource
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.modeling_outputs import BaseModelOutput
+
+from shardwright.planner import borders
+from shardwright.planner.graph import Graph
+from shardwright.planner.source import from_config
+from shardwright.planner.trace import trace
+from tests.planner.mlps import WIDTH, InverseSize, Mlp
+from tests.planner.modules import (
+    Again,
+    Fused,
+    Language,
+)
+
+
+def traced(module: nn.Module, *args: Tensor, **kwargs: Tensor) -> Graph:
+    module = module.to("meta")
+    inputs = [a.to("meta") for a in args] if args or kwargs else [features()]
+    return trace(module, tuple(inputs), {k: v.to("meta") for k, v in kwargs.items()})
+
+
+def features() -> Tensor:
+    return torch.zeros(3, 19, WIDTH, device="meta")
+
+
+def crossed(graph: Graph) -> set[tuple[str, str, str]]:
+    return {(b.module, b.side, b.slot) for b in graph.borders}
+
+
+class Pair(NamedTuple):
+    """What a module may return."""
+
+    left: Tensor
+    right: Tensor
+
+
+class Takes(nn.Module):
+    """Arguments and results of every kind."""
+
+    def forward(self, x, *more, named=None, nested=None):
+        total = x.relu() + more[0].relu() + named.relu() + nested["a"][0].relu()
+        return {
+            "dict": total * 2,
+            "tuple": (total * 3, total * 4),
+            "named": Pair(total * 5, total * 6),
+            "output": BaseModelOutput(last_hidden_state=total * 7),
+            "number": 8,
+        }
+
+
+class Gives(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Takes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = [x.exp() * i for i in range(1, 5)]
+        out = self.inner(y[0], y[1], named=y[2], nested={"a": [y[3]]})
+        parts = [out["dict"], *out["tuple"], *out["named"], out["output"].last_hidden_state]
+        return torch.stack([p.sin() for p in parts])
+
+
+def test_borders_in_every_slot() -> None:
+    """Positional, starred, by name, nested: and dicts, tuples, named tuples, model outputs."""
+    found = {(side, slot) for m, side, slot in crossed(traced(Gives())) if m == "inner"}
+    assert found == {
+        ("in", "x"), ("in", "*0"), ("in", "named"), ("in", "nested.a.0"),
+        ("out", "dict"), ("out", "tuple.0"), ("out", "tuple.1"), ("out", "named.left"),
+        ("out", "named.right"), ("out", "output.last_hidden_state"),
+    }  # fmt: skip
+
+
+def test_tags_come_back() -> None:
+    assert borders.read_tag("a.b|in|x.0") == ("a.b", "in", "x.0")
+    assert borders.read_tag("|out|") == ("", "out", "")
+
+
+def test_of_borders_in_a_row_the_first_stays() -> None:
+    """A linear's output that is its parent's output, then another's input: one border."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Mlp(), Mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x.exp()))
+
+    found = crossed(traced(Outer()))
+    assert ("a", "in", "x") in found and ("a.up", "in", "input") not in found
+    assert ("a.down", "out", "") in found
+    assert not found & {("a", "out", ""), ("b", "in", "x"), ("b.up", "in", "input")}
+
+
+def test_a_module_called_again_keeps_a_border_in_each_call() -> None:
+    """Its calls come from different places: what happens at its entrance happens in each."""
+    graph = traced(Again())
+    calls = [b for b in graph.borders if (b.module, b.side, b.slot) == ("mlp", "in", "x")]
+    assert len(calls) == 3
+
+
+def test_what_modules_give_is_watched_in_order() -> None:
+    graph = traced(Mlp())
+    assert [(m, s) for m, s, _ in graph.watched] == [("up", ""), ("down", ""), ("", "")]
+    assert all(name in graph.tensors for _, _, name in graph.watched)
+
+
+def test_every_name_is_a_tensor() -> None:
+    """After pruning nothing speaks of a tensor that is gone."""
+    for module in (Gives(), Again(), Fused("groups"), InverseSize()):
+        graph = traced(module)
+        names = {n for op in graph.ops for n in (*op.inputs, *op.outputs)}
+        names |= {n for b in graph.borders for n in (b.source, b.target)}
+        names |= {*graph.outputs, *graph.inputs, *(s.tensor for s in graph.sizes)}
+        names |= {*graph.reads.values(), *(n for n, _ in graph.fixed)}
+        assert names <= graph.tensors.keys()
+
+
+def test_tied_weights() -> None:
+    """Both names share what is stored, and each module reads its own."""
+    with torch.device("meta"):
+        module = Language()
+    graph = traced(module, torch.zeros(3, 19, dtype=torch.int64))
+    uses = {u.fqn: u for u in graph.uses}
+    assert uses["words.weight"].stored == uses["head.weight"].stored
+    readers = {op.module: op.inputs for op in graph.ops if op.call.op in ("embedding", "linear")}
+    assert uses["words.weight"].used in readers["words"]
+    assert uses["head.weight"].used in readers["head"]
+
+
+def test_gradients() -> None:
+    """Inputs of floating point may want one, token ids and constants do not."""
+    with torch.device("meta"):
+        module = Language()
+    words = traced(module, torch.zeros(3, 19, dtype=torch.int64))
+    assert not words.tensors[words.inputs[0]].differentiable
+    dense = traced(Mlp())
+    assert dense.tensors[dense.inputs[0]].differentiable
+
+
+def llama(**sizes: int) -> nn.Module:
+    return from_config(
+        LlamaConfig(**{"num_hidden_layers": 2, **sizes}, architectures=["LlamaForCausalLM"])  # type: ignore[arg-type]
+    )
+
+
+def ids() -> dict[str, object]:
+    return {
+        "input_ids": torch.zeros(3, 19, dtype=torch.int64, device="meta"),
+        "use_cache": False,
+    }
+
+
+def test_hidden_states_and_scores() -> None:
+    """What blocks hand on is known, from the first one's input to the last one's output."""
+    graph = trace(llama(), (), ids())
+    assert len(graph.carried) == 3
+    assert all(graph.tensors[n].shape == (3, 19, 4096) for n in graph.carried)
+    assert all(graph.tensors[n].shape == (3, 19, 32000) for n in graph.logits)
+    assert set(graph.outputs) <= graph.logits
+
+
+def test_nothing_is_allocated() -> None:
+    """A layer of a 70 billion parameter model takes no memory to speak of."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64}
+    graph = trace(llama(num_hidden_layers=1, num_key_value_heads=8, **sizes), (), ids())
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert sum(torch.Size(t.shape).numel() for t in graph.tensors.values()) > 1e9
+    assert grown < 200 * 1024  # KiB; the weights alone would be 4 GiB

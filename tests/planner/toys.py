@@ -1,0 +1,200 @@
+"""Small graphs, each made for one thing that the solver must get right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardwright.planner.axes import refine
+from shardwright.planner.cost import Costs
+from shardwright.planner.graph import Graph
+from shardwright.planner.network import Network, build_network
+from shardwright.planner.plan_file import Workload
+from shardwright.planner.problem import Costs as Prices
+from shardwright.planner.problem import Factor, Problem
+from shardwright.planner.search import replaceable
+from shardwright.planner.simplify import Simplified, simplify
+from shardwright.planner.states import State, States
+from shardwright.planner.trace import trace
+
+D, H, WORDS = 64, 128, 101
+
+
+class Chain(nn.Module):
+    """Three linear layers in a row."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        pairs = zip(widths, widths[1:], strict=False)
+        self.layers = nn.ModuleList([nn.Linear(a, b, bias=False) for a, b in pairs])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class ColumnRow(nn.Module):
+    """What everyone splits by columns, then by rows."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor] = F.relu, bias: bool = True) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(D, H, bias=bias), nn.Linear(H, D, bias=bias)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.between(self.up(x)))
+
+
+class Residual(nn.Module):
+    """A block with a norm before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(D), ColumnRow()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class FusedGate(nn.Module):
+    """One projection, two parts that meet again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(D, 2 * H), nn.Linear(H, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class Parallel(nn.Module):
+    """Two branches of one input, added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = ColumnRow(bias=False), ColumnRow(torch.tanh, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) + self.b(x)
+
+
+class Twice(nn.Module):
+    """A module that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = ColumnRow()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(self.mlp(x))
+
+
+class Tied(nn.Module):
+    """The head is the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, D), nn.Linear(D, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, i: Tensor) -> Tensor:
+        return self.head(self.words(i))
+
+
+class Unequal(nn.Module):
+    """A concatenation of parts of different lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(D, 48, bias=False), nn.Linear(D, 80, bias=False)
+        self.o = nn.Linear(128, D, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(torch.cat((F.relu(self.a(x)), self.b(x)), -1))
+
+
+class Within(nn.Module):
+    """A root around a module: at its own border nothing may change."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+TOYS: dict[str, Callable[[], nn.Module]] = {
+    "chain": lambda: Chain(D, H, D, 96),
+    "column, row": ColumnRow,
+    "residual": Residual,
+    "fused": FusedGate,
+    "conflict": lambda: ColumnRow(lambda y: y.softmax(-1)),
+    "parallel": Parallel,
+    "twice": Twice,
+    "tied": Tied,
+    "unequal": Unequal,
+}
+WORKLOAD = Workload(batch=1, seq=512, dtype="float32", device="h100-nvlink")
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A traced module and the problem of splitting it."""
+
+    graph: Graph
+    states: States
+    costs: Costs
+    network: Network
+    small: Simplified
+
+    def assignment(self, values: tuple[int, ...]) -> dict[str, State]:
+        """Tensor name -> state, of values of the small problem."""
+        return self.network.assignment(self.small.expand(values))
+
+
+@cache
+def toy(name: str, ranks: int = 2) -> Toy:
+    """The toy of that name."""
+    with torch.device("meta"):
+        module = Within(TOYS[name]())
+    shape = (3, 19) if name == "tied" else (3, 19, D)
+    x = torch.zeros(shape, dtype=torch.int64 if name == "tied" else torch.float32, device="meta")
+    graph = trace(module, (x,), {})
+    axes = refine(graph)
+    states = States(graph, axes, ranks, replaceable(graph, module))
+    costs = Costs(graph, axes, states, WORKLOAD)
+    network = build_network(graph, states, costs, frozenset({""}))
+    small = simplify(network.problem)
+    assert small is not None
+    return Toy(graph, states, costs, network, small)
+
+
+def solutions(problem: Problem) -> Iterator[tuple[tuple[int, ...], Prices]]:
+    """Every assignment that all factors allow, with its costs: tried one by one, nothing clever."""
+    last: dict[int, list[Factor]] = {}
+    for factor in problem.factors:
+        last.setdefault(max(factor.scope, default=-1), []).append(factor)
+    tables = {id(f): {r.values: r.costs for r in f.rows} for f in problem.factors}
+    zero = (0,) * len(problem.components)
+
+    def extend(chosen: tuple[int, ...], costs: Prices) -> Iterator[tuple[tuple[int, ...], Prices]]:
+        for factor in last.get(len(chosen) - 1, ()):
+            row = tables[id(factor)].get(tuple(chosen[v] for v in factor.scope))
+            if row is None:
+                return
+            costs = tuple(a + b for a, b in zip(costs, row, strict=True))
+        if len(chosen) == len(problem.domains):
+            yield chosen, costs
+            return
+        for value in problem.domains[len(chosen)]:
+            yield from extend((*chosen, value), costs)
+
+    yield from extend((), zero)
