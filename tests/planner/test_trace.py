@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
 class Takes(nn.Module):
     """Arguments and results of every kind."""
 
-    def forward(self, x, *more, named=None, nested=None):
+    def forward(self, x: Tensor, *more: Tensor, named: Tensor, nested: Any) -> Any:
         total = x.relu() + more[0].relu() + named.relu() + nested["a"][0].relu()
         return {
             "dict": total * 2,
