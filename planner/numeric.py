@@ -15,7 +15,8 @@ from shardwright.errors import ModelError, UsageError
 from shardwright.planner.api import plan as make_plan
 from shardwright.planner.launch import run_processes
 from shardwright.planner.plan_file import Plan
-from shardwright.planner.source import read_config, text_inputs
+from shardwright.planner.source import text_inputs
+from shardwright.runtime.config import read_config
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 FLOOR = 1e-2

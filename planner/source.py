@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
 from shardwright.planner.cost import TRACE_BATCH, TRACE_SEQ
+from shardwright.runtime.config import read_config
 from shardwright.runtime.identity import config_hash
 
 
@@ -57,60 +57,6 @@ def read_source(
         named = text_inputs(module)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     return Source(module, inputs, named, type(model).__name__, config_hash(module), own)
-
-
-def read_config(name: str | Path) -> Any:
-    """The config of a hub id or a local directory.
-
-    Raises:
-        ModelError: there is none, or transformers does not know its architecture.
-    """
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
-    path = Path(name)
-    if path.exists() and not (path / "config.json").is_file():
-        raise ModelError(f"{name} is not a model directory: it has no config.json")
-    if path.exists() and not isinstance(_read_json(path / "config.json"), dict):
-        raise ModelError(f"{name}/config.json is damaged: it does not hold a JSON object")
-    if (
-        not path.exists()
-        and str(name).count("/") != 1
-        and ("/" in str(name) or str(name).startswith("."))
-    ):
-        raise ModelError(f"{name} does not exist: give a directory with a config.json, or a hub id")
-    try:
-        return AutoConfig.from_pretrained(name)
-    except ValueError as error:
-        kind = _model_type(path)
-        if kind and kind in str(error):
-            raise ModelError(
-                f"transformers does not know the architecture '{kind}' of {name}: upgrade it, "
-                "or build the module yourself and plan that"
-            ) from None
-        raise ModelError(
-            f"cannot read the config of {name}: {str(error).splitlines()[0]}"
-        ) from None
-    except StrictDataclassError as error:
-        text = str(error).splitlines()[-1].strip().partition(": ")[2]
-        raise ModelError(f"the config of {name} does not hold: {text}") from None
-    except OSError:
-        raise ModelError(
-            f"cannot find the config of {name}: no such directory, and the hub has no such model "
-            "or cannot be reached (offline?)"
-        ) from None
-
-
-def _model_type(path: Path) -> str | None:
-    config = _read_json(path / "config.json")
-    return config.get("model_type") if isinstance(config, dict) else None
-
-
-def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def from_config(config: Any, dtype: torch.dtype | None = None) -> nn.Module:

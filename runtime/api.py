@@ -12,12 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.planner.plan_file import Plan
-from shardwright.planner.source import read_config
 from shardwright.runtime.build import empty_model, model_class
 from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.read import Report
 from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.config import read_config
 from shardwright.runtime.identity import check_identity
 from shardwright.runtime.layers import apply_module
 from shardwright.runtime.local import link_origins, mesh_of, placements

@@ -1,5 +1,6 @@
 """The package as installed: its links, its surface, what it imports, and what it must not name."""
 
+import ast
 import os
 import re
 import subprocess
@@ -182,3 +183,18 @@ def test_no_file_is_over_500_lines() -> None:
     lengths = {file: len((ROOT / file).read_text().splitlines()) for file in sources()}
     assert lengths, "no source files found"
     assert not {file: length for file, length in lengths.items() if length > 500}
+
+
+def test_imports_run_one_way() -> None:
+    """The runtime takes the plan file and its notation from the planner; rules take nothing."""
+    forbidden = {
+        "rules": ("shardwright.planner", "shardwright.runtime", "ortools"),
+        "runtime": ("shardwright.planner", "ortools"),
+    }
+    allowed = {"shardwright.planner.layout", "shardwright.planner.plan_file"}
+    for folder, others in forbidden.items():
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            nodes = ast.walk(ast.parse(file.read_text()))
+            imports = {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
+            foreign = {m for m in imports if m.startswith(others)} - allowed
+            assert not foreign, f"{file} imports {sorted(foreign)}"
