@@ -23,7 +23,7 @@ from shardwright.planner.borders import map_slots
 from shardwright.planner.layout import Coords, dim_size, parse, resolve
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.source import Source, read_source
-from shardwright.planner.verify import run_local
+from shardwright.planner.verify import calls_of, run_local
 from shardwright.runtime.identity import check_identity
 
 Shapes = dict[tuple[str, str], list[tuple[int, ...]]]
@@ -50,10 +50,12 @@ def try_on_meta(plan: Plan, model: Any) -> Trial:
     whole = output_shapes(source)
     compared = 0
     corners = list(_corners(plan))
+    run = (source.module, source.args, source.kwargs)
+    calls = calls_of(*run)
     for rank, coords in corners:
         predicted = predict(plan, whole, coords)
         compared = sum(map(len, predicted.values()))
-        wrong = run_local(source.module, source.args, source.kwargs, plan, coords, predicted)
+        wrong = run_local(*run, plan, coords, predicted, calls)
         if wrong is not None:
             where = f" in '{wrong.module}'" if wrong.module else ""
             raise PlanError(
