@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +118,13 @@ def _load(
 
 
 def _with_generation_config(model: nn.Module, name: str | Path) -> nn.Module:
-    """The generation settings that came with the checkpoint, if any did."""
+    """`model` with the generation settings that came with the checkpoint, if any did."""
     from transformers import GenerationConfig
 
-    if (
-        getattr(model, "can_generate", lambda: False)()
-        and (Path(name) / "generation_config.json").is_file()
-    ):
-        model.generation_config = GenerationConfig.from_pretrained(name)  # type: ignore[assignment]
+    if getattr(model, "can_generate", lambda: False)():
+        with suppress(OSError):  # none came with it
+            settings: Any = GenerationConfig.from_pretrained(name)
+            model.generation_config = settings
     return model
 
 
