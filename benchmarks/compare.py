@@ -17,6 +17,7 @@ from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
+from tests.zoo import logits as logits_of
 
 FLOOR = 1e-2
 """A gradient is compared with its own largest entry, or this share of the largest of all: some are
@@ -39,16 +40,6 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
-
-
-def logits_of(output: Any) -> torch.Tensor:
-    """The first tensor that a model returns."""
-    found = getattr(output, "logits", None)
-    if found is not None:
-        return found
-    if isinstance(output, (tuple, list)):
-        return output[0]
-    return next(v for v in output.values() if isinstance(v, torch.Tensor))
 
 
 def weighing_loss(output: Any) -> torch.Tensor:

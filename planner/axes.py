@@ -55,15 +55,19 @@ def find(dim: Dim) -> Dim:
     return root
 
 
-def atoms_of(dim: Dim) -> Iterator[Dim]:
-    """The atoms of `dim` that are longer than 1, left to right (an atom may come twice)."""
+def leaves_of(dim: Dim) -> Iterator[Dim]:
+    """The atoms of `dim`, left to right (an atom may come twice)."""
     dim = find(dim)
     if dim.kind == ATOM:
-        if dim.size > 1:
-            yield dim
+        yield dim
     else:
         for child in dim.children:
-            yield from atoms_of(child)
+            yield from leaves_of(child)
+
+
+def atoms_of(dim: Dim) -> Iterator[Dim]:
+    """The atoms of `dim` that are longer than 1: those that could be split."""
+    return (atom for atom in leaves_of(dim) if atom.size > 1)
 
 
 def product(factors: Sequence[Dim]) -> Dim:

@@ -30,15 +30,10 @@ def read_tag(tag: str) -> tuple[str, str, str]:
     return module, side, slot
 
 
-def argument_names(forward: Callable[..., Any]) -> tuple[list[str], str | None]:
-    """Names of the positional parameters of a bound `forward`, and of its *args if it has one."""
-    names, star = [], None
-    for parameter in inspect.signature(forward).parameters.values():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-        elif parameter.kind is parameter.VAR_POSITIONAL:
-            star = parameter.name
-    return names, star
+def argument_names(forward: Callable[..., Any]) -> list[str]:
+    """Names of the positional parameters of a bound `forward`."""
+    parameters = inspect.signature(forward).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def map_slots(value: Any, slot: str, change: Callable[[torch.Tensor, str], torch.Tensor]) -> Any:
@@ -73,7 +68,7 @@ def marked(root: nn.Module) -> Iterator[None]:
     """Within, every call of a module of `root` marks the floating tensors it takes and returns."""
     handles = []
     for name, module in root.named_modules():
-        names, _ = argument_names(module.forward)
+        names = argument_names(module.forward)
 
         def enter(
             _: nn.Module,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardwright.errors import UsageError
-from shardwright.planner.axes import ATOM, Axes, Dim, find
+from shardwright.planner.axes import ATOM, Axes, Dim, find, leaves_of
 from shardwright.planner.graph import Graph, Op
 from shardwright.planner.plan_file import Workload
 from shardwright.planner.states import NOTHING, PARTIAL, WHOLE, Mode, State, States
@@ -81,7 +81,7 @@ class Costs:
         """Dims of run-time size, with the length that the workload gives them."""
         lengths = {TRACE_BATCH: self.workload.batch, TRACE_SEQ: self.workload.seq}
         dims = [find(d) for name in self.graph.inputs for d in self.axes.dims[name]]
-        dims += [a for d in dims for a in _atoms(d)]
+        dims += [a for d in dims for a in leaves_of(d)]
         return {d.id: lengths[d.size] for d in dims if d.size in lengths}
 
     def length(self, dim: Dim, cut: frozenset[int] = frozenset()) -> int:
@@ -169,11 +169,6 @@ class Costs:
             cut = {x: frozenset(a for y, a in mode.split if y == x) for x in rule.axes()}
             flops = 2 * prod(self.length(d, cut[x]) for x, d in self.axes.axes[op.name].items())
         return round(1e9 * max(flops / self.device.flops, traffic / self.device.memory_bytes_per_s))
-
-
-def _atoms(dim: Dim) -> list[Dim]:
-    dim = find(dim)
-    return [dim] if dim.kind == ATOM else [a for c in dim.children for a in _atoms(c)]
 
 
 def _kind(state: State, covered: bool | None) -> str:

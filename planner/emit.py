@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from shardwright.planner import layout
-from shardwright.planner.axes import ATOM, PRODUCT, Dim, find
+from shardwright.planner.axes import ATOM, PRODUCT, Dim, find, leaves_of
 from shardwright.planner.check import Assignment, collectives
 from shardwright.planner.cost import Costs
 from shardwright.planner.graph import Graph, Use
@@ -39,9 +39,9 @@ class Layouts:
     ) -> None:
         self.graph, self.states, self.assignment, self.mesh = graph, states, assignment, mesh
         dims = [find(d) for name in graph.inputs for d in states.axes.dims[name]]
-        self.run_time = {d.id for d in dims} | {a.id for d in dims for a in _leaves(d)}
+        self.run_time = {d.id for d in dims} | {a.id for d in dims for a in leaves_of(d)}
         self.known = {
-            a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in _leaves(d)
+            a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in leaves_of(d)
         }
 
     def traced(self, name: str, state: State | None = None) -> tuple[layout.Dim, ...]:
@@ -58,7 +58,7 @@ class Layouts:
         dims = []
         for k, dim in enumerate(self.states.axes.dims[name]):
             cut = frozenset(a for i, a in state.shards if i == k)
-            known = stored or bool(cut) or all(a.id in self.known for a in _leaves(dim))
+            known = stored or bool(cut) or all(a.id in self.known for a in leaves_of(dim))
             dims.append(simplify(self._dim(dim, cut, not stored)) if known else layout.Atom(None))
         return Placement(
             tuple(dims),
@@ -74,11 +74,6 @@ class Layouts:
             return layout.Atom(dim.size, self.mesh if dim.id in cut else None)
         children = tuple(self._dim(c, cut, open_sizes) for c in dim.children)
         return layout.Product(children) if dim.kind == PRODUCT else layout.Sum(children)
-
-
-def _leaves(dim: Dim) -> list[Dim]:
-    dim = find(dim)
-    return [dim] if dim.kind == ATOM else [a for c in dim.children for a in _leaves(c)]
 
 
 def module_plans(

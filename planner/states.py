@@ -134,6 +134,10 @@ class States:
         return frozenset(out - fixed)
 
     @cached_property
+    def _stored(self) -> frozenset[str]:
+        return frozenset(u.stored for u in self.graph.uses)
+
+    @cached_property
     def _rigid(self) -> frozenset[str]:
         """Stored tensors that stay whole: buffers, and parameters that the trace does not use.
 
@@ -143,7 +147,7 @@ class States:
         read = {n for op in self.graph.ops for n in op.inputs}
         read |= {b.source for b in self.graph.borders}
         used = {u.stored for u in self.graph.uses if u.used in read and not u.is_buffer}
-        return frozenset({u.stored for u in self.graph.uses} - used)
+        return self._stored - used
 
     def splits(self, name: str) -> list[Shards]:
         """Every way to split tensor `name`, in a fixed order."""
@@ -167,11 +171,10 @@ class States:
         return self._domains[name]
 
     def _make_domain(self, name: str) -> tuple[State, ...]:
-        stored = {u.stored for u in self.graph.uses}
         if name in self.graph.inputs or name in self._rigid:
             return (WHOLE,)
         split = self.splits(name)
-        if name in stored or not self.graph.tensors[name].differentiable:
+        if name in self._stored or not self.graph.tensors[name].differentiable:
             return (WHOLE, *(State(s, NOTHING) for s in split))
         return (WHOLE, COPIED, PARTIAL, *(self.computed(name, s) for s in split))
 

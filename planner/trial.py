@@ -15,15 +15,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
-from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError, PlanError
 from shardwright.planner.borders import map_slots
 from shardwright.planner.layout import Coords, dim_size, parse, resolve
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.source import Source, read_source
-from shardwright.planner.verify import calls_of, run_local
+from shardwright.planner.verify import calls_of, run_local, run_on_fake
 from shardwright.runtime.identity import check_identity
 
 Shapes = dict[tuple[str, str], list[tuple[int, ...]]]
@@ -114,14 +112,8 @@ def output_shapes(source: Source) -> Shapes:
             map_slots(output, "", note)
 
         child.register_forward_hook(leave)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    args, kwargs = tree_map(
-        lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v,
-        (source.args, dict(source.kwargs)),
-    )
     try:
-        with torch.no_grad(), fake:
-            module(*args, **kwargs)
+        run_on_fake(module, source.args, source.kwargs)
     except Exception as error:  # whatever model code raises
         raise ModelError(f"the unsplit model fails on meta: {_first_line(error)}") from error
     return found

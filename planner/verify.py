@@ -79,14 +79,22 @@ def calls_of(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 def _run(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], entered: list[str]
 ) -> Calls:
-    # Fake rather than plain meta tensors: model code knows them, and does not ask for their values.
+    with Notes(entered) as notes:
+        run_on_fake(module, args, kwargs)
+    return notes.found
+
+
+def run_on_fake(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Run `module`, which is on meta, for what its hooks see.
+
+    On fake rather than plain meta tensors: model code knows them and does not ask for their values.
+    """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     inputs, named = tree_map(
         lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, dict(kwargs))
     )
-    with torch.no_grad(), fake, _quiet(), Notes(entered) as notes:
+    with torch.no_grad(), fake, _quiet():
         module(*inputs, **named)
-    return notes.found
 
 
 @contextmanager

@@ -28,7 +28,6 @@ class OpCall:
     results: tuple[Shape, ...]
     operand_dtypes: tuple[torch.dtype, ...] = ()
     result_dtypes: tuple[torch.dtype, ...] = ()
-    constants: Mapping[int, torch.Tensor] | None = None
 
     def shape(self, name: str) -> Shape:
         """Shape of the tensor argument `name`."""
