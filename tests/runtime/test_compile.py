@@ -66,10 +66,12 @@ def test_embedding_mixed_shards_and_gather():
     run_ranks(2, work)
 
 
-@pytest.mark.parametrize("loss", STAY, ids=lambda f: f.__name__)
+# The shapes of `masked` depend on data, so it has no whole graph to compile.
+TRACEABLE = [f for f in STAY if f.__name__ != "masked"]
+
+
+@pytest.mark.parametrize("loss", TRACEABLE, ids=lambda f: f.__name__)
 def test_losses_of_split_logits(loss):
-    if loss.__name__ == "masked":
-        pytest.skip("its shapes depend on data")
     x, labels = example()
     model = Model(loss)
     want = model(x, labels).loss
