@@ -1,0 +1,101 @@
+"""`shardwright plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardwright.planner.commands.shared import (
+    COUNT,
+    DTYPES,
+    as_json,
+    check_folder,
+    save,
+    show_plan,
+)
+from shardwright.planner.console import Size, say, working
+
+if TYPE_CHECKING:
+    from shardwright.planner.plan_file import Plan
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  shardwright plan some-org/some-model --tp 4 -o plan.json
+  shardwright plan ./my-model --tp 8 --batch 16 --seq 2048 --dtype bfloat16
+  shardwright plan ./my-model --tp 2 --memory 24GiB --solver backtracking
+"""
+)
+@click.argument("model")
+@click.option("--tp", type=COUNT, metavar="N", required=True, help="Ranks to split over.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
+@click.option("--memory", type=Size(), help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.")
+@click.option("--solver", metavar="NAME", help="cpsat, backtracking or another installed one.")
+@click.option(
+    "--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS",
+    show_default=True, help="For the solver.",
+)  # fmt: skip
+@click.option("--batch", type=COUNT, metavar="N", default=1, show_default=True,
+              help="Batch size that is priced.")  # fmt: skip
+@click.option("--seq", type=COUNT, metavar="N", default=512, show_default=True,
+              help="Sequence length that is priced.")  # fmt: skip
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
+@click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
+              help="Device that is priced.")  # fmt: skip
+@as_json
+@click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
+def plan(
+    model: str,
+    tp: int,
+    output: str | None,
+    memory: int | None,
+    solver: str | None,
+    time_limit: float,
+    batch: int,
+    seq: int,
+    dtype: str | None,
+    device: str,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Plan MODEL, a local directory or hub id; no weights are read."""
+    if as_json and quiet:
+        raise click.UsageError("--json and --quiet exclude each other")
+    if output is not None:
+        check_folder(Path(output))
+    with working(f"planning {model}"):
+        import torch
+
+        from shardwright.planner import solvers
+        from shardwright.planner.api import plan as make
+        from shardwright.planner.cost import device as profile
+
+        profile(device)  # what can be refused at once should not wait for the trace
+        if solver is not None:
+            solvers.load(solver)
+        result = make(
+            model, tp, memory=memory, solver=solver, time_limit=time_limit, batch=batch, seq=seq,
+            dtype=getattr(torch, dtype) if dtype else None, device=device,
+        )  # fmt: skip
+    if output is not None:
+        save(result, Path(output))
+    warn(result)
+    if quiet:
+        if output is not None:
+            click.echo(output)
+    else:
+        show_plan(result, as_json)
+        if output is not None and not as_json:
+            say(f"Wrote {output}: load it under torchrun with shardwright.load(MODEL, plan=...)")
+
+
+def warn(result: Plan) -> None:
+    """Say on stderr what the user should know beside the plan."""
+    if result.solver.note:
+        say(f"Note: {result.solver.note}")
+    if result.opaque:
+        ops = ", ".join(result.opaque)
+        say(f"Warning: ops without a rule; the tensors at them stay whole: {ops}")
