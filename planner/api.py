@@ -44,7 +44,8 @@ def plan(
         batch: Sequences in the forward pass that is priced.
         seq: Tokens in each of them.
         dtype: Of the parameters; else the config's own.
-        device: Name of the device profile that is priced.
+        device: Name of the device profile that is priced, or a file with one (`calibrate` writes
+            such), which ends in .json.
 
     Raises:
         UsageError: an argument that cannot be meant.

@@ -1,57 +1,23 @@
 """What a placement costs: whole numbers of nanoseconds and bytes, for a stated workload and device.
 
-Collectives follow the usual ring model: over n ranks an all-reduce moves 2(n-1)/n of its bytes
-through each link, an all-gather or reduce-scatter (n-1)/n, each with a start-up latency
-(Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005).
-Ops follow the roofline model: the longer of arithmetic and memory traffic.
+`planner/device.py` says what a collective takes and what arithmetic and memory traffic take; this
+file says how many bytes and operations there are.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
-from shardwright.errors import UsageError
 from shardwright.planner.axes import ATOM, Axes, Dim, find, leaves_of
+from shardwright.planner.device import device
 from shardwright.planner.graph import Graph, Op
 from shardwright.planner.plan_file import Workload
 from shardwright.planner.states import NOTHING, PARTIAL, WHOLE, Mode, State, States
 
 TRACE_BATCH, TRACE_SEQ = 3, 19
 """Sizes with which models are traced: primes, so that nothing splits them by accident."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device and the link between two of its kind."""
-
-    flops: float
-    memory_bytes_per_s: float
-    link_bytes_per_s: float
-    latency_s: float
-    sources: str
-
-
-@lru_cache(maxsize=1)
-def devices() -> dict[str, Device]:
-    """The device profiles that come with Shardwright."""
-    data = json.loads((Path(__file__).parent / "devices.json").read_text())
-    return {name: Device(**values) for name, values in data.items()}
-
-
-def device(name: str) -> Device:
-    """The profile of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if name not in devices():
-        raise UsageError(f"unknown device '{name}'; known: {', '.join(sorted(devices()))}")
-    return devices()[name]
 
 
 class Collective(NamedTuple):
@@ -112,15 +78,8 @@ class Costs:
 
     def nanoseconds(self, collectives: tuple[Collective, ...]) -> int:
         """Time that these collectives take."""
-        n, total = self.states.ranks, 0.0
-        for kind, size in collectives:
-            moved = {
-                "all_reduce": 2 * (n - 1) / n * size,
-                "all_gather": (n - 1) * size,
-                "reduce_scatter": (n - 1) / n * size,
-            }[kind]
-            total += self.device.latency_s + moved / self.device.link_bytes_per_s
-        return round(total * 1e9)
+        ranks = self.states.ranks
+        return sum(self.device.collective(kind, size, ranks) for kind, size in collectives)
 
     def crossing(self, name: str, source: State, target: State) -> Crossing | None:
         """What taking tensor `name` from `source` to `target` costs; None if it cannot be."""
@@ -161,14 +120,25 @@ class Costs:
 
     def compute(self, op: Op, mode: Mode) -> int:
         """Nanoseconds that `op` takes in `mode` on one rank, by arithmetic and traffic."""
-        rule = self.axes.rules.get(op.name)
         names = (*op.inputs, *op.outputs)
         traffic = sum(self.bytes(n, s) for n, s in zip(names, mode.states, strict=True))
-        flops = 0
-        if rule is not None and rule.sum:
-            cut = {x: frozenset(a for y, a in mode.split if y == x) for x in rule.axes()}
-            flops = 2 * prod(self.length(d, cut[x]) for x, d in self.axes.axes[op.name].items())
-        return round(1e9 * max(flops / self.device.flops, traffic / self.device.memory_bytes_per_s))
+        dtype = op.call.result_dtypes[0] if op.outputs else None
+        return self.device.compute(self.flops(op, mode), traffic, str(dtype).split(".")[-1])
+
+    def flops(self, op: Op, mode: Mode) -> int:
+        """Operations of the matrix products in `op`; of others, which wait for memory, none."""
+        rule = self.axes.rules.get(op.name)
+        attention = op.call.op == "scaled_dot_product_attention"
+        if rule is None or not (rule.sum or attention):
+            return 0
+        cut = {x: frozenset(a for y, a in mode.split if y == x) for x in rule.axes()}
+        sizes = {x: self.length(d, cut[x]) for x, d in self.axes.axes[op.name].items()}
+        if attention:  # queries times keys, then weights times values
+            d, e = sizes.pop("d"), sizes.pop("e")
+            return 2 * prod(sizes.values()) * (d + e)
+        if op.call.op in ONE_AT_A_TIME:
+            sizes = {x: n for x, n in sizes.items() if not x.startswith("x")}
+        return 2 * prod(sizes.values())
 
 
 def _kind(state: State, covered: bool | None) -> str:
@@ -178,6 +148,9 @@ def _kind(state: State, covered: bool | None) -> str:
         return "shard"
     return "stored parts" if state.pending == NOTHING else "parts"
 
+
+ONE_AT_A_TIME = ("_grouped_mm", "grouped_mm_fallback", "convolution")
+"""Ops in which a result takes one of the x of the rule: one expert, one place for each tap."""
 
 CROSSINGS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("whole", "copied"): ((), ("all_reduce",)),

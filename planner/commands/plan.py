@@ -44,7 +44,7 @@ Examples:
               help="Sequence length that is priced.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
 @click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
-              help="Device that is priced.")  # fmt: skip
+              help="Device that is priced: a known one, or a profile.json.")  # fmt: skip
 @as_json
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
 def plan(
@@ -71,7 +71,7 @@ def plan(
 
         from shardwright.planner import solvers
         from shardwright.planner.api import plan as make
-        from shardwright.planner.cost import device as profile
+        from shardwright.planner.device import device as profile
 
         profile(device)  # what can be refused at once should not wait for the trace
         if solver is not None:
