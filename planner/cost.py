@@ -44,11 +44,16 @@ class Costs:
 
     @cached_property
     def run_time(self) -> dict[int, int]:
-        """Dims of run-time size, with the length that the workload gives them."""
+        """Dims of run-time size, with the length that the workload gives them.
+
+        A dim that a parameter has too (3 colours of an image) is no batch, whatever its size.
+        """
         lengths = {TRACE_BATCH: self.workload.batch, TRACE_SEQ: self.workload.seq}
         dims = [find(d) for name in self.graph.inputs for d in self.axes.dims[name]]
         dims += [a for d in dims for a in leaves_of(d)]
-        return {d.id: lengths[d.size] for d in dims if d.size in lengths}
+        stored = {u.stored for u in self.graph.uses}
+        known = {find(d).id for name in stored for d in self.axes.dims[name]}
+        return {d.id: lengths[d.size] for d in dims if d.size in lengths and d.id not in known}
 
     def length(self, dim: Dim, cut: frozenset[int] = frozenset()) -> int:
         """Length of `dim` in the workload on the rank that holds most, with `cut` split."""
@@ -101,7 +106,9 @@ class Costs:
         if entry is None:
             return None
         small = self.bytes(name, source if source.shards else target)
-        sizes = {"all_reduce": full, "reduce_scatter": full, "all_gather": small}
+        # Of uneven parts, collectives move as many as there are ranks of the largest.
+        padded = small * self.states.ranks
+        sizes = {"all_reduce": full, "reduce_scatter": padded, "all_gather": small}
         forward, backward = (tuple(Collective(k, sizes[k]) for k in side) for side in entry)
         return Crossing(forward, backward if differentiable else ())
 

@@ -82,7 +82,10 @@ class Whole(_Part):
 
 
 class Collective(_Part):
-    """Collectives of one kind in one forward or backward pass of the stated workload."""
+    """Collectives of one kind in one forward or backward pass of the stated workload.
+
+    Forward without labels (a loss over split logits adds its own), backward to every parameter.
+    """
 
     phase: Literal["forward", "backward"]
     kind: str

@@ -13,12 +13,14 @@ from torch.utils._pytree import tree_leaves
 import shardwright
 from shardwright.planner.plan_file import Plan
 from shardwright.runtime.api import apply
+from shardwright.runtime.audit import count_collectives
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
+from tests.predicted import Tally, counted, predicted
 from tests.ranks import run_ranks
 
 TRACED, RUN = (3, 19), (2, 7)
-"""Batch and sequence of the trace, and those that the split module is then run with."""
+"""Batch and sequence of the trace, and those that the split module is priced for and run with."""
 
 Inputs = Callable[[int, int], tuple[Any, ...]]
 TOLERANCE = 1e-10
@@ -36,7 +38,8 @@ def ids(vocabulary: int) -> Inputs:
 
 def planned(module: nn.Module, inputs: Inputs, tp: int, **options: Any) -> Plan:
     """The plan of `module`, traced with the sizes that the planner wants."""
-    return shardwright.plan(module, tp=tp, args=inputs(*TRACED), **options)
+    batch, seq = RUN
+    return shardwright.plan(module, tp, args=inputs(*TRACED), batch=batch, seq=seq, **options)
 
 
 def weigh(output: Any) -> Tensor:
@@ -57,7 +60,7 @@ def randomize(module: nn.Module) -> None:
 
 
 def assert_equal(module: nn.Module, inputs: Inputs, plan: Plan) -> None:
-    """Compare outputs and all gradients on every rank.
+    """Compare outputs, all gradients and the predicted collectives on every rank.
 
     Inputs of floating point get a gradient too: the module may stand within a larger one.
     """
@@ -66,26 +69,33 @@ def assert_equal(module: nn.Module, inputs: Inputs, plan: Plan) -> None:
     randomize(module)
     given = inputs(*RUN)
 
-    def run(local: nn.Module) -> tuple[Any, list[Tensor | None]]:
+    def run(local: nn.Module) -> tuple[Any, list[Tensor | None], list[Tally]]:
         args = [
             x.clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
             for x in given
         ]
-        output = local(*args)
-        weigh(output).backward()
-        return output, [x.grad for x in args if isinstance(x, Tensor) and x.requires_grad]
+        with count_collectives() as ahead:
+            output = local(*args)
+        with count_collectives() as back:
+            weigh(output).backward()
+        grads = [x.grad for x in args if isinstance(x, Tensor) and x.requires_grad]
+        return output, grads, [counted(ahead), counted(back)]
 
     whole = copy.deepcopy(module)
-    want, want_inputs = run(whole)
+    want, want_inputs, _ = run(whole)
     want_grads = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
 
-    def rank(mesh: Mesh) -> tuple[Any, list[Tensor | None], dict[str, Tensor]]:
+    def rank(
+        mesh: Mesh,
+    ) -> tuple[Any, list[Tensor | None], dict[str, Tensor], list[Tally]]:
         local = apply(copy.deepcopy(module), plan, mesh)
-        output, inputs_grads = run(local)
+        output, inputs_grads, tallies = run(local)
         grads = {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
-        return output, inputs_grads, full_tensors(local, grads)
+        return output, inputs_grads, full_tensors(local, grads), tallies
 
-    for got, got_inputs, got_grads in run_ranks(plan.world_size, rank):
+    tallies = [predicted(plan, phase) for phase in ("forward", "backward")]
+    for got, got_inputs, got_grads, got_tallies in run_ranks(plan.world_size, rank):
+        assert got_tallies == tallies
         for a, b in zip(tree_leaves(got), tree_leaves(want), strict=True):
             _close(a, b, "output")
         assert got_grads.keys() == want_grads.keys()

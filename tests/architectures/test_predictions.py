@@ -1,0 +1,50 @@
+"""What a plan predicts of the workload that it states is what a run of that workload takes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import shardwright
+from benchmarks.compare import weighing_loss
+from benchmarks.zoo import FIRST, build
+from shardwright.runtime.api import apply
+from shardwright.runtime.audit import count_collectives
+from shardwright.runtime.mesh import Mesh
+from tests import zoo
+from tests.predicted import Tally, counted, held, predicted
+from tests.ranks import run_ranks
+
+KINDS = {name: kind for kind, names in FIRST.items() for name in names}
+TWO = (
+    "llama gemma2 phi3 gpt2 gpt_neox opt bloom falcon starcoder2 cohere bert t5".split()
+)  # on 2 ranks
+CASES = [*((name, 2) for name in TWO), ("qwen3", 4), ("olmo2", 3)]
+"""Three ranks share 128 rows unevenly."""
+BATCH, SEQ = 2, 11  # not the sizes of the trace
+
+
+@pytest.mark.parametrize(("name", "tp"), CASES, ids=[f"{n}-{tp}" for n, tp in CASES])
+def test_predictions_are_exact(name: str, tp: int) -> None:
+    """Collectives by kind and phase, the bytes that enter them, and bytes held, on every rank."""
+    kind = KINDS[name]
+    config, model = build(kind, name, torch.float32)
+    inputs = zoo.inputs(name, config, batch=BATCH, seq=SEQ, kind=kind)
+    plan = shardwright.plan(model, tp, batch=BATCH, seq=SEQ)
+    assert plan.predicted.collectives
+
+    def rank(mesh: Mesh) -> tuple[Any, Tally, Tally]:
+        local = apply(copy.deepcopy(model), plan, mesh)
+        with count_collectives() as ahead:
+            output = local(**inputs)
+        with count_collectives() as back:
+            weighing_loss(output).backward()
+        return held(local), counted(ahead), counted(back)
+
+    wanted = predicted(plan, "forward"), predicted(plan, "backward")
+    found = run_ranks(tp, rank)
+    assert [bytes_held for bytes_held, *_ in found] == plan.predicted.parameter_bytes
+    assert [tuple(tallies) for _, *tallies in found] == [wanted] * tp
