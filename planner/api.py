@@ -11,6 +11,7 @@ from shardwright.planner.axes import refine
 from shardwright.planner.plan_file import Plan, Workload
 from shardwright.planner.search import Search
 from shardwright.planner.source import read_source
+from shardwright.planner.stages import stage
 from shardwright.planner.trace import trace
 
 
@@ -57,10 +58,13 @@ def plan(
         raise UsageError(f"tp must be at least 1, not {tp}")
     if batch < 1 or seq < 1:
         raise UsageError(f"batch and seq must be at least 1, not {batch} and {seq}")
+    stage("read")
     source = read_source(model, args, kwargs, dtype)
+    stage("trace")
     graph = trace(source.module, source.args, source.kwargs)
     workload = Workload(
         batch=batch, seq=seq, dtype=str(source.dtype).removeprefix("torch."), device=device
     )
+    stage("axes")
     search = Search(source, graph, refine(graph), workload, tp)
     return search.run(solver, time_limit, memory)

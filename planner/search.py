@@ -37,6 +37,7 @@ from shardwright.planner.plan_file import (
 )
 from shardwright.planner.simplify import Simplified, simplify
 from shardwright.planner.source import Source
+from shardwright.planner.stages import figures, stage
 from shardwright.planner.states import Shards, States
 from shardwright.planner.verify import Mismatch, calls_of, verify
 
@@ -75,6 +76,7 @@ class Search:
         lookups = replaceable(self.graph, self.source.module)
         rigid = frozenset({""} if any(True for _ in self.source.module.children()) else ())
         for _ in range(ATTEMPTS):
+            stage("problem")
             states = States(self.graph, self.axes, self.tp, lookups, forbidden)
             costs = Costs(self.graph, self.axes, states, self.workload)
             network = build_network(self.graph, states, costs, rigid)
@@ -83,7 +85,15 @@ class Search:
                 raise InfeasibleError(
                     "the rules contradict each other on this model: please report it"
                 )
+            figures(
+                variables=len(network.problem.names),
+                constraints=len(network.problem.factors),
+                simplified_variables=len(small.problem.names),
+                simplified_constraints=len(small.problem.factors),
+            )
+            stage("solve")
             optimum = optimize(small, asked, seconds, memory, backup)
+            stage("check")
             assignment = network.assignment(optimum.assignment)
             check(self.graph, states, assignment, rigid)
             agree(price(self.graph, costs, assignment), optimum)
@@ -95,6 +105,7 @@ class Search:
                 bound=[optimum.bound],
                 note=note,
             )
+            stage("emit")
             outcome = self._try(layouts, costs, report, possible(network, small))
             if isinstance(outcome, Plan):
                 return outcome
@@ -133,6 +144,7 @@ class Search:
             solver=report,
             versions={p: version(p) for p in ("torch", "transformers")},
         )
+        stage("verify")
         for coords in corners:
             mismatch = verify(
                 source.module, source.args, source.kwargs, result, layouts, coords, self.calls

@@ -1,0 +1,26 @@
+"""Whoever watches a planning run sees its stages; nobody else pays for them."""
+
+from __future__ import annotations
+
+from shardwright.planner import stages
+from tests.planner import mlps
+from tests.planner.equal import features, planned
+
+
+def test_every_stage_of_a_plan_is_seen() -> None:
+    with stages.watch() as seen:
+        planned(mlps.Mlp(), features(mlps.WIDTH), 2)
+    order = ["read", "trace", "axes", "problem", "solve", "check", "emit", "verify"]
+    assert list(seen.seconds) == order
+    assert min(seen.seconds.values()) >= 0
+    assert seen.figures["variables"] > seen.figures["simplified_variables"] > 0
+
+
+def test_turns_of_a_stage_add_up(monkeypatch) -> None:
+    clock = iter([10.0, 11.0, 13.0, 17.0, 25.0])
+    monkeypatch.setattr(stages.time, "perf_counter", lambda: next(clock))
+    with stages.watch() as seen:
+        for name in ("solve", "check", "solve", "check"):
+            stages.stage(name)
+    stages.stage("nobody watches now")
+    assert seen.seconds == {"solve": 1.0 + 4.0, "check": 2.0 + 8.0}
