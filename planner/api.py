@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from shardwright.errors import UsageError
 from shardwright.planner.axes import refine
+from shardwright.planner.pins import as_pins
 from shardwright.planner.plan_file import Plan, Workload
 from shardwright.planner.search import Search
 from shardwright.planner.source import read_source
@@ -28,6 +30,7 @@ def plan(
     seq: int = 512,
     dtype: torch.dtype | None = None,
     device: str = "h100-nvlink",
+    pins: Mapping[str, str] | None = None,
 ) -> Plan:
     """The cheapest correct way to split `model` over `tp` ranks; no weights are read.
 
@@ -47,17 +50,22 @@ def plan(
         dtype: Of the parameters; else the config's own.
         device: Name of the device profile that is priced, or a file with one (`calibrate` writes
             such), which ends in .json.
+        pins: Parameters, or modules with all parameters below -> "replicate" (whole on every rank)
+            or "shard:DIM" (split along that dim). `*` stands for any part of a name between dots:
+            {"model.layers.*.mlp": "replicate", "lm_head.weight": "shard:0"}.
 
     Raises:
         UsageError: an argument that cannot be meant.
         ModelError: the model cannot be read or traced.
-        InfeasibleError: no plan fits; says the least that would.
+        InfeasibleError: no plan fits, and the message says the least that would; or the pins cannot
+            hold, and it says which ops forbid them.
         SolverError: the solver is missing or found nothing in time.
     """
     if tp < 1:
         raise UsageError(f"tp must be at least 1, not {tp}")
     if batch < 1 or seq < 1:
         raise UsageError(f"batch and seq must be at least 1, not {batch} and {seq}")
+    wanted = as_pins(pins or {})
     stage("read")
     source = read_source(model, args, kwargs, dtype)
     stage("trace")
@@ -66,5 +74,5 @@ def plan(
         batch=batch, seq=seq, dtype=str(source.dtype).removeprefix("torch."), device=device
     )
     stage("axes")
-    search = Search(source, graph, refine(graph), workload, tp)
+    search = Search(source, graph, refine(graph), workload, tp, wanted)
     return search.run(solver, time_limit, memory)

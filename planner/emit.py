@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import nn
 
@@ -176,12 +176,15 @@ def count(graph: Graph, costs: Costs, assignment: Assignment) -> list[Collective
     return out
 
 
-def wholes(layouts: Layouts, possible: Mapping[str, bool]) -> list[Whole]:
+def wholes(
+    layouts: Layouts, possible: Mapping[str, bool], pinned: Collection[str] = ()
+) -> list[Whole]:
     """Large parameters that every rank holds, each with the reason.
 
     Args:
         layouts: The plan's layouts.
         possible: Per stored tensor, whether any plan at all could split it.
+        pinned: Stored tensors that the user wants as they are.
     """
     graph = layouts.graph
     sizes = {u.stored: rank_bytes_of(graph, u.stored) for u in graph.uses}
@@ -194,9 +197,9 @@ def wholes(layouts: Layouts, possible: Mapping[str, bool]) -> list[Whole]:
             or use.stored in found
         ):
             continue
-        found[use.stored] = Whole(
-            parameter=use.fqn, bytes=sizes[use.stored], reason=_reason(use, layouts, possible)
-        )
+        wanted = use.stored in pinned
+        reason = "a pin asks for it" if wanted else _reason(use, layouts, possible)
+        found[use.stored] = Whole(parameter=use.fqn, bytes=sizes[use.stored], reason=reason)
     return sorted(found.values(), key=lambda w: (-w.bytes, w.parameter))
 
 

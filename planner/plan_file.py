@@ -134,6 +134,10 @@ class Plan(_Part):
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
     whole: list[Whole] = []
     opaque: dict[str, int] = Field(default={}, description="ops without a rule -> occurrences")
+    pins: dict[str, str] = Field(
+        default={},
+        description="what the user asked for: parameter or module -> replicate or shard:DIM",
+    )
     predicted: Prediction
     solver: SolverReport
     versions: dict[str, str] = {}

@@ -65,6 +65,8 @@ def _summary(plan: Plan) -> RenderableType:
     grid.add_row(
         "  priced for", f"batch {load.batch}, seq {load.seq}, {load.dtype} on {load.device}"
     )
+    if plan.pins:
+        grid.add_row("  pins", "\n".join(f"{name}={p}" for name, p in plan.pins.items()))
     grid.add_row("  solver", solver_in_words(plan.solver))
     if plan.solver.note:
         grid.add_row("  note", plan.solver.note)

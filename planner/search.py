@@ -28,6 +28,7 @@ from shardwright.planner.emit import (
 from shardwright.planner.graph import Graph
 from shardwright.planner.network import BACKWARD, BYTES, TIME, Network, build_network
 from shardwright.planner.optimize import Optimum, optimize
+from shardwright.planner.pins import Pin, as_table, resolve, restrict
 from shardwright.planner.plan_file import (
     ModelIdentity,
     Plan,
@@ -35,6 +36,7 @@ from shardwright.planner.plan_file import (
     SolverReport,
     Workload,
 )
+from shardwright.planner.refusal import refuse
 from shardwright.planner.simplify import Simplified, simplify
 from shardwright.planner.source import Source
 from shardwright.planner.stages import figures, stage
@@ -45,6 +47,17 @@ ATTEMPTS = 40
 """How often a plan that fails its trial is solved again without what failed."""
 
 Splits = frozenset[tuple[str, Shards]]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A solution of the problem, not yet tried; `possible` says which tensors any could split."""
+
+    layouts: Layouts
+    costs: Costs
+    report: SolverReport
+    possible: dict[str, bool]
+    pinned: dict[str, Pin]
 
 
 @dataclass
@@ -61,63 +74,98 @@ class Search:
     axes: Axes
     workload: Workload
     tp: int
+    pins: tuple[Pin, ...] = ()
     strikes: Counter[str] = field(default_factory=Counter)
+    forbidden: Splits = frozenset()
 
     @cached_property
     def calls(self) -> Calls | None:
         """What the code of the whole model calls."""
         return calls_of(self.source.module, self.source.args, self.source.kwargs)
 
+    @cached_property
+    def lookups(self) -> frozenset[str]:
+        """Lookups that the runtime can replace."""
+        return replaceable(self.graph, self.source.module)
+
+    @cached_property
+    def rigid(self) -> frozenset[str]:
+        """Modules at whose borders nothing may change: the root of a model of several modules."""
+        return frozenset({""} if any(True for _ in self.source.module.children()) else ())
+
     def run(self, solver: str | None, seconds: float, memory: int | None) -> Plan:
         """The first plan that passes its trial."""
-        asked = solvers.load(solver) if solver else None
-        backup, note = (None, "") if solver else solvers.backup()
-        forbidden: Splits = frozenset()
-        lookups = replaceable(self.graph, self.source.module)
-        rigid = frozenset({""} if any(True for _ in self.source.module.children()) else ())
         for _ in range(ATTEMPTS):
-            stage("problem")
-            states = States(self.graph, self.axes, self.tp, lookups, forbidden)
-            costs = Costs(self.graph, self.axes, states, self.workload)
-            network = build_network(self.graph, states, costs, rigid)
-            small = simplify(network.problem)
-            if small is None:
-                raise InfeasibleError(
-                    "the rules contradict each other on this model: please report it"
-                )
-            figures(
-                variables=len(network.problem.names),
-                constraints=len(network.problem.factors),
-                simplified_variables=len(small.problem.names),
-                simplified_constraints=len(small.problem.factors),
-            )
-            stage("solve")
-            optimum = optimize(small, asked, seconds, memory, backup)
-            stage("check")
-            assignment = network.assignment(optimum.assignment)
-            check(self.graph, states, assignment, rigid)
-            agree(price(self.graph, costs, assignment), optimum)
-            layouts = Layouts(self.graph, states, assignment)
-            report = SolverReport(
-                name="backtracking" if optimum.scouted else solver or "cpsat",
-                status="optimal" if optimum.optimal else "feasible",
-                objective=[optimum.objective, *(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))],
-                bound=[optimum.bound],
-                note=note,
-            )
-            stage("emit")
-            outcome = self._try(layouts, costs, report, possible(network, small))
+            outcome = self._try(self.solve(solver, seconds, memory))
             if isinstance(outcome, Plan):
                 return outcome
-            forbidden |= outcome
+            self.forbidden |= outcome
         raise SolverError("no plan passed its trial on meta: please report this model")
 
-    def _try(
-        self, layouts: Layouts, costs: Costs, report: SolverReport, can: dict[str, bool]
-    ) -> Plan | Splits:
+    def problem(self) -> tuple[Costs, Network, dict[str, Pin]]:
+        """Prices, the problem without what is forbidden, and the pins that restrict it."""
+        states = States(self.graph, self.axes, self.tp, self.lookups, self.forbidden)
+        costs = Costs(self.graph, self.axes, states, self.workload)
+        network = build_network(self.graph, states, costs, self.rigid)
+        wanted = resolve(self.pins, self.graph, states)
+        restrict(network, wanted)
+        return costs, network, wanted
+
+    def solve(self, solver: str | None, seconds: float, memory: int | None) -> Attempt:
+        """Solve the problem as it stands now, and check the answer.
+
+        Raises:
+            InfeasibleError: the pins cannot hold, or nothing fits the memory.
+        """
+        asked = solvers.load(solver) if solver else None
+        backup, note = (None, "") if solver else solvers.backup()
+        stage("problem")
+        costs, network, wanted = self.problem()
+        small = simplify(network.problem)
+        if small is None:
+            refuse(network, self.graph, wanted)
+            raise InfeasibleError("the rules contradict each other on this model: please report it")
+        figures(
+            variables=len(network.problem.names),
+            constraints=len(network.problem.factors),
+            simplified_variables=len(small.problem.names),
+            simplified_constraints=len(small.problem.factors),
+        )
+        stage("solve")
+        try:
+            optimum = optimize(small, asked, seconds, memory, backup)
+        except SolverError:
+            refuse(network, self.graph, wanted)  # what has no solution need not end in time
+            raise
+        stage("check")
+        assignment = network.assignment(optimum.assignment)
+        check(self.graph, costs.states, assignment, self.rigid)
+        agree(price(self.graph, costs, assignment), optimum)
+        report = SolverReport(
+            name="backtracking" if optimum.scouted else solver or "cpsat",
+            status="optimal" if optimum.optimal else "feasible",
+            objective=[optimum.objective, *(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))],
+            bound=[optimum.bound],
+            note=note,
+        )
+        stage("emit")
+        layouts = Layouts(self.graph, costs.states, assignment)
+        return Attempt(layouts, costs, report, possible(network, small), wanted)
+
+    def predicted(self, attempt: Attempt) -> Prediction:
+        """What an attempt should cost, per rank."""
+        layouts = attempt.layouts
+        return Prediction(
+            parameter_bytes=[rank_bytes(layouts, {"tp": (r, self.tp)}) for r in range(self.tp)],
+            whole_bytes=rank_bytes(layouts, None),
+            time_ns=attempt.report.objective[2],
+            collectives=count(self.graph, attempt.costs, layouts.assignment),
+        )
+
+    def _try(self, attempt: Attempt) -> Plan | Splits:
         """The plan, or the splits that it may not have."""
         corners = [{"tp": (rank, self.tp)} for rank in sorted({0, self.tp - 1})]
-        source, assignment = self.source, layouts.assignment
+        source, layouts = self.source, attempt.layouts
         try:
             traced = {n: layouts.traced(n) for n in self.graph.tensors}
             attributes = local_attributes(self.graph, traced, corners)
@@ -133,15 +181,11 @@ class Search:
             mesh={"tp": self.tp},
             workload=self.workload,
             modules=folded(source.module, module_plans(source.module, layouts, attributes)),
-            whole=wholes(layouts, can),
+            whole=wholes(layouts, attempt.possible, attempt.pinned),
             opaque=opaque(self.graph, self.axes),
-            predicted=Prediction(
-                parameter_bytes=[rank_bytes(layouts, {"tp": (r, self.tp)}) for r in range(self.tp)],
-                whole_bytes=rank_bytes(layouts, None),
-                time_ns=report.objective[2],
-                collectives=count(self.graph, costs, assignment),
-            ),
-            solver=report,
+            predicted=self.predicted(attempt),
+            solver=attempt.report,
+            pins=as_table(self.pins),
             versions={p: version(p) for p in ("torch", "transformers")},
         )
         stage("verify")

@@ -27,6 +27,7 @@ Examples:
   shardwright plan some-org/some-model --tp 4 -o plan.json
   shardwright plan ./my-model --tp 8 --batch 16 --seq 2048 --dtype bfloat16
   shardwright plan ./my-model --tp 2 --memory 24GiB --solver backtracking
+  shardwright plan ./my-model --tp 2 --pin 'model.layers.*.mlp=replicate'
 """
 )
 @click.argument("model")
@@ -45,6 +46,10 @@ Examples:
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
 @click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
               help="Device that is priced: a known one, or a profile.json.")  # fmt: skip
+@click.option("--pin", "pins", metavar="NAME=PLACEMENT", multiple=True,
+              help="Keep parameters at replicate or shard:DIM; repeatable.")  # fmt: skip
+@click.option("--pins", "pin_file", type=click.Path(dir_okay=False), metavar="FILE",
+              help="The same from a JSON object.")  # fmt: skip
 @as_json
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
 def plan(
@@ -58,6 +63,8 @@ def plan(
     seq: int,
     dtype: str | None,
     device: str,
+    pins: tuple[str, ...],
+    pin_file: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -72,13 +79,16 @@ def plan(
         from shardwright.planner import solvers
         from shardwright.planner.api import plan as make
         from shardwright.planner.device import device as profile
+        from shardwright.planner.pins import gather
 
         profile(device)  # what can be refused at once should not wait for the trace
         if solver is not None:
             solvers.load(solver)
+        wanted = gather(pins, pin_file)
         result = make(
             model, tp, memory=memory, solver=solver, time_limit=time_limit, batch=batch, seq=seq,
             dtype=getattr(torch, dtype) if dtype else None, device=device,
+            pins=wanted,
         )  # fmt: skip
     if output is not None:
         save(result, Path(output))

@@ -20,8 +20,8 @@ from tests.cli.conftest import Run
 ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
-    "plan": "--batch --device --dtype --help --json --memory --output --quiet --seq --solver "
-    "--time-limit --tp -h -o -q",
+    "plan": "--batch --device --dtype --help --json --memory --output --pin --pins --quiet --seq "
+    "--solver --time-limit --tp -h -o -q",
     "show": "--help --json -h",
     "check": "--dtype --help --json --layers --numeric -h",
     "schema": "--help -h",

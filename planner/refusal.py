@@ -1,0 +1,74 @@
+"""Say of what cannot be what forbids it: the fewest facts that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from shardwright.errors import InfeasibleError
+from shardwright.planner.graph import Graph
+from shardwright.planner.network import Network
+from shardwright.planner.obstacles import place
+from shardwright.planner.pins import Pin
+from shardwright.planner.solvers.cores import core
+
+WORDS = {
+    "use": "a rank uses {0} as it stores it: weights do not travel",
+    "carried": "what one block hands to the next is whole on every rank",
+    "logits": "the scores of a loss are no pending sum",
+    "output": "what the model gives out is whole on every rank",
+}
+
+
+class Fact(NamedTuple):
+    """One of several statements that cannot all be true."""
+
+    kind: str
+    text: str
+
+
+def refuse(network: Network, graph: Graph, wanted: Mapping[str, Pin]) -> None:
+    """Go on if the problem has a solution.
+
+    Raises:
+        InfeasibleError: it has none; the message names the pins and the ops that forbid them.
+    """
+    found = core(network.problem)
+    if found is None:
+        return
+    facts = in_words([f.name for f in found], graph, wanted)
+    pins = sorted({f.text for f in facts if f.kind == "pin"})
+    rest = list(dict.fromkeys(f.text for f in facts if f.kind not in ("pin", "use")))
+    if not pins:
+        raise InfeasibleError(f"the rules contradict each other at {'; '.join(rest)}")
+    verb = "cannot hold" if len(pins) == 1 else "cannot hold together"
+    raise InfeasibleError(f"{' and '.join(pins)} {verb}; what forbids it: {'; '.join(rest)}")
+
+
+def in_words(names: Sequence[str], graph: Graph, wanted: Mapping[str, Pin]) -> list[Fact]:
+    """What the factors of these names say, in the order of the model."""
+    ops = {op.name: op for op in graph.ops}
+    out = []
+    for label in names:
+        kind, _, name = label.partition(" ")
+        if kind == "pin":
+            fqn = next(u.fqn for u in graph.uses if u.stored == name)
+            out.append(Fact(kind, str(wanted[name]._replace(name=fqn))))
+        elif kind == "op":
+            out.append(Fact(kind, place(ops[name])))
+        elif kind in ("border", "again"):
+            module, side, slot = _border(name, graph)
+            way = "into" if side == "in" else "out of"
+            what = f" ({slot})" if slot else ""
+            out.append(Fact("border", f"no collective does that on the way {way} '{module}'{what}"))
+        else:
+            out.append(Fact(kind, WORDS.get(kind, label).format(name)))
+    return out
+
+
+def _border(name: str, graph: Graph) -> tuple[str, str, str]:
+    for border in graph.borders:
+        key = (border.module, border.side, border.slot)
+        if name in (" ".join(key), str(key)):
+            return key
+    return ("", "", name)
