@@ -9,7 +9,7 @@ stages.figures  # {"variables": 1300, ...}
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 class Stages:
     """Seconds by stage, all of a stage's turns together, and the last figures that were noted."""
 
+    clock: Callable[[], float]
     seconds: dict[str, float] = field(default_factory=dict)
     figures: dict[str, int] = field(default_factory=dict)
     _running: str | None = None
@@ -26,7 +27,7 @@ class Stages:
 
     def begin(self, name: str | None) -> None:
         """End the stage that runs; what follows belongs to `name`."""
-        now = time.perf_counter()
+        now = self.clock()
         if self._running is not None:
             self.seconds[self._running] = self.seconds.get(self._running, 0.0) + now - self._since
         self._running, self._since = name, now
@@ -36,9 +37,9 @@ _watched: ContextVar[Stages | None] = ContextVar("stages", default=None)
 
 
 @contextmanager
-def watch() -> Iterator[Stages]:
-    """Measure the planning that is done inside."""
-    stages = Stages()
+def watch(clock: Callable[[], float] = time.perf_counter) -> Iterator[Stages]:
+    """Measure the planning that is done inside, by a clock that gives seconds."""
+    stages = Stages(clock)
     token = _watched.set(stages)
     try:
         yield stages
