@@ -9,8 +9,9 @@ import torch
 
 from shardwright.errors import UsageError
 from shardwright.planner.axes import refine
+from shardwright.planner.phases import parse_phases
 from shardwright.planner.pins import as_pins
-from shardwright.planner.plan_file import Plan, Workload
+from shardwright.planner.plan_file import Phase, Plan, Workload
 from shardwright.planner.search import Search
 from shardwright.planner.source import read_source
 from shardwright.planner.stages import stage
@@ -31,6 +32,7 @@ def plan(
     dtype: torch.dtype | None = None,
     device: str = "h100-nvlink",
     pins: Mapping[str, str] | None = None,
+    phase: str | Mapping[Phase, int] = "prefill",
 ) -> Plan:
     """The cheapest correct way to split `model` over `tp` ranks; no weights are read.
 
@@ -45,14 +47,18 @@ def plan(
         solver: Name of an installed solver: "cpsat", "backtracking", or another's. By default
             backtracking, and cpsat for what that cannot prove.
         time_limit: Seconds for the solver.
-        batch: Sequences in the forward pass that is priced.
-        seq: Tokens in each of them.
+        batch: Sequences in the passes that are priced.
+        seq: Tokens in each of them; when decoding, in the KV cache of each.
         dtype: Of the parameters; else the config's own.
         device: Name of the device profile that is priced, or a file with one (`calibrate` writes
             such), which ends in .json.
         pins: Parameters, or modules with all parameters below -> "replicate" (whole on every rank)
             or "shard:DIM" (split along that dim). `*` stands for any part of a name between dots:
             {"model.layers.*.mlp": "replicate", "lm_head.weight": "shard:0"}.
+
+        phase: What is priced: "prefill", "decode" (one new token a sequence), "train" (forward and
+            backward), or several, maybe with how often each is run:
+            "prefill,decode:128", or {"prefill": 1, "decode": 128}.
 
     Raises:
         UsageError: an argument that cannot be meant.
@@ -66,12 +72,17 @@ def plan(
     if batch < 1 or seq < 1:
         raise UsageError(f"batch and seq must be at least 1, not {batch} and {seq}")
     wanted = as_pins(pins or {})
+    phases = parse_phases(phase)
     stage("read")
     source = read_source(model, args, kwargs, dtype)
     stage("trace")
     graph = trace(source.module, source.args, source.kwargs)
     workload = Workload(
-        batch=batch, seq=seq, dtype=str(source.dtype).removeprefix("torch."), device=device
+        batch=batch,
+        seq=seq,
+        dtype=str(source.dtype).removeprefix("torch."),
+        device=device,
+        phases=phases,
     )
     stage("axes")
     search = Search(source, graph, refine(graph), workload, tp, wanted)

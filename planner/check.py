@@ -7,11 +7,14 @@ op it works out from the states alone whether the rule allows them together.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from shardwright.errors import SolverError
 from shardwright.planner.axes import atoms_of
 from shardwright.planner.cost import Collective, Costs
 from shardwright.planner.graph import Graph, Op
+from shardwright.planner.phases import Pass
+from shardwright.planner.plan_file import Phase
 from shardwright.planner.states import COPIED, GRADIENT, PARTIAL, WHOLE, Mode, State, States, covers
 from shardwright.rules.notation import Dims, Rule, letters
 
@@ -162,18 +165,44 @@ def _wrong_sum(
     return None
 
 
-def price(graph: Graph, costs: Costs, assignment: Assignment) -> tuple[int, int, int]:
-    """Bytes, forward and backward nanoseconds of the whole graph, added up from its parts.
+class Price(NamedTuple):
+    """Bytes stored, nanoseconds of all passes and of a backward pass where none is asked for."""
+
+    bytes: int
+    time: int
+    backward: int
+
+
+def price(graph: Graph, costs: Costs, assignment: Assignment) -> Price:
+    """What the whole graph costs, added up from its parts.
 
     Raises:
         SolverError: a change of placement that the runtime cannot make.
     """
     stored = dict.fromkeys(u.stored for u in graph.uses)
     size = sum(costs.bytes(n, assignment[n]) for n in stored)
-    forward = sum(costs.compute(op, _mode(op, costs, assignment)) for op in graph.ops)
-    ahead, back = collectives(graph, costs, assignment)
-    forward += sum(costs.nanoseconds((c,)) for c in ahead)
-    return size, forward, sum(costs.nanoseconds((c,)) for c in back)
+    once = times(graph, costs, assignment)
+    time = sum(run.times * once[run.phase] for run in costs.passes)
+    if any(run.trains for run in costs.passes):
+        return Price(size, time, 0)
+    back = collectives(graph, costs, assignment)[1]
+    return Price(size, time, sum(costs.nanoseconds((c,)) for c in back))
+
+
+def times(graph: Graph, costs: Costs, assignment: Assignment) -> dict[Phase, int]:
+    """Nanoseconds of each phase of the workload, run once.
+
+    Raises:
+        SolverError: a change of placement that the runtime cannot make.
+    """
+    modes = [(op, _mode(op, costs, assignment)) for op in graph.ops]
+    out: dict[Phase, int] = {}
+    for run in costs.passes:
+        ahead, back = collectives(graph, costs, assignment, run)
+        spent = sum(costs.compute_once(op, mode, run) for op, mode in modes)
+        taken = (*ahead, *back) if run.trains else ahead
+        out[run.phase] = spent + sum(costs.nanoseconds((c,)) for c in taken)
+    return out
 
 
 def _mode(op: Op, costs: Costs, assignment: Assignment) -> Mode:
@@ -188,9 +217,9 @@ def _mode(op: Op, costs: Costs, assignment: Assignment) -> Mode:
 
 
 def collectives(
-    graph: Graph, costs: Costs, assignment: Assignment
+    graph: Graph, costs: Costs, assignment: Assignment, run: Pass | None = None
 ) -> tuple[list[Collective], list[Collective]]:
-    """Every collective of a forward and of a backward pass."""
+    """Every collective of a forward and of a backward pass, by default the workload's first."""
     forward: list[Collective] = []
     backward: list[Collective] = []
     outer = graph.outer()
@@ -202,7 +231,7 @@ def collectives(
         edges.append((before, border.source, border.target))
     for before, source, target in edges:
         crossing, _ = costs.inner_crossing(
-            source, assignment[before], assignment[source], assignment[target]
+            source, assignment[before], assignment[source], assignment[target], run
         )
         if crossing is None or (source in stored and crossing.forward):
             raise SolverError(

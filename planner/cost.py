@@ -1,7 +1,8 @@
 """What a placement costs: whole numbers of nanoseconds and bytes, for a stated workload and device.
 
 `planner/device.py` says what a collective takes and what arithmetic and memory traffic take; this
-file says how many bytes and operations there are.
+file says how many bytes and operations there are, in each pass that the workload makes. An op that
+is differentiated is counted three times where it trains: a product has two in the backward pass.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from typing import NamedTuple
 from shardwright.planner.axes import ATOM, Axes, Dim, find, leaves_of
 from shardwright.planner.device import device
 from shardwright.planner.graph import Graph, Op
+from shardwright.planner.keys import ATTENTION, Keys, find_keys, last_of_two
+from shardwright.planner.moves import is_view
+from shardwright.planner.phases import Pass, passes
 from shardwright.planner.plan_file import Workload
 from shardwright.planner.states import NOTHING, PARTIAL, WHOLE, Mode, State, States
+from shardwright.rules.notation import letters
 
 TRACE_BATCH, TRACE_SEQ = 3, 19
 """Sizes with which models are traced: primes, so that nothing splits them by accident."""
@@ -34,51 +39,81 @@ class Crossing(NamedTuple):
     backward: tuple[Collective, ...] = ()
 
 
+class Toll(NamedTuple):
+    """Nanoseconds of a change of placement in all passes.
+
+    `backward` is that of a backward pass where the workload has none; it breaks ties.
+    """
+
+    time: int
+    backward: int
+
+
 class Costs:
     """Prices states, modes and crossings of one graph."""
 
     def __init__(self, graph: Graph, axes: Axes, states: States, workload: Workload) -> None:
         self.graph, self.axes, self.states = graph, axes, states
         self.workload, self.device = workload, device(workload.device)
-        self._producer = graph.producers()
+        self.passes = passes(workload)
 
     @cached_property
-    def run_time(self) -> dict[int, int]:
-        """Dims of run-time size, with the length that the workload gives them.
+    def run_time(self) -> dict[int, str]:
+        """Dims of run-time size: whether they are of the "batch" or the "seq".
 
         A dim that a parameter has too (3 colours of an image) is no batch, whatever its size.
         """
-        lengths = {TRACE_BATCH: self.workload.batch, TRACE_SEQ: self.workload.seq}
+        words = {TRACE_BATCH: "batch", TRACE_SEQ: "seq"}
         dims = [find(d) for name in self.graph.inputs for d in self.axes.dims[name]]
         dims += [a for d in dims for a in leaves_of(d)]
         stored = {u.stored for u in self.graph.uses}
         known = {find(d).id for name in stored for d in self.axes.dims[name]}
-        return {d.id: lengths[d.size] for d in dims if d.size in lengths and d.id not in known}
+        return {d.id: words[d.size] for d in dims if d.size in words and d.id not in known}
 
-    def length(self, dim: Dim, cut: frozenset[int] = frozenset()) -> int:
-        """Length of `dim` in the workload on the rank that holds most, with `cut` split."""
+    @cached_property
+    def keys(self) -> Keys:
+        """Which dims count keys of attention, and which tensors a cache holds."""
+        return find_keys(self.graph, self.axes, self.run_time)
+
+    def length(self, dim: Dim, cut: frozenset[int], run: Pass, keys: bool) -> int:
+        """Length of `dim` in a pass on the rank that holds most, with `cut` split.
+
+        `keys` says that a token in it is one that attention looks at, not one that is new.
+        """
         dim = find(dim)
         if dim.id in self.run_time:
-            return self.run_time[dim.id]
+            tokens = run.keys if keys else run.queries
+            return run.batch if self.run_time[dim.id] == "batch" else tokens
         if dim.kind == ATOM:
             return -(-dim.size // self.states.ranks) if dim.id in cut else dim.size
-        parts = [self.length(c, cut) for c in dim.children]
+        parts = [self.length(c, cut, run, keys) for c in dim.children]
         return prod(parts) if dim.kind == "product" else sum(parts)
 
-    def bytes(self, name: str, state: State) -> int:
-        """Bytes of tensor `name` on the rank that holds most of it."""
-        dims = self.axes.dims[name]
+    def bytes(
+        self, name: str, state: State, run: Pass | None = None, keys: frozenset[int] | None = None
+    ) -> int:
+        """Bytes of tensor `name` on the rank that holds most of it.
+
+        Args:
+            name: The tensor.
+            state: Its state.
+            run: The pass; else the first of the workload.
+            keys: Dims that count keys; else the last of a table of scores.
+        """
+        dims, run = self.axes.dims[name], run or self.passes[0]
+        if keys is None:
+            keys = frozenset() if run.keys == run.queries else last_of_two(dims, self.run_time)
         n = prod(
-            self.length(d, frozenset(a for i, a in state.shards if i == k))
+            self.length(d, frozenset(a for i, a in state.shards if i == k), run, k in keys)
             for k, d in enumerate(dims)
         )
         return n * self.graph.tensors[name].dtype.itemsize
 
-    def uncovered_bytes(self, name: str, state: State) -> int:
+    def uncovered_bytes(self, name: str, state: State, run: Pass | None = None) -> int:
         """Bytes of the parts that every rank holds."""
         n = self.states.ranks
-        whole = self.bytes(name, State(frozenset(), NOTHING))
-        mine = self.bytes(name, state)
+        whole = self.bytes(name, WHOLE, run)
+        mine = self.bytes(name, state, run)
         return max((mine * n - whole) // (n - 1), 0) if n > 1 else whole
 
     def nanoseconds(self, collectives: tuple[Collective, ...]) -> int:
@@ -86,11 +121,16 @@ class Costs:
         ranks = self.states.ranks
         return sum(self.device.collective(kind, size, ranks) for kind, size in collectives)
 
-    def crossing(self, name: str, source: State, target: State) -> Crossing | None:
-        """What taking tensor `name` from `source` to `target` costs; None if it cannot be."""
+    def crossing(
+        self, name: str, source: State, target: State, run: Pass | None = None
+    ) -> Crossing | None:
+        """The collectives of taking tensor `name` from `source` to `target`; None if it cannot be.
+
+        Their bytes are those of a pass, by default the first of the workload.
+        """
         if source == target:
             return Crossing()
-        full = self.bytes(name, State(frozenset(), NOTHING))
+        full = self.bytes(name, WHOLE, run)
         differentiable = self.graph.tensors[name].differentiable
         covered = [
             self.states.covered(name, s.shards) if s.shards else None for s in (source, target)
@@ -100,12 +140,12 @@ class Costs:
             if source.shards != target.shards or kinds != ("stored parts", "parts"):
                 return None
             return Crossing(
-                backward=(Collective("all_reduce", self.uncovered_bytes(name, source)),)
+                backward=(Collective("all_reduce", self.uncovered_bytes(name, source, run)),)
             )
         entry = CROSSINGS.get(kinds)
         if entry is None:
             return None
-        small = self.bytes(name, source if source.shards else target)
+        small = self.bytes(name, source if source.shards else target, run)
         # Of uneven parts, collectives move as many as there are ranks of the largest.
         padded = small * self.states.ranks
         sizes = {"all_reduce": full, "reduce_scatter": padded, "all_gather": small}
@@ -113,34 +153,65 @@ class Costs:
         return Crossing(forward, backward if differentiable else ())
 
     def inner_crossing(
-        self, name: str, before: State, source: State, target: State
+        self, name: str, before: State, source: State, target: State, run: Pass | None = None
     ) -> tuple[Crossing | None, bool]:
         """The same for a tensor that a module around has just taken from `before` to `source`.
 
         Where that made a pending sum of it (a residual that is added to pending sums, all in one
         all-reduce), what it was before is still there. Second: whether that is taken instead.
         """
-        crossing = self.crossing(name, source, target)
         if (before, source) != (WHOLE, PARTIAL) or target == source:
-            return crossing, False
-        return self.crossing(name, before, target), True
+            return self.crossing(name, source, target, run), False
+        return self.crossing(name, before, target, run), True
+
+    def toll(self, name: str, before: State, source: State, target: State) -> Toll | None:
+        """What that takes in all passes; None if it cannot be."""
+        time, backward = 0, 0
+        for i, run in enumerate(self.passes):
+            crossing, _ = self.inner_crossing(name, before, source, target, run)
+            if crossing is None:
+                return None
+            back = self.nanoseconds(crossing.backward)
+            time += run.times * (self.nanoseconds(crossing.forward) + back * run.trains)
+            backward += back * (i == 0)
+        trains = any(run.trains for run in self.passes)
+        return Toll(time, 0 if trains else backward)
 
     def compute(self, op: Op, mode: Mode) -> int:
-        """Nanoseconds that `op` takes in `mode` on one rank, by arithmetic and traffic."""
-        names = (*op.inputs, *op.outputs)
-        traffic = sum(self.bytes(n, s) for n, s in zip(names, mode.states, strict=True))
-        dtype = op.call.result_dtypes[0] if op.outputs else None
-        return self.device.compute(self.flops(op, mode), traffic, str(dtype).split(".")[-1])
+        """Nanoseconds that `op` takes in `mode` on one rank, in all passes."""
+        return sum(run.times * self.compute_once(op, mode, run) for run in self.passes)
 
-    def flops(self, op: Op, mode: Mode) -> int:
+    def compute_once(self, op: Op, mode: Mode, run: Pass) -> int:
+        """Nanoseconds that `op` takes in one pass, by arithmetic and traffic; a view takes none."""
+        if is_view(op.call.op) or not op.outputs:
+            return 0
+        rule, names = self.axes.rules.get(op.name), (*op.inputs, *op.outputs)
+        letters_of_keys = self.keys.letters.get(op.name) if run.keys != run.queries else None
+        sizes = [self.bytes(n, s, run) for n, s in zip(names, mode.states, strict=True)]
+        if letters_of_keys and rule is not None:
+            for i, exprs in enumerate((*rule.operands, *rule.results)):
+                keys = {k for k, e in enumerate(exprs) if letters_of_keys & set(letters(e))}
+                sizes[i] = self.bytes(names[i], mode.states[i], run, frozenset(keys))
+        traffic, made = sum(sizes), sum(sizes[len(op.inputs) :])
+        if rule is not None and rule.lookup:  # it reads what it gives, not the whole table
+            traffic = min(traffic, 2 * made)
+        flops = self.flops(op, mode, run)
+        trained = run.trains and any(self.graph.tensors[n].differentiable for n in op.outputs)
+        factor = 3 if trained else 1
+        dtype = str(op.call.result_dtypes[0]).removeprefix("torch.")
+        return self.device.compute(factor * flops, factor * traffic, dtype)
+
+    def flops(self, op: Op, mode: Mode, run: Pass) -> int:
         """Operations of the matrix products in `op`; of others, which wait for memory, none."""
         rule = self.axes.rules.get(op.name)
-        attention = op.call.op == "scaled_dot_product_attention"
-        if rule is None or not (rule.sum or attention):
+        if rule is None or not (rule.sum or op.call.op == ATTENTION):
             return 0
         cut = {x: frozenset(a for y, a in mode.split if y == x) for x in rule.axes()}
-        sizes = {x: self.length(d, cut[x]) for x, d in self.axes.axes[op.name].items()}
-        if attention:  # queries times keys, then weights times values
+        keys = self.keys.letters.get(op.name, ()) if run.keys != run.queries else ()
+        sizes = {
+            x: self.length(d, cut[x], run, x in keys) for x, d in self.axes.axes[op.name].items()
+        }
+        if op.call.op == ATTENTION:  # queries times keys, then weights times values
             d, e = sizes.pop("d"), sizes.pop("e")
             return 2 * prod(sizes.values()) * (d + e)
         if op.call.op in ONE_AT_A_TIME:

@@ -161,18 +161,17 @@ def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
 
 
 def count(graph: Graph, costs: Costs, assignment: Assignment) -> list[Collective]:
-    """Collectives by phase and kind."""
+    """Collectives by phase and kind: of the first pass, its backward, and a step of decoding."""
     out = []
-    for phase, found in zip(
-        ("forward", "backward"), collectives(graph, costs, assignment), strict=True
-    ):
-        kinds = Counter(c.kind for c in found)
-        out += [
-            Collective(
-                phase=phase, kind=k, count=n, bytes=sum(c.bytes for c in found if c.kind == k)
-            )  # type: ignore[arg-type]
-            for k, n in sorted(kinds.items())
-        ]
+    ahead, back = collectives(graph, costs, assignment)
+    found = {"forward": ahead, "backward": back}
+    for run in costs.passes[1:]:
+        if run.phase == "decode":
+            found["decode"] = collectives(graph, costs, assignment, run)[0]
+    for phase, each in found.items():
+        for kind, n in sorted(Counter(c.kind for c in each).items()):
+            size = sum(c.bytes for c in each if c.kind == kind)
+            out.append(Collective(phase=phase, kind=kind, count=n, bytes=size))  # type: ignore[arg-type]
     return out
 
 

@@ -11,15 +11,16 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 
-from shardwright.planner.cost import Costs, Crossing
+from shardwright.planner.cost import Costs, Toll
 from shardwright.planner.graph import Graph
 from shardwright.planner.plan_file import pattern
 from shardwright.planner.problem import Problem, Row
 from shardwright.planner.states import COPIED, PARTIAL, WHOLE, State, States
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
-"""Bytes stored, forward and backward nanoseconds, changes of placement (the fewest that do), and a
-number made of names, so that plans come out the same every time."""
+"""Bytes stored, nanoseconds of all passes, and of a backward pass where none is asked for, changes
+of placement (the fewest that do), and a number made of names, so that plans come out the same every
+time."""
 BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
 
 
@@ -80,17 +81,16 @@ def build_network(
         ]
         problem.factor(f"op {op.name}", [variables[n] for n in names], rows)
 
-    def paid(crossing: Crossing, action: int) -> tuple[int, ...]:
-        ahead, back = costs.nanoseconds(crossing.forward), costs.nanoseconds(crossing.backward)
-        return (0, ahead, back, action, 0)
+    def paid(toll: Toll, action: int) -> tuple[int, ...]:
+        return (0, toll.time, toll.backward, action, 0)
 
     for use in graph.uses:
         rows = []
         for s, i in index[use.stored].items():
             for t, j in index[use.used].items():
-                crossing = costs.crossing(use.stored, s, t)
-                if crossing is not None and not crossing.forward:  # weights stay where they are
-                    rows.append(Row((i, j), paid(crossing, s != t)))
+                crossing, toll = costs.crossing(use.stored, s, t), costs.toll(use.stored, s, s, t)
+                if crossing and toll and not crossing.forward:  # weights stay where they are
+                    rows.append(Row((i, j), paid(toll, s != t)))
         scope = [variables[use.stored], variables[use.used]]
         problem.factor(f"use {use.fqn}", scope, rows)
     outer = graph.outer()
@@ -104,9 +104,9 @@ def build_network(
         for chosen in product(*(index[n].items() for n in names)):
             (s, _), (t, _) = chosen[-2:]
             before = chosen[0][0] if around else s
-            crossing, _ = costs.inner_crossing(border.source, before, s, t)
-            if crossing is not None and not (border.module in rigid and s != t):
-                rows.append(Row(tuple(i for _, i in chosen), paid(crossing, action * (s != t))))
+            toll = costs.toll(border.source, before, s, t)
+            if toll is not None and not (border.module in rigid and s != t):
+                rows.append(Row(tuple(i for _, i in chosen), paid(toll, action * (s != t))))
         label = f"border {border.module} {border.side} {border.slot}"
         problem.factor(label, [variables[n] for n in names], rows)
         key = (border.module, border.side, border.slot)

@@ -66,7 +66,7 @@ def compare(
         config, load = cut(config, layers), plan.workload
         plan = make_plan(
             config, plan.world_size, batch=load.batch, seq=load.seq, device=load.device,
-            dtype=getattr(torch, load.dtype), pins=plan.pins,
+            dtype=getattr(torch, load.dtype), pins=plan.pins, phase=load.phases,
         )  # fmt: skip
     answers = run_processes(plan.world_size, _on_rank, plan, config, dtype)
     parameters, logits, gradients, worst = answers[0]

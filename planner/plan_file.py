@@ -18,6 +18,7 @@ FORMAT = "shardwright.plan"
 VERSION = 1
 
 T = TypeVar("T")
+Phase = Literal["prefill", "decode", "train"]
 
 
 class _Part(BaseModel):
@@ -87,7 +88,9 @@ class Collective(_Part):
     Forward without labels (a loss over split logits adds its own), backward to every parameter.
     """
 
-    phase: Literal["forward", "backward"]
+    phase: Literal["forward", "backward", "decode"] = Field(
+        description="'decode' is the forward of one new token, where that is not the only phase"
+    )
     kind: str
     count: int
     bytes: int = Field(description="bytes that enter them on one rank")
@@ -99,7 +102,10 @@ class Workload(_Part):
     batch: int
     seq: int
     dtype: str
-    device: str
+    device: str = Field(description="name of a device profile, or file that one was read from")
+    phases: dict[Phase, int] = Field(
+        default={"prefill": 1}, description="phase -> how often; see planner/phases.py"
+    )
 
 
 class Prediction(_Part):
@@ -107,7 +113,8 @@ class Prediction(_Part):
 
     parameter_bytes: list[int] = Field(description="parameters and buffers of each rank")
     whole_bytes: int = Field(description="the same for the unsplit model")
-    time_ns: int
+    time_ns: int = Field(description="of all that the workload asks for")
+    phase_ns: dict[Phase, int] = Field(default={}, description="of each phase, run once")
     collectives: list[Collective] = []
 
 

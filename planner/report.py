@@ -59,11 +59,17 @@ def _summary(plan: Plan) -> RenderableType:
     held = human_bytes(max(sizes)) + (" on the fullest rank" if len(set(sizes)) > 1 else " a rank")
     share = f"{max(sizes) / max(whole, 1):.1%} of {human_bytes(whole)}"
     grid.add_row("  memory", f"{held}, {share} (parameters and buffers)")
-    grid.add_row("  forward", f"{human_time(plan.predicted.time_ns)}, {_traffic(plan, 'forward')}")
+    for phase, time in plan.predicted.phase_ns.items():
+        grid.add_row(f"  {phase}", human_time(time))
+    grid.add_row("  forward", _traffic(plan, "forward"))
     grid.add_row("  backward", _traffic(plan, "backward"))
     load = plan.workload
+    if len(load.phases) > 1 and "decode" in load.phases:
+        grid.add_row("  decode step", _traffic(plan, "decode"))
+    phases = ", ".join(f"{n} {phase}" if n > 1 else phase for phase, n in load.phases.items())
     grid.add_row(
-        "  priced for", f"batch {load.batch}, seq {load.seq}, {load.dtype} on {load.device}"
+        "  priced for",
+        f"{phases}, batch {load.batch}, seq {load.seq}, {load.dtype} on {load.device}",
     )
     if plan.pins:
         grid.add_row("  pins", "\n".join(f"{name}={p}" for name, p in plan.pins.items()))

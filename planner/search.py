@@ -14,7 +14,7 @@ from shardwright.planner import solvers
 from shardwright.planner.attributes import Unsolvable, local_attributes
 from shardwright.planner.axes import Axes
 from shardwright.planner.calls import Calls
-from shardwright.planner.check import check, price
+from shardwright.planner.check import check, price, times
 from shardwright.planner.cost import Costs
 from shardwright.planner.emit import (
     Layouts,
@@ -159,6 +159,7 @@ class Search:
             parameter_bytes=[rank_bytes(layouts, {"tp": (r, self.tp)}) for r in range(self.tp)],
             whole_bytes=rank_bytes(layouts, None),
             time_ns=attempt.report.objective[2],
+            phase_ns=times(self.graph, attempt.costs, layouts.assignment),
             collectives=count(self.graph, attempt.costs, layouts.assignment),
         )
 

@@ -40,9 +40,11 @@ Examples:
     show_default=True, help="For the solver.",
 )  # fmt: skip
 @click.option("--batch", type=COUNT, metavar="N", default=1, show_default=True,
-              help="Batch size that is priced.")  # fmt: skip
+              help="Sequences that are priced.")  # fmt: skip
 @click.option("--seq", type=COUNT, metavar="N", default=512, show_default=True,
-              help="Sequence length that is priced.")  # fmt: skip
+              help="Tokens of each; when decoding, in its KV cache.")  # fmt: skip
+@click.option("--phase", metavar="NAME,...", default="prefill", show_default=True,
+              help="prefill, decode, train, or several: prefill,decode:128.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
 @click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
               help="Device that is priced: a known one, or a profile.json.")  # fmt: skip
@@ -61,6 +63,7 @@ def plan(
     time_limit: float,
     batch: int,
     seq: int,
+    phase: str,
     dtype: str | None,
     device: str,
     pins: tuple[str, ...],
@@ -79,15 +82,17 @@ def plan(
         from shardwright.planner import solvers
         from shardwright.planner.api import plan as make
         from shardwright.planner.device import device as profile
+        from shardwright.planner.phases import parse_phases
         from shardwright.planner.pins import gather
 
         profile(device)  # what can be refused at once should not wait for the trace
+        parse_phases(phase)
         if solver is not None:
             solvers.load(solver)
         wanted = gather(pins, pin_file)
         result = make(
             model, tp, memory=memory, solver=solver, time_limit=time_limit, batch=batch, seq=seq,
-            dtype=getattr(torch, dtype) if dtype else None, device=device,
+            dtype=getattr(torch, dtype) if dtype else None, device=device, phase=phase,
             pins=wanted,
         )  # fmt: skip
     if output is not None:

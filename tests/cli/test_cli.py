@@ -20,8 +20,8 @@ from tests.cli.conftest import Run
 ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
-    "plan": "--batch --device --dtype --help --json --memory --output --pin --pins --quiet --seq "
-    "--solver --time-limit --tp -h -o -q",
+    "plan": "--batch --device --dtype --help --json --memory --output --phase --pin --pins --quiet "
+    "--seq --solver --time-limit --tp -h -o -q",
     "show": "--help --json -h",
     "check": "--dtype --help --json --layers --numeric -h",
     "schema": "--help -h",
@@ -85,7 +85,7 @@ def test_report_has_no_colours_and_fits_100_columns(planned: tuple[Path, Result]
 def test_report_says_what_is_split_how(planned: tuple[Path, Result]) -> None:
     words = [" ".join(line.split()) for line in planned[1].stdout.splitlines()]
     assert words[0] == "LlamaForCausalLM on 2 ranks (tp=2)"
-    assert "priced for batch 1, seq 512, float32 on h100-nvlink" in words
+    assert "priced for prefill, batch 1, seq 512, float32 on h100-nvlink" in words
     assert "PARAMETER SHAPE ON_RANK_0 SPLIT COLLECTIVE" in words
     assert "model.layers.*" in words
     assert "self_attn.q_proj.weight 64x64 32x64 column 2@tp*32" in words

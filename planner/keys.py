@@ -1,0 +1,101 @@
+"""Which dims count the tokens that attention looks at, and which tensors a KV cache holds.
+
+In the trace queries and keys are one sequence and have one axis; when one new token is decoded,
+there is one query and as many keys as tokens so far. Two places tell them apart: scaled dot product
+attention names its keys, and a tensor with two dims of that axis is a table of scores, of which the
+later dim counts keys. What such an op reads with keys but no queries was made for earlier tokens:
+it comes from a cache. The cache holds it before it is repeated over groups of heads, so the tensor
+in question is the smallest on the way back over views and copies.
+
+This is an approximation where a model does it otherwise. A sliding window is not seen (its cache is
+counted at full length), nor are states of recurrences (not counted at all), and the encoder of an
+encoder-decoder is taken to cache, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from shardwright.planner.axes import Axes, Dim, find, leaves_of
+from shardwright.planner.graph import Graph, Op
+from shardwright.planner.moves import is_move
+from shardwright.rules.notation import letters
+
+ATTENTION = "scaled_dot_product_attention"
+
+
+@dataclass
+class Keys:
+    """Letters of ops that count keys, and the tensors that a KV cache holds."""
+
+    letters: dict[str, frozenset[str]] = field(default_factory=dict)
+    cached: list[str] = field(default_factory=list)
+
+
+def last_of_two(dims: Sequence[Dim], sequence: Mapping[int, str]) -> frozenset[int]:
+    """The dim of a table of scores that counts keys."""
+    found = [i for i, dim in enumerate(dims) if counts_tokens(dim, sequence)]
+    return frozenset(found[-1:] if len(found) > 1 else ())
+
+
+def counts_tokens(dim: Dim, run_time: Mapping[int, str]) -> bool:
+    """Whether the length of `dim` depends on that of the sequence."""
+    return any(run_time.get(d.id) == "seq" for d in (find(dim), *leaves_of(dim)))
+
+
+def find_keys(graph: Graph, axes: Axes, run_time: Mapping[int, str]) -> Keys:
+    """Keys and caches of a graph; `run_time` says which dims are "batch" and which "seq"."""
+    out, producers = Keys(), graph.producers()
+    sources = {b.target: b.source for b in graph.borders}
+    for op in graph.ops:
+        rule = axes.rules.get(op.name)
+        if rule is None:
+            continue
+        sides = [*zip(op.inputs, rule.operands, strict=True)]
+        sides += zip(op.outputs, rule.results, strict=True)
+        keys = {"k"} if op.call.op == ATTENTION else set[str]()
+        queries: set[str] = set()
+        for name, exprs in sides:
+            last = last_of_two(axes.dims[name], run_time)
+            for i, expr in enumerate(exprs):
+                (keys if i in last else queries).update(letters(expr))
+        keys &= {x for x in keys if counts_tokens(axes.axes[op.name][x], run_time)}
+        if not keys:
+            continue
+        out.letters[op.name] = frozenset(keys)
+        asked = {x for x in queries - keys if counts_tokens(axes.axes[op.name][x], run_time)}
+        for name, exprs in sides[: len(op.inputs)]:
+            has = {x for expr in exprs for x in letters(expr)}
+            if has & keys and not has & asked and graph.tensors[name].differentiable:
+                _trace_back(name, graph, axes, run_time, producers, sources, out)
+    out.cached = list(dict.fromkeys(out.cached))
+    return out
+
+
+def _trace_back(
+    name: str,
+    graph: Graph,
+    axes: Axes,
+    run_time: Mapping[int, str],
+    producers: Mapping[str, Op],
+    sources: Mapping[str, str],
+    out: Keys,
+) -> None:
+    """Follow what attention reads back to where it was computed; note the ops on the way."""
+    best = name
+    while True:
+        if prod(graph.tensors[name].shape) < prod(graph.tensors[best].shape):
+            best = name
+        if name in sources:
+            name = sources[name]
+            continue
+        op = producers.get(name)
+        if op is None or not is_move(op.call.op):
+            break
+        out.letters[op.name] = frozenset(
+            x for x, d in axes.axes.get(op.name, {}).items() if counts_tokens(d, run_time)
+        )
+        name = op.inputs[0]
+    out.cached.append(best)
