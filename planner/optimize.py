@@ -1,35 +1,30 @@
-"""From a network to the best plan: how bytes and time are traded, and what breaks ties.
+"""From a network to the best plan: what a byte costs, and who proves that nothing is better.
 
-Left to itself the fastest plan on a fast link replicates everything. So a byte gets a price: the
-smallest power of two at which the plan needs no more than the least possible bytes plus a slack.
-With a price instead of a hard cap equal layers come out alike (a cap makes a knapsack of them),
-and the linear relaxation stays integral: optimality is proven at the root. A user's own budget is a
-hard cap on top. Ties are broken in the same objective by lower digits, not by a second solve under
-a cap on the first one: measured on 2 layers of a dense decoder, 0.2 s against more than 30 s.
-
-The price is searched with the backtracking solver, whose bucket elimination is exact and takes a
-few hundredths of a second on these networks; another solver that was asked for starts from there.
+The price of a byte is the smallest power of two at which the plan needs no more than the least
+possible bytes plus a slack; a user's own budget is a hard cap. What does not hang on the price is
+eliminated first, once. The price is searched with the backtracking solver, whose elimination is
+exact on these networks; then the solver that was asked for proves its answer, or finds a better.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.errors import InfeasibleError, SolverError
-from shardwright.planner.network import ACTIONS, BACKWARD, BYTES, TIE, TIME
-from shardwright.planner.problem import Costs, Problem, Result, Row, Solver
-from shardwright.planner.simplify import Simplified
+from shardwright.planner.eliminate import Eliminated, eliminate
+from shardwright.planner.network import BYTES
+from shardwright.planner.objective import POWERS, Digits, primary, rank
+from shardwright.planner.problem import Costs, Problem, Result, Solver
+from shardwright.planner.simplify import Simplified, simplify
 from shardwright.planner.solvers.backtracking import solve as scout
 
 SLACK = 0.05
-FORWARD_WEIGHT = 16
-"""A nanosecond of the forward pass counts as much as this many of the backward pass."""
-POWERS = range(-16, 24)
-"""A byte costs 2**power / FORWARD_WEIGHT nanoseconds."""
-LIMIT = 2**60
-"""Largest objective that solvers with 64-bit integers can take."""
+ROWS = 64
+"""Tables of elimination are no larger here: what is left is for the solvers."""
+SHARE = 0.5
+"""Share of the time that the scout may take."""
 
 
 @dataclass(frozen=True)
@@ -39,47 +34,14 @@ class Optimum:
     assignment: tuple[int, ...]
     costs: Costs
     power: int
+    """A byte costs 2**power."""
     objective: int
+    """Time and priced bytes: `objective.primary` of the costs."""
     bound: int
+    """No plan has a lower objective."""
     optimal: bool
     scouted: bool
     """Whether it is the scout's answer, the other solver having proven nothing better."""
-
-
-def primary(power: int) -> Callable[[Costs], int]:
-    """Time plus priced bytes, of the costs of a row."""
-
-    def value(costs: Costs) -> int:
-        size = costs[BYTES] << power if power >= 0 else costs[BYTES] >> -power
-        return FORWARD_WEIGHT * costs[TIME] + costs[BACKWARD] + size
-
-    return value
-
-
-def weighed(problem: Problem, functions: Sequence[Callable[[Costs], int]]) -> Problem:
-    """The same problem with one component for each function of a row's costs."""
-    out = Problem(tuple(f"w{i}" for i in range(len(functions))), problem.names, problem.domains)
-    for f in problem.factors:
-        out.factor(
-            f.name, f.scope, [Row(r.values, tuple(g(r.costs) for g in functions)) for r in f.rows]
-        )
-    return out
-
-
-def with_ties(problem: Problem, power: int) -> Callable[[Costs], int]:
-    """The primary objective, with changes of placement and the name tie in lower digits."""
-
-    def most(value: Callable[[Costs], int]) -> int:
-        return 1 + sum(max((value(r.costs) for r in f.rows), default=0) for f in problem.factors)
-
-    base = primary(power)
-    room = LIMIT // most(base)
-    actions = most(lambda c: c[ACTIONS])
-    names = min(most(lambda c: c[TIE]), max(room // actions, 1))
-    if actions > room:
-        return base
-    keep = names == most(lambda c: c[TIE])
-    return lambda c: (base(c) * actions + c[ACTIONS]) * names + (c[TIE] if keep else 0)
 
 
 def optimize(
@@ -93,64 +55,60 @@ def optimize(
 
     Args:
         small: The network, simplified.
-        solve: The solver that was asked for; None for the scout, which proves nearly all.
-        seconds: Time limit for all of its calls together.
+        solve: The solver that was asked for.
+        seconds: Time limit for all calls of solvers together.
         memory: Budget in bytes a rank, if the user set one.
-        backup: The solver for what the scout cannot prove, where none was asked for.
+        backup: The solver where none was asked for; without it, the scout.
 
     Raises:
         InfeasibleError: nothing fits; the message says the least that would.
         SolverError: the time ran out before any plan was found.
     """
-    deadline = time.monotonic() + seconds
+    start = time.monotonic()
+    by = solve or backup or scout
+    middle = start + seconds * (1 if by is scout else SHARE)
+    digits = Digits.of(small.problem)
+    left = eliminate(digits.split(small.problem), ROWS)
 
-    def run(
-        p: Problem, caps: Mapping[int, int], hint: Sequence[int] | None, by: Solver = scout
-    ) -> Result:
-        result = by(p, 0, caps, hint, max(deadline - time.monotonic(), 0.05))
+    def run(problem: Problem, caps: Mapping[int, int], hint: Sequence[int] | None) -> Result:
+        result = scout(problem, 0, caps, hint, max(middle - time.monotonic(), 0.05))
         if result.assignment is None and hint is None:
             raise SolverError(
                 f"no plan found within the time limit of {seconds:g} s: raise --time-limit"
             )
         return result
 
-    def size(assignment: Sequence[int] | None) -> int:
-        costs = small.problem.price(assignment or ())
+    def size(assignment: Sequence[int]) -> int:
+        costs = left.problem.price(assignment)
         assert costs is not None, "a solver returned an assignment that a factor forbids"
-        return costs[BYTES]
+        return costs[0]
 
-    least = run(weighed(small.problem, [lambda c: c[BYTES]]), {}, None)
-    floor = size(least.assignment)
+    first = run(left.problem.weighed([(1 + left.problem.most(1), 1)]), {}, None)
+    least = first.assignment or ()
+    floor = size(least)
     if memory is not None and floor > memory:
         raise InfeasibleError(
             f"no plan fits {memory:,} bytes a rank: the least that would fit is {floor:,} bytes"
         )
-    budget = memory
-    if budget is None:
-        budget = floor + int(SLACK * _movable(small.problem, least.assignment or ()))
-    low, high, best = POWERS.start, POWERS.stop - 1, least.assignment
-    while low < high:  # the smallest price that keeps to the budget
-        middle = (low + high) // 2
-        trial = run(weighed(small.problem, [primary(middle)]), {}, best)
-        if size(trial.assignment or best) <= budget:
-            high, best = middle, trial.assignment or best
-        else:
-            low = middle + 1
-    return _finish(small, run, solve, backup, low, memory, best or ())
 
+    def priced(power: int) -> Problem:
+        return left.problem.weighed([digits.price(power), (1, 0)][: 1 if memory is None else 2])
 
-def _better(
-    final: Problem, best: Sequence[int], other: Sequence[int], caps: Mapping[int, int]
-) -> Sequence[int]:
-    """The cheaper of two assignments; the other comes from a solver that anyone may have made.
-
-    Raises:
-        SolverError: it breaks a factor or a cap.
-    """
-    have, found = final.price(best), final.price(other)
-    if found is None or any(found[c] > cap for c, cap in caps.items()):
-        raise SolverError("the solver returned an assignment that its problem forbids")
-    return best if have is not None and have <= found else other
+    caps = {} if memory is None else {1: memory}
+    power, found = POWERS.start, None  # bytes within a budget are nearly free
+    if memory is None:
+        budget = floor + int(SLACK * _movable(small.problem, left.expand(least)))
+        high = POWERS.stop - 1
+        while power < high:  # the smallest price that keeps to the budget
+            half = (power + high) // 2
+            trial = run(priced(half), {}, least)
+            if size(trial.assignment or least) <= budget:
+                high, found = half, trial
+            else:
+                power = half + 1
+    found = found or run(priced(power), caps, least)
+    found = found._replace(assignment=found.assignment or least)
+    return _proven(small, left, digits, power, caps, found, by, start + seconds)
 
 
 def _movable(problem: Problem, least: Sequence[int]) -> int:
@@ -166,33 +124,45 @@ def _movable(problem: Problem, least: Sequence[int]) -> int:
     return total
 
 
-def _finish(
+def _proven(
     small: Simplified,
-    run: Callable[..., Result],
-    solve: Solver | None,
-    backup: Solver | None,
+    left: Eliminated,
+    digits: Digits,
     power: int,
-    memory: int | None,
-    hint: Sequence[int],
+    caps: Mapping[int, int],
+    found: Result,
+    by: Solver,
+    deadline: float,
 ) -> Optimum:
-    """Solve once more with tie-breaks, and under the user's budget if there is one.
+    """The scout's answer, or a better one of the solver that proves it.
 
-    The asked solver starts from the scout's answer; if its time runs out, the scout's bound holds.
+    Raises:
+        SolverError: the solver's answer breaks a factor or a cap.
     """
-    if memory is not None:
-        power = POWERS.start  # bytes within the budget are free
-    final = weighed(small.problem, [with_ties(small.problem, power), lambda c: c[BYTES]])
-    caps = {} if memory is None else {1: memory}
-    first = run(final, caps, hint)
-    best, bound, optimal = first.assignment or tuple(hint), first.bound, first.status == "optimal"
-    by = scout if solve is None and (optimal or backup is None) else solve or backup or scout
-    if by is not scout:
-        second = run(final, caps, best, by)
-        bound, optimal = max(bound, second.bound), optimal or second.status == "optimal"
-        by = by if second.status == "optimal" else scout
-        if second.assignment is not None:
-            best = _better(final, best, second.assignment, caps)
-    costs, objective = small.problem.price(best), final.price(best)
-    assert costs is not None and objective is not None
-    bound = min(bound, objective[0])
-    return Optimum(small.expand(best), costs, power, objective[0], bound, optimal, by is scout)
+    network = small.problem
+    best = left.expand(found.assignment or ())
+    bound, optimal = digits.first(found.bound, power), found.status == "optimal"
+    scouted = by is scout
+    if not scouted:
+        weights = [digits.price(power), (1, 0)]
+        core = eliminate(left.problem.weighed(weights[: 1 + len(caps)]), ROWS)
+        tidy = simplify(core.problem)
+        assert tidy is not None, "elimination lost the scout's answer"
+        problem, unit = digits.fit(tidy.problem, power)
+        hint = tidy.contract(core.contract(found.assignment or ()))
+        result = by(problem, 0, caps, hint, max(deadline - time.monotonic(), 0.05))
+        if result.assignment is not None:
+            costs = problem.price(result.assignment)
+            if costs is None or any(costs[c] > cap for c, cap in caps.items()):
+                raise SolverError("the solver returned an assignment that its problem forbids")
+            other = left.expand(core.expand(tidy.expand(result.assignment)))
+            best = min(best, other, key=lambda a: rank(network.price(a) or (), power))
+        bound = max(bound, result.bound // unit)
+        optimal |= result.status == "optimal"
+        scouted = result.status != "optimal"
+    costs = network.price(best)
+    assert costs is not None, "a solver returned an assignment that a factor forbids"
+    objective = primary(costs, power)
+    return Optimum(
+        small.expand(best), costs, power, objective, min(bound, objective), optimal, scouted
+    )

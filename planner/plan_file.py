@@ -127,6 +127,7 @@ class SolverReport(_Part):
         description="the weighed objective, then its bytes, forward ns and backward ns"
     )
     bound: list[int] = Field(description="least value that the weighed objective can have")
+    gap: int = Field(default=0, description="weighed objective less its bound: 0 where optimal")
     note: str = ""
 
 

@@ -9,9 +9,9 @@ row form its linear relaxation is the local polytope, integral on the networks t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Literal, NamedTuple
 
 Costs = tuple[int, ...]
@@ -65,6 +65,26 @@ class Problem:
                 best[row.values] = row.costs
         self.factors.append(Factor(name, tuple(unique), [Row(v, c) for v, c in best.items()]))
 
+    def weighed(self, weights: Sequence[Costs]) -> Problem:
+        """The same problem with one component for each row of weights over the components."""
+        out = Problem(tuple(f"w{i}" for i in range(len(weights))), self.names, self.domains)
+        for f in self.factors:
+            rows = [Row(x, tuple([sum(map(mul, w, c)) for w in weights])) for x, c in f.rows]
+            out.factors.append(Factor(f.name, f.scope, rows))
+        return out
+
+    def only(self, components: Sequence[int]) -> Problem:
+        """The same problem with these components."""
+        out = Problem(tuple(self.components[c] for c in components), self.names, self.domains)
+        for f in self.factors:
+            rows = [Row(x, tuple([costs[c] for c in components])) for x, costs in f.rows]
+            out.factors.append(Factor(f.name, f.scope, rows))
+        return out
+
+    def most(self, component: int) -> int:
+        """No assignment's sum of a component is larger."""
+        return sum(max((r.costs[component] for r in f.rows), default=0) for f in self.factors)
+
     def price(self, assignment: Sequence[int]) -> Costs | None:
         """Costs of a full assignment, None where a factor forbids it."""
         total = [0] * len(self.components)
@@ -90,59 +110,3 @@ class Result(NamedTuple):
 
 Solver = Callable[[Problem, int, Mapping[int, int], Sequence[int] | None, float], Result]
 """`solve(problem, component, caps, hint, seconds)`: minimise one component under caps on others."""
-
-
-@dataclass(frozen=True)
-class Solution:
-    """A full assignment, its costs, the bound on each, and whether all of them are proven."""
-
-    assignment: tuple[int, ...]
-    costs: Costs
-    bounds: Costs
-    optimal: bool
-
-
-def minimise(
-    problem: Problem,
-    solve: Solver,
-    order: Sequence[int],
-    caps: Mapping[int, int],
-    slack: Mapping[int, float],
-    seconds: float,
-    hint: Sequence[int] | None = None,
-) -> Solution | Status:
-    """Minimise components in `order`, each under the optimum (plus slack) of those before it.
-
-    Returns:
-        The solution, or "infeasible", or "unknown" where the time ran out before any was found.
-    """
-    deadline = time.monotonic() + seconds
-    caps, bounds, optimal = dict(caps), [0] * len(problem.components), True
-    best = tuple(hint) if hint is not None and _within(problem, hint, caps) else None
-    for component in order:
-        start = best if best is not None else hint
-        result = solve(problem, component, caps, start, max(deadline - time.monotonic(), 0.01))
-        if result.assignment is None and (best is None or result.status == "infeasible"):
-            return result.status
-        best = best if result.assignment is None else result.assignment
-        assert best is not None
-        costs = problem.price(best)
-        assert costs is not None, "a solver returned an assignment that a factor forbids"
-        bounds[component] = result.bound
-        optimal &= result.status == "optimal"
-        # What was reached is a cap for the rest even where it is not proven. In whole numbers: a
-        # float cannot hold large costs, and a cap below the costs would be infeasible.
-        reached = costs[component]
-        cap = reached + int(reached * slack.get(component, 0.0))
-        caps[component] = min(caps.get(component, cap), cap)
-    if best is None:
-        raise ValueError("no component to minimise")
-    costs = problem.price(best)
-    assert costs is not None
-    return Solution(best, costs, tuple(bounds), optimal)
-
-
-def _within(problem: Problem, assignment: Sequence[int], caps: Mapping[int, int]) -> bool:
-    """Whether an assignment satisfies the factors and the caps."""
-    costs = problem.price(assignment)
-    return costs is not None and all(costs[c] <= cap for c, cap in caps.items())

@@ -141,13 +141,7 @@ class Search:
         assignment = network.assignment(optimum.assignment)
         check(self.graph, costs.states, assignment, self.rigid)
         agree(price(self.graph, costs, assignment), optimum)
-        report = SolverReport(
-            name="backtracking" if optimum.scouted else solver or "cpsat",
-            status="optimal" if optimum.optimal else "feasible",
-            objective=[optimum.objective, *(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))],
-            bound=[optimum.bound],
-            note=note,
-        )
+        report = reported(optimum, solver or solvers.DEFAULT, note)
         stage("emit")
         layouts = Layouts(self.graph, costs.states, assignment)
         return Attempt(layouts, costs, report, possible(network, small), wanted)
@@ -267,6 +261,20 @@ def splits_near(graph: Graph, layouts: Layouts, tensor: str) -> Splits:
     op = graph.producers().get(tensor)
     names = op.inputs if op else ()
     return frozenset((n, assignment[n].shards) for n in names if assignment[n].shards)
+
+
+def reported(optimum: Optimum, solver: str, note: str) -> SolverReport:
+    """Who found the plan, and how far it is proven; where `solver` could not, that is noted."""
+    if optimum.scouted and solver != "backtracking":
+        note = note or f"{solver} ran out of time: planned with the backtracking solver"
+    return SolverReport(
+        name="backtracking" if optimum.scouted else solver,
+        status="optimal" if optimum.optimal else "feasible",
+        objective=[optimum.objective, *(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))],
+        bound=[optimum.bound],
+        gap=optimum.objective - optimum.bound,
+        note=note,
+    )
 
 
 def agree(found: tuple[int, int, int], optimum: Optimum) -> None:

@@ -1,7 +1,7 @@
 """Branch and bound in pure Python: used when OR-tools is absent, and to check it.
 
-Bounds come from `buckets.py`, weighed sums of the costs from `multipliers.py`, the search is in
-`search.py`; here they are put together.
+What elimination leaves is searched: bounds come from `buckets.py`, weighed sums of the costs from
+`multipliers.py`, the search is in `search.py`; here they are put together.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from shardwright.planner.eliminate import eliminate
 from shardwright.planner.problem import Problem, Result
-from shardwright.planner.solvers.buckets import Vector, descend, eliminate, elimination_order
+from shardwright.planner.solvers import buckets
+from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.multipliers import Weights, dot, multipliers, unit
-from shardwright.planner.solvers.search import Incumbent, Search
+from shardwright.planner.solvers.search import Search
+from shardwright.planner.tables import Vector
 
 STEPS = 64
 """The first goal is this part of the gap above the bound."""
@@ -29,25 +32,35 @@ def solve(
 ) -> Result:
     """Minimise one component of `problem` under `caps`."""
     start = time.monotonic()
-    targets = [component, *caps]
-    limits = list(caps.values())
-    incumbent = Incumbent(problem, targets, limits)
+    middle, end = start + SHARE * seconds, start + seconds
+    small = eliminate(problem.only([component, *caps]), buckets.ROWS, middle)
+    first = None if hint is None else small.contract(hint)
+    result = _search(small.problem, list(caps.values()), first, middle, end)
+    if result.assignment is None:
+        return result
+    return result._replace(assignment=small.expand(result.assignment))
+
+
+def _search(
+    problem: Problem, limits: list[int], hint: Sequence[int] | None, middle: float, end: float
+) -> Result:
+    """Minimise the first component; bounds take until `middle`, the search ends at `end`."""
+    incumbent = Incumbent(problem, limits)
     if hint is not None:
         incumbent.offer(tuple(hint))
-    order = elimination_order(problem)
-    middle = start + SHARE * seconds
+    order = buckets.elimination_order(problem)
     weights = _weights(problem, order, incumbent, middle)
-    buckets = eliminate(problem, order, [_spread(problem, targets, w) for w in weights], middle)
-    if buckets is None:
+    found = buckets.bound(problem, order, weights, middle)
+    if found is None:
         return Result("infeasible", None, 0)
     bound = max(
         -((dot(w[1:], limits) - root) // w[0])
-        for w, root in zip(weights, buckets.root, strict=True)
+        for w, root in zip(weights, found.root, strict=True)
         if w[0]
     )
-    search = Search(buckets, weights, incumbent, hint)
+    search = Search(found, weights, incumbent, hint)
     if incumbent.assignment is None:
-        proven = search.run(None, start + seconds)
+        proven = search.run(None, end)
         if incumbent.assignment is None:
             return Result("infeasible", None, 0) if proven else Result("unknown", None, bound)
         bound = incumbent.cost if proven else bound
@@ -56,39 +69,31 @@ def solve(
     step = max(1, (incumbent.cost - bound) // STEPS)
     while bound < incumbent.cost:
         goal = min(bound + step, incumbent.cost) - 1
-        if not search.run(goal, start + seconds):
+        if not search.run(goal, end):
             return Result("feasible", incumbent.assignment, bound)
         bound, step = min(goal + 1, incumbent.cost), 2 * step
     return Result("optimal", incumbent.assignment, incumbent.cost)
-
-
-def _spread(problem: Problem, targets: Sequence[int], weights: Weights) -> Vector:
-    """Weights over the targets as weights over all components of the problem."""
-    out = [0] * len(problem.components)
-    for t, w in zip(targets, weights, strict=True):
-        out[t] += w
-    return tuple(out)
 
 
 def _weights(
     problem: Problem, order: list[int], incumbent: Incumbent, deadline: float
 ) -> list[Weights]:
     """What the search bounds: the objective, each capped cost, and weighed sums of them."""
-    targets, n = incumbent.targets, len(incumbent.targets)
+    n = len(problem.components)
     spans = [
         sum(
-            max(r.costs[t] for r in f.rows) - min(r.costs[t] for r in f.rows)
+            max(r.costs[c] for r in f.rows) - min(r.costs[c] for r in f.rows)
             for f in problem.factors
             if f.rows
         )
-        for t in targets
+        for c in range(n)
     ]
     known: dict[Weights, Vector | None] = {}
 
     def evaluate(weights: Weights) -> Vector | None:
         if weights not in known and time.monotonic() < deadline:
-            buckets = eliminate(problem, order, [_spread(problem, targets, weights)], deadline)
-            found = buckets and descend(buckets)
+            bounds = buckets.bound(problem, order, [weights], deadline)
+            found = bounds and buckets.descend(bounds)
             known[weights] = incumbent.offer(found) if found else None
         return known.get(weights)
 

@@ -21,26 +21,15 @@ variables, which is what both pruning and the explanation of a dead end rest on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import add, itemgetter, sub
+from operator import add, sub
 
 from shardwright.planner.problem import Problem
+from shardwright.planner.tables import Key, Table, Vector, join, pick
 
 ROWS = 20_000
 """A join may have so many rows."""
-
-Vector = tuple[int, ...]
-Key = tuple[int, ...]
-Rows = dict[Key, Vector]
-
-
-@dataclass
-class Table:
-    """Rows that are allowed over levels (ascending); `rows` gives each its weighed costs."""
-
-    scope: tuple[int, ...]
-    rows: Rows
 
 
 @dataclass
@@ -61,16 +50,6 @@ class Buckets:
     levels: list[list[MiniBucket]]
     split: list[list[Table]]
     """Tables of the buckets that had to be split; empty for the others."""
-
-
-def pick(positions: Sequence[int]) -> Callable[[Key], Key]:
-    """A function from a tuple to the tuple of its elements at `positions`."""
-    if len(positions) > 1:
-        return itemgetter(*positions)
-    if positions:
-        (only,) = positions
-        return lambda key: (key[only],)
-    return lambda key: ()
 
 
 def elimination_order(problem: Problem) -> list[int]:
@@ -132,28 +111,6 @@ def tables(problem: Problem, order: Sequence[int], weights: Sequence[Vector]) ->
     return out
 
 
-def join(a: Table, b: Table, limit: int) -> Table | None:
-    """Both tables as one, None where it would have more rows than `limit` and than each of them."""
-    limit = max(limit, len(a.rows), len(b.rows))
-    scope = tuple(sorted({*a.scope, *b.scope}))
-    common = [v for v in a.scope if v in b.scope]
-    extra = [v for v in b.scope if v not in a.scope]
-    key_a, key_b = (pick([t.scope.index(v) for v in common]) for t in (a, b))
-    rest = pick([b.scope.index(v) for v in extra])
-    both = (*a.scope, *extra)
-    merge = pick([both.index(v) for v in scope])
-    matches: dict[Key, list[tuple[Key, Vector]]] = {}
-    for values, costs in b.rows.items():
-        matches.setdefault(key_b(values), []).append((rest(values), costs))
-    rows: Rows = {}
-    for values, costs in a.rows.items():
-        for more, plus in matches.get(key_a(values), ()):
-            rows[merge(values + more)] = tuple(map(add, costs, plus))
-        if len(rows) > limit:
-            return None
-    return Table(scope, rows)
-
-
 def _mini_buckets(bucket: Sequence[Table], limit: int) -> list[Table]:
     """The tables of a bucket joined into as few as `limit` allows."""
     out: list[Table] = []
@@ -168,7 +125,7 @@ def _mini_buckets(bucket: Sequence[Table], limit: int) -> list[Table]:
     return out
 
 
-def eliminate(
+def bound(
     problem: Problem, order: list[int], weights: Sequence[Vector], deadline: float
 ) -> Buckets | None:
     """Bounds for each of `weights`; None where no assignment satisfies the factors.

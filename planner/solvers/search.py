@@ -24,36 +24,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
 
-from shardwright.planner.problem import Problem
-from shardwright.planner.solvers.buckets import Buckets, Key, Vector
+from shardwright.planner.solvers.buckets import Buckets
+from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.multipliers import Weights, dot
+from shardwright.planner.tables import Key, Vector
 
 NODES = 20_000_000
 """Nodes after which the search gives up."""
 FRONTS = 1_000_000
 """Cost vectors that are remembered, at most."""
-
-
-@dataclass
-class Incumbent:
-    """The best assignment within the caps so far."""
-
-    problem: Problem
-    targets: list[int]
-    caps: list[int]
-    assignment: tuple[int, ...] | None = None
-    cost: int = 0
-
-    def offer(self, assignment: tuple[int, ...]) -> Vector | None:
-        """Keep `assignment` if it is better; its costs in the order of `targets`."""
-        price = self.problem.price(assignment)
-        if price is None:
-            return None
-        cost, *rest = costs = tuple(price[t] for t in self.targets)
-        within = all(c <= cap for c, cap in zip(rest, self.caps, strict=True))
-        if within and (self.assignment is None or cost < self.cost):
-            self.assignment, self.cost = assignment, cost
-        return costs
 
 
 @dataclass
@@ -173,7 +152,7 @@ class Search:
         if context is None:
             return False
         mask, levels = context
-        count = len(self.incumbent.targets)
+        count = 1 + len(self.incumbent.caps)
         costs = self.bounds[level][:count]
         key = (level, tuple([self.values[k] for k in levels]))
         front = self.fronts.get(key, [])

@@ -68,10 +68,13 @@ def test_two_collectives_backward_per_layer() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi3"])
-def test_both_solvers_find_the_same_plan(name: str) -> None:
-    """The default solver and the fallback agree to the byte, but for their names."""
+def test_all_solvers_find_the_same_plan(name: str) -> None:
+    """They agree to the byte, but for their names."""
     _, model = build("causal", name, torch.float32)
-    plans = [shardwright.plan(model, tp=2, solver=s) for s in ("cpsat", "backtracking")]
-    assert plans[0].solver.status == plans[1].solver.status == "optimal"
-    assert plans[0].modules == plans[1].modules
-    assert plans[0].solver.objective == plans[1].solver.objective
+    names = ("lp", "cpsat", "backtracking")
+    plans = [shardwright.plan(model, tp=2, solver=s) for s in names]
+    assert [p.solver.name for p in plans] == list(names)
+    assert {p.solver.status for p in plans} == {"optimal"}
+    assert {p.solver.gap for p in plans} == {0}
+    assert all(p.modules == plans[0].modules for p in plans)
+    assert all(p.solver.objective == plans[0].solver.objective for p in plans)

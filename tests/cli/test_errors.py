@@ -155,7 +155,7 @@ def test_mesh_of_another_size(plan: Plan) -> None:
 
 def test_unknown_solver(run: Run, model: Path) -> None:
     assert error_line(run("plan", model, "--tp", 2, "--solver", "magic"), 2) == (
-        "unknown solver 'magic'; installed: backtracking, cpsat"
+        "unknown solver 'magic'; installed: backtracking, cpsat, lp"
     )
 
 
@@ -208,9 +208,10 @@ def test_without_ortools_backtracking_plans_and_says_so(
 
 
 @pytest.mark.usefixtures("no_ortools")
-def test_cpsat_without_ortools(run: Run, model: Path) -> None:
-    assert error_line(run("plan", model, "--tp", 2, "--solver", "cpsat")) == (
-        "solver 'cpsat' needs OR-tools: pip install ortools, or use --solver backtracking"
+@pytest.mark.parametrize("solver", ["cpsat", "lp"])
+def test_a_solver_that_needs_ortools(run: Run, model: Path, solver: str) -> None:
+    assert error_line(run("plan", model, "--tp", 2, "--solver", solver)) == (
+        f"solver '{solver}' needs OR-tools: pip install ortools, or use --solver backtracking"
     )
 
 

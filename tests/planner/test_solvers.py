@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from shardwright.errors import SolverError, UsageError
 from shardwright.planner import solvers
-from shardwright.planner.problem import Costs, Problem, Result, Row, Solution, minimise
+from shardwright.planner.problem import Costs, Problem, Result, Row
 from shardwright.planner.simplify import simplify
-from shardwright.planner.solvers import backtracking, buckets, cpsat, search
+from shardwright.planner.solvers import backtracking, buckets, cpsat, lp, search
 
-SOLVERS = [pytest.param(m.solve, id=m.__name__.split(".")[-1]) for m in (cpsat, backtracking)]
+MODULES = (cpsat, lp, backtracking)
+SOLVERS = [pytest.param(m.solve, id=m.__name__.split(".")[-1]) for m in MODULES]
 SECONDS = 60.0
 
 
@@ -90,6 +91,19 @@ def test_cpsat_is_brute_force(problem: Problem, caps: dict[int, int]):
 
 
 @settings(deadline=None, max_examples=300)
+@given(problems(), CAPS, st.sampled_from([1, 2**40, 2**70]), st.data())
+def test_lp_is_brute_force(problem: Problem, caps: dict[int, int], scale: int, data):
+    """At any size of costs: what a float cannot hold is proven too."""
+    large = Problem(problem.components, problem.names, problem.domains)
+    for f in problem.factors:
+        rows = [Row(x, (scale * c[0] + i, *c[1:])) for i, (x, c) in enumerate(f.rows)]
+        large.factor(f.name, f.scope, rows)
+    best = brute_force(large, 0, caps)
+    hint = data.draw(st.none() | st.tuples(*(st.integers(0, len(d) - 1) for d in problem.domains)))
+    check(large, 0, caps, best, lp.solve(large, 0, caps, hint, SECONDS))
+
+
+@settings(deadline=None, max_examples=300)
 @given(problems(), CAPS, ROWS, st.data())
 def test_backtracking_is_brute_force(problem: Problem, caps: dict[int, int], rows: int, data):
     best = brute_force(problem, 0, caps)
@@ -141,19 +155,6 @@ def test_simplify_keeps_solutions(problem: Problem):
         else:
             contracted = small.contract(assignment)
             assert contracted is None or small.problem.price(contracted) is None
-
-
-@settings(deadline=None, max_examples=100)
-@given(problems(), st.permutations([0, 1]), CAPS)
-def test_minimise_is_lexicographic(problem: Problem, order: list[int], caps: dict[int, int]):
-    found = minimise(problem, backtracking.solve, order, caps, {}, SECONDS)
-    best = min(([price[c] for c in order] for price in all_prices(problem, caps)), default=None)
-    if best is None:
-        assert found == "infeasible"
-        return
-    assert isinstance(found, Solution) and found.optimal
-    assert [found.costs[c] for c in order] == best == [found.bounds[c] for c in order]
-    assert problem.price(found.assignment) == found.costs
 
 
 # --- a chain of layers
@@ -333,7 +334,6 @@ def test_cap_that_excludes_everything(solve):
     problem.factor("price", (0,), [Row((0,), (0, 2)), Row((1,), (1, 3))])
     check(problem, 0, {1: 1}, None, solve(problem, 0, {1: 1}, None, SECONDS))
     check(problem, 0, {1: 2}, 0, solve(problem, 0, {1: 2}, None, SECONDS))
-    assert minimise(problem, solve, (0,), {1: 1}, {}, SECONDS) == "infeasible"
 
 
 def test_simplify_sees_what_only_a_join_forbids():
@@ -359,36 +359,6 @@ def test_simplify_merges_chains_of_equals():
     small = simplify(problem)
     assert small is not None and len(small.problem.names) == 1
     assert sorted(all_prices(problem, {})) == sorted(all_prices(small.problem, {}))
-
-
-def test_minimise_keeps_to_the_slack_and_to_whole_numbers():
-    problem = Problem(("a", "b"))
-    problem.variable("x", 3)
-    large = 2**60 + 1  # a float would round it down, and nothing would fit below that
-    rows = [Row((0,), (large, 9)), Row((1,), (large + 5, 5)), Row((2,), (2 * large + 9, 0))]
-    problem.factor("price", (0,), rows)
-    for slack, values in ((0.0, (0,)), (0.5, (1,)), (1.1, (2,))):
-        found = minimise(problem, backtracking.solve, (0, 1), {}, {0: slack}, SECONDS)
-        assert isinstance(found, Solution) and found.optimal
-        assert found.assignment == values
-        assert found.bounds[0] == large
-
-
-def test_minimise_falls_back_to_a_valid_hint_only():
-    problem = Problem(("a", "b"))
-    problem.variable("x", 3)
-    problem.factor("price", (0,), [Row((0,), (4, 0)), Row((1,), (3, 7))])
-    seen = []
-
-    def late(problem: Problem, component: int, caps: Mapping[int, int], hint, seconds) -> Result:
-        seen.append(dict(caps))
-        return Result("unknown", None, 1)
-
-    found = minimise(problem, late, (0, 1), {}, {}, SECONDS, (0,))
-    assert found == Solution((0,), (4, 0), (1, 1), False)
-    assert seen == [{}, {0: 4}]  # what the hint reaches binds later components
-    assert minimise(problem, late, (0, 1), {}, {}, SECONDS, (2,)) == "unknown"
-    assert minimise(problem, late, (0, 1), {0: 3}, {}, SECONDS, (0,)) == "unknown"
 
 
 @pytest.mark.parametrize("solve", SOLVERS)
@@ -440,27 +410,28 @@ def test_a_solver_of_another_package_is_found(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[shardwright.solvers]\ntiny = tiny_solver:solve\n")
     assert "tiny" not in solvers.names()
     monkeypatch.syspath_prepend(tmp_path)
-    assert solvers.names() == ["backtracking", "cpsat", "tiny"]
+    assert solvers.names() == ["backtracking", "cpsat", "lp", "tiny"]
     problem = chain(0)
     problem.factor("price", (0,), [Row((i,), (i, 9 - i)) for i in range(3)])
     solve = solvers.load("tiny")
     check(problem, 1, {0: 1}, 8, solve(problem, 1, {0: 1}, None, SECONDS))
-    found = minimise(problem, solve, (1, 0), {}, {}, SECONDS)
-    assert isinstance(found, Solution) and found.costs == (2, 7)
 
 
 def test_solvers_that_come_with_it():
     assert solvers.load("cpsat") is cpsat.solve
+    assert solvers.load("lp") is lp.solve
     assert solvers.load("backtracking") is backtracking.solve
-    with pytest.raises(UsageError, match="unknown solver 'abacus'; installed: backtracking, cpsat"):
+    with pytest.raises(UsageError, match="'abacus'; installed: backtracking, cpsat, lp"):
         solvers.load("abacus")
 
 
 def test_without_ortools(monkeypatch):
-    assert solvers.backup() == (cpsat.solve, "")
+    assert solvers.backup() == (lp.solve, "")
     monkeypatch.setattr(solvers, "find_spec", lambda name: None)
     found, note = solvers.backup()
     assert found is None and "OR-tools" in note
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    with pytest.raises(SolverError, match="pip install ortools"):
-        cpsat.solve(Problem(("a",)), 0, {}, None, SECONDS)
+    monkeypatch.setitem(sys.modules, "ortools.linear_solver", None)
+    for solve in (cpsat.solve, lp.solve):
+        with pytest.raises(SolverError, match="pip install ortools"):
+            solve(Problem(("a",)), 0, {}, None, SECONDS)

@@ -1,32 +1,27 @@
-"""Whole networks of small graphs: both solvers against trying every assignment."""
+"""Whole networks of small graphs: all solvers against trying every assignment."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner import check
 from shardwright.planner.network import BACKWARD, BYTES, COMPONENTS, TIME
-from shardwright.planner.optimize import (
-    POWERS,
-    SLACK,
-    Optimum,
-    optimize,
-    primary,
-    weighed,
-    with_ties,
-)
+from shardwright.planner.objective import POWERS, primary, rank
+from shardwright.planner.optimize import SLACK, Optimum, optimize
 from shardwright.planner.problem import Costs, Problem, Row
 from shardwright.planner.simplify import simplify
-from shardwright.planner.solvers import backtracking, cpsat
+from shardwright.planner.solvers import backtracking, cpsat, lp
 from shardwright.planner.states import PARTIAL, WHOLE
 from tests.planner.toys import TOYS, Toy, solutions, toy
 
-SOLVERS = [pytest.param(m.solve, id=m.__name__.rpartition(".")[2]) for m in (cpsat, backtracking)]
+MODULES = (cpsat, lp, backtracking)
+SOLVERS = [pytest.param(m.solve, id=m.__name__.rpartition(".")[2]) for m in MODULES]
 SECONDS = 60.0
 
 
@@ -40,19 +35,15 @@ def least(name: str, component: int) -> int:
     return min(costs[component] for _, costs in every(name))
 
 
-def best(name: str, value: Callable[[Costs], int], memory: int | None = None) -> tuple:
-    """The least sum of `value` over rows, within `memory`, and all assignments that have it."""
+def best(name: str, value: Callable[[Costs], Any], memory: int | None = None) -> tuple:
+    """The least `value` of costs within `memory`, and all assignments that have it."""
     found = [
-        (costs[0], chosen)
-        for chosen, costs in solutions(weighed(toy(name).small.problem, [value, by_bytes]))
-        if memory is None or costs[1] <= memory
+        (value(costs), chosen)
+        for chosen, costs in every(name)
+        if memory is None or costs[BYTES] <= memory
     ]
     lowest = min(cost for cost, _ in found)
     return lowest, [chosen for cost, chosen in found if cost == lowest]
-
-
-def by_bytes(costs: Costs) -> int:
-    return costs[BYTES]
 
 
 @pytest.mark.parametrize("solve", SOLVERS)
@@ -74,9 +65,9 @@ def test_the_plan_is_the_best_of_all(name: str, solve) -> None:
     """Objective, bound, assignment: all as trying everything says, ties broken by name alike."""
     it = toy(name)
     optimum = optimize(it.small, solve, SECONDS)
-    lowest, chosen = best(name, with_ties(it.small.problem, optimum.power))
+    lowest, chosen = best(name, lambda c: rank(c, optimum.power))
     assert optimum.optimal
-    assert optimum.objective == optimum.bound == lowest
+    assert optimum.objective == optimum.bound == lowest[0]
     assert [optimum.assignment] == [it.small.expand(c) for c in chosen]
     assert optimum.costs == it.network.problem.price(optimum.assignment)
     assert optimum.costs[BYTES] <= (1 + SLACK) * least(name, BYTES)
@@ -88,7 +79,7 @@ def test_no_smaller_price_of_a_byte_would_do(name: str) -> None:
     it = toy(name)
     optimum = optimize(it.small, backtracking.solve, SECONDS)
     if optimum.power > POWERS.start:
-        _, chosen = best(name, primary(optimum.power - 1))
+        _, chosen = best(name, lambda c: primary(c, optimum.power - 1))
         sizes = [price[BYTES] for c in chosen if (price := it.small.problem.price(c))]
         assert max(sizes) > least(name, BYTES)
 
@@ -101,9 +92,8 @@ def test_within_a_budget(name: str, solve) -> None:
     sizes = sorted({costs[BYTES] for _, costs in every(name)})
     for memory in (sizes[0], sizes[len(sizes) // 2], sizes[-1]):
         optimum = optimize(it.small, solve, SECONDS, memory)
-        value = with_ties(it.small.problem, POWERS.start)
-        lowest, chosen = best(name, value, memory)
-        assert (optimum.objective, optimum.optimal) == (lowest, True)
+        lowest, chosen = best(name, lambda c: rank(c, POWERS.start), memory)
+        assert (optimum.objective, optimum.bound, optimum.optimal) == (lowest[0], lowest[0], True)
         assert optimum.assignment in [it.small.expand(c) for c in chosen]
         assert optimum.costs[BYTES] <= memory
 
@@ -126,7 +116,7 @@ def test_rules_that_contradict_each_other() -> None:
     problem.factor("different", [a, b], [Row((i, 1 - i), free) for i in range(2)])
     assert list(solutions(problem)) == []
     assert simplify(problem) is None
-    for solver in (cpsat, backtracking):
+    for solver in MODULES:
         assert solver.solve(problem, 0, {}, None, SECONDS).status == "infeasible"
 
 
