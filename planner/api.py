@@ -15,6 +15,8 @@ from shardwright.planner.plan_file import Phase, Plan, Workload
 from shardwright.planner.search import Search
 from shardwright.planner.source import read_source
 from shardwright.planner.stages import stage
+from shardwright.planner.tp_plan import pins as hand_written_pins
+from shardwright.planner.tp_plan import table_of
 from shardwright.planner.trace import trace
 
 
@@ -33,6 +35,7 @@ def plan(
     device: str = "h100-nvlink",
     pins: Mapping[str, str] | None = None,
     phase: str | Mapping[Phase, int] = "prefill",
+    tp_plan: Mapping[str, object] | str | None = None,
 ) -> Plan:
     """The cheapest correct way to split `model` over `tp` ranks; no weights are read.
 
@@ -55,7 +58,8 @@ def plan(
         pins: Parameters, or modules with all parameters below -> "replicate" (whole on every rank)
             or "shard:DIM" (split along that dim). `*` stands for any part of a name between dots:
             {"model.layers.*.mlp": "replicate", "lm_head.weight": "shard:0"}.
-
+        tp_plan: A tensor-parallel plan of transformers, or "auto" for the model's own: how it
+            splits parameters becomes pins, where `pins` has none of the same name.
         phase: What is priced: "prefill", "decode" (one new token a sequence), "train" (forward and
             backward), or several, maybe with how often each is run:
             "prefill,decode:128", or {"prefill": 1, "decode": 128}.
@@ -67,14 +71,44 @@ def plan(
             hold, and it says which ops forbid them.
         SolverError: the solver is missing or found nothing in time.
     """
+    search = prepare(
+        model, tp, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype, device=device,
+        pins=pins, tp_plan=tp_plan, phase=phase,
+    )  # fmt: skip
+    return search.run(solver, time_limit, memory)
+
+
+def prepare(
+    model: Any,
+    tp: int,
+    *,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    batch: int = 1,
+    seq: int = 512,
+    dtype: torch.dtype | None = None,
+    device: str = "h100-nvlink",
+    pins: Mapping[str, str] | None = None,
+    tp_plan: Mapping[str, object] | str | None = None,
+    phase: str | Mapping[Phase, int] = "prefill",
+) -> Search:
+    """Read and trace a model: all that `plan` does before it looks for the cheapest way.
+
+    Raises:
+        UsageError: an argument that cannot be meant.
+        ModelError: the model cannot be read or traced.
+    """
     if tp < 1:
         raise UsageError(f"tp must be at least 1, not {tp}")
     if batch < 1 or seq < 1:
         raise UsageError(f"batch and seq must be at least 1, not {batch} and {seq}")
-    wanted = as_pins(pins or {})
     phases = parse_phases(phase)
+    wanted = dict(pins or {})
+    as_pins(wanted)  # what cannot be meant should not wait for the trace
     stage("read")
     source = read_source(model, args, kwargs, dtype)
+    if tp_plan is not None:
+        wanted = hand_written_pins(table_of(tp_plan, source.module), source.module) | wanted
     stage("trace")
     graph = trace(source.module, source.args, source.kwargs)
     workload = Workload(
@@ -85,5 +119,4 @@ def plan(
         phases=phases,
     )
     stage("axes")
-    search = Search(source, graph, refine(graph), workload, tp, wanted)
-    return search.run(solver, time_limit, memory)
+    return Search(source, graph, refine(graph), workload, tp, as_pins(wanted))

@@ -17,6 +17,13 @@ WORDS = {
     "carried": "what one block hands to the next is whole on every rank",
     "logits": "the scores of a loss are no pending sum",
     "output": "what the model gives out is whole on every rank",
+    "unsummed": "the gradient of {0} is not summed over the ranks",
+}
+BORDERS = {
+    "border": "no collective does that on the way {0}",
+    "again": "what happens {0} is the same in each call",
+    "kept": "nothing changes on the way {0}",
+    "gathered": "everything is whole on the way {0}",
 }
 
 
@@ -56,14 +63,19 @@ def in_words(names: Sequence[str], graph: Graph, wanted: Mapping[str, Pin]) -> l
             out.append(Fact(kind, str(wanted[name]._replace(name=fqn))))
         elif kind == "op":
             out.append(Fact(kind, place(ops[name])))
-        elif kind in ("border", "again"):
+        elif kind in BORDERS:
             module, side, slot = _border(name, graph)
-            way = "into" if side == "in" else "out of"
-            what = f" ({slot})" if slot else ""
-            out.append(Fact("border", f"no collective does that on the way {way} '{module}'{what}"))
-        else:
+            way = f"{'into' if side == 'in' else 'out of'} '{module}'"
+            out.append(Fact(kind, BORDERS[kind].format(f"{way} ({slot})" if slot else way)))
+        elif kind != "unsummed" or not _is_split(name, graph, wanted):
             out.append(Fact(kind, WORDS.get(kind, label).format(name)))
     return out
+
+
+def _is_split(fqn: str, graph: Graph, wanted: Mapping[str, Pin]) -> bool:
+    """Whether a parameter is to be split: then each rank has the gradient of its own part."""
+    found = (wanted.get(u.stored) for u in graph.uses if u.fqn == fqn)
+    return any(pin is not None and pin.dim is not None for pin in found)
 
 
 def _border(name: str, graph: Graph) -> tuple[str, str, str]:

@@ -20,18 +20,28 @@ WIDTH = 100
 
 def print_report(plan: Plan) -> None:
     """Print the report on stdout, with colours if that is a terminal and NO_COLOR is not set."""
+    show(report(plan))
+
+
+def show(part: RenderableType) -> None:
+    """Print on stdout: with colours on a terminal, else as plain text of at most 100 columns."""
     console = Console(highlight=False)
     if console.is_terminal:
         console.width = min(console.width, WIDTH)
-        console.print(report(plan))
+        console.print(part)
     else:
-        console.file.write(to_text(plan))
+        console.file.write(plain(part))
 
 
 def to_text(plan: Plan) -> str:
     """The report as plain text of at most 100 columns."""
+    return plain(report(plan))
+
+
+def plain(part: RenderableType) -> str:
+    """The same without colours, at most 100 columns wide, no blanks at the ends of lines."""
     out = io.StringIO()
-    Console(file=out, width=WIDTH, highlight=False, color_system=None).print(report(plan))
+    Console(file=out, width=WIDTH, highlight=False, color_system=None).print(part)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 

@@ -102,25 +102,40 @@ class Search:
             self.forbidden |= outcome
         raise SolverError("no plan passed its trial on meta: please report this model")
 
-    def problem(self) -> tuple[Costs, Network, dict[str, Pin]]:
-        """Prices, the problem without what is forbidden, and the pins that restrict it."""
-        states = States(self.graph, self.axes, self.tp, self.lookups, self.forbidden)
+    def blank(self, forbidden: Splits = frozenset()) -> tuple[Costs, Network]:
+        """Prices, and the problem without any pin."""
+        states = States(self.graph, self.axes, self.tp, self.lookups, forbidden)
         costs = Costs(self.graph, self.axes, states, self.workload)
-        network = build_network(self.graph, states, costs, self.rigid)
-        wanted = resolve(self.pins, self.graph, states)
-        restrict(network, wanted)
-        return costs, network, wanted
+        return costs, build_network(self.graph, states, costs, self.rigid)
 
     def solve(self, solver: str | None, seconds: float, memory: int | None) -> Attempt:
-        """Solve the problem as it stands now, and check the answer.
+        """Solve the problem as it stands now: without what is forbidden, and with the pins.
 
         Raises:
             InfeasibleError: the pins cannot hold, or nothing fits the memory.
         """
+        stage("problem")
+        costs, network = self.blank(self.forbidden)
+        wanted = resolve(self.pins, self.graph, costs.states)
+        restrict(network, wanted)
+        return self.answer(costs, network, wanted, solver, seconds, memory)
+
+    def answer(
+        self,
+        costs: Costs,
+        network: Network,
+        wanted: dict[str, Pin],
+        solver: str | None = None,
+        seconds: float = 60.0,
+        memory: int | None = None,
+    ) -> Attempt:
+        """Solve a problem of this model, and check the answer.
+
+        Raises:
+            InfeasibleError: it has no solution, or none that fits the memory.
+        """
         asked = solvers.load(solver) if solver else None
         backup, note = (None, "") if solver else solvers.backup()
-        stage("problem")
-        costs, network, wanted = self.problem()
         small = simplify(network.problem)
         if small is None:
             refuse(network, self.graph, wanted)

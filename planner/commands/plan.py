@@ -15,9 +15,10 @@ from shardwright.planner.commands.shared import (
     save,
     show_plan,
 )
-from shardwright.planner.console import Size, say, working
+from shardwright.planner.console import Size, compact, say, working
 
 if TYPE_CHECKING:
+    from shardwright.planner.hand_written import HandWritten
     from shardwright.planner.plan_file import Plan
 
 
@@ -53,6 +54,12 @@ Examples:
               help="Keep parameters at replicate or shard:DIM; repeatable.")  # fmt: skip
 @click.option("--pins", "pin_file", type=click.Path(dir_okay=False), metavar="FILE",
               help="The same from a JSON object.")  # fmt: skip
+@click.option("--pins-from-tp-plan", "follow", is_flag=True,
+              help="The same from the tensor-parallel plan of transformers.")  # fmt: skip
+@click.option("--compare-tp-plan", "compare", is_flag=True,
+              help="Price the tensor-parallel plan of transformers beside.")  # fmt: skip
+@click.option("--tp-plan", "table_file", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Take it from a JSON object.  [default: the model's own]")  # fmt: skip
 @as_json
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
 def plan(
@@ -69,33 +76,45 @@ def plan(
     device: str,
     pins: tuple[str, ...],
     pin_file: str | None,
+    follow: bool,
+    compare: bool,
+    table_file: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Plan MODEL, a local directory or hub id; no weights are read."""
     if as_json and quiet:
         raise click.UsageError("--json and --quiet exclude each other")
+    if compare and quiet:
+        raise click.UsageError("--compare-tp-plan and --quiet exclude each other")
+    if table_file is not None and not (compare or follow):
+        raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
     if output is not None:
         check_folder(Path(output))
     with working(f"planning {model}"):
         import torch
 
         from shardwright.planner import solvers
-        from shardwright.planner.api import plan as make
+        from shardwright.planner.api import prepare
         from shardwright.planner.device import device as profile
+        from shardwright.planner.hand_written import price
         from shardwright.planner.phases import parse_phases
-        from shardwright.planner.pins import gather
+        from shardwright.planner.pins import gather, read_table
+        from shardwright.planner.tp_plan import OWN, table_of
 
         profile(device)  # what can be refused at once should not wait for the trace
         parse_phases(phase)
         if solver is not None:
             solvers.load(solver)
-        wanted = gather(pins, pin_file)
-        result = make(
-            model, tp, memory=memory, solver=solver, time_limit=time_limit, batch=batch, seq=seq,
-            dtype=getattr(torch, dtype) if dtype else None, device=device, phase=phase,
-            pins=wanted,
+        named = OWN if table_file is None else read_table(table_file)
+        search = prepare(
+            model, tp, batch=batch, seq=seq, dtype=getattr(torch, dtype) if dtype else None,
+            device=device, phase=phase, pins=gather(pins, pin_file),
+            tp_plan=named if follow else None,
         )  # fmt: skip
+        table = table_of(named, search.source.module) if compare else {}
+        result = search.run(solver, time_limit, memory)
+        hand = price(search, table) if compare else None
     if output is not None:
         save(result, Path(output))
     warn(result)
@@ -103,9 +122,25 @@ def plan(
         if output is not None:
             click.echo(output)
     else:
-        show_plan(result, as_json)
+        if hand is None:
+            show_plan(result, as_json)
+        else:
+            show_both(result, hand, as_json)
         if output is not None and not as_json:
             say(f"Wrote {output}: load it under torchrun with shardwright.load(MODEL, plan=...)")
+
+
+def show_both(result: Plan, hand: HandWritten, as_json: bool) -> None:
+    """Print a plan and what the hand-written one comes to."""
+    from shardwright.planner import side_by_side
+    from shardwright.planner.report import show
+
+    if as_json:
+        click.echo(compact(side_by_side.as_json(result, hand)))
+        return
+    show_plan(result, False)
+    click.echo()
+    show(side_by_side.side_by_side(result, hand))
 
 
 def warn(result: Plan) -> None:

@@ -20,8 +20,8 @@ from tests.cli.conftest import Run
 ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
-    "plan": "--batch --device --dtype --help --json --memory --output --phase --pin --pins --quiet "
-    "--seq --solver --time-limit --tp -h -o -q",
+    "plan": "--batch --compare-tp-plan --device --dtype --help --json --memory --output --phase "
+    "--pin --pins --pins-from-tp-plan --quiet --seq --solver --time-limit --tp --tp-plan -h -o -q",
     "show": "--help --json -h",
     "check": "--dtype --help --json --layers --numeric -h",
     "schema": "--help -h",

@@ -1,0 +1,162 @@
+"""Tensor-parallel plans of transformers as pins and as baselines.
+
+That of llama makes 6 collectives in a forward of 2 layers and 17 in a training step, that of phi3
+10 in a forward and that of olmo2 12: counted on real ranks with transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import shardwright
+from shardwright.errors import UsageError
+from shardwright.planner.api import prepare
+from shardwright.planner.hand_written import HandWritten, price
+from shardwright.planner.tp_plan import pins, read, split_dim, style_of, table_of
+from tests import zoo
+from tests.cli.conftest import tiny
+
+COLUMNS = {"model.layers.*.mlp.up_proj": "colwise", "model.layers.*.mlp.gate_proj": "colwise"}
+PAIRS = {**COLUMNS, "model.layers.*.mlp.down_proj": "rowwise"}
+
+
+def priced(model: Any, table: Mapping[str, str] | str = "auto", tp: int = 2) -> HandWritten:
+    search = prepare(model, tp)
+    return price(search, table_of(table, search.source.module))
+
+
+def calls(hand: HandWritten) -> dict[str, int]:
+    assert hand.predicted is not None, hand.problem
+    out: Counter[str] = Counter()
+    for c in hand.predicted.collectives:
+        out[c.phase] += c.count
+    return dict(out)
+
+
+# --- as baselines
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("llama", {"forward": 6, "backward": 11}),
+        ("phi3", {"forward": 10, "backward": 9}),
+        ("olmo2", {"forward": 12, "backward": 13}),
+    ],
+)
+def test_collectives_are_those_that_transformers_makes(name: str, counts: dict[str, int]) -> None:
+    hand = priced(zoo.build(name)[1])
+    assert calls(hand) == counts
+    assert hand.unused == []
+
+
+def test_the_hand_written_plan_costs_what_it_costs_and_ours_no_more() -> None:
+    hand, ours = priced(tiny()), shardwright.plan(tiny(), 2).predicted
+    assert hand.predicted is not None and hand.rules == 9
+    assert hand.predicted.parameter_bytes == ours.parameter_bytes
+    assert sum(calls(hand).values()) > sum(c.count for c in ours.collectives)
+    assert hand.predicted.time_ns >= ours.time_ns
+    assert hand.whole == {
+        "model.layers.*.input_layernorm.weight": 512,
+        "model.layers.*.post_attention_layernorm.weight": 512,
+        "model.norm.weight": 256,
+    }
+
+
+def test_what_a_plan_does_not_name_is_whole() -> None:
+    hand = priced(tiny(), PAIRS)
+    assert calls(hand) == {"forward": 2, "backward": 4}
+    assert list(hand.whole)[:2] == ["lm_head.weight", "model.embed_tokens.weight"]
+    assert hand.whole["model.layers.*.self_attn.q_proj.weight"] == 2 * 4 * 64 * 64
+    assert hand.predicted is not None
+    saved = hand.predicted.whole_bytes - hand.predicted.parameter_bytes[0]
+    assert saved == 2 * 3 * 4 * 64 * 128 // 2
+
+
+def test_rules_may_lack_the_prefix_and_fit_nothing() -> None:
+    table = {"layers.*.mlp.up_proj": "colwise_rep", "layers.*.mlp.experts": "moe_tp_experts"}
+    hand = priced(tiny(), table)
+    assert calls(hand) == {"forward": 2, "backward": 2}
+    assert hand.unused == ["layers.*.mlp.experts"]
+    with pytest.raises(UsageError, match="no rule of the tensor-parallel plan fits a module"):
+        priced(tiny(), {"h.*.mlp": "colwise"})
+
+
+@pytest.mark.parametrize(
+    ("table", "tp", "text"),
+    [
+        (COLUMNS, 2, "nothing changes on the way out of 'model.layers.0.mlp.up_proj'"),
+        ("auto", 4, "q_proj.weight cannot be split by style 'colwise': its parts would not be"),
+        ({**PAIRS, "model.norm": "mla_kv_a_proj"}, 2, "style 'mla_kv_a_proj' has no counterpart"),
+        ({"model.norm": "sequence_parallel"}, 2, "style 'sequence_parallel' has no counterpart"),
+    ],
+)
+def test_plans_that_have_no_price(table: Mapping[str, str] | str, tp: int, text: str) -> None:
+    hand = priced(tiny(), table, tp)
+    assert hand.predicted is None
+    assert hand.problem is not None and text in hand.problem
+
+
+def test_a_gradient_that_nobody_sums() -> None:
+    """It is wrong with transformers 5.23, too: alpha_p of the activation."""
+    hand = priced(zoo.build("apertus")[1])
+    text = "the gradient of model.layers.0.mlp.act_fn.alpha_p is not summed over the ranks"
+    assert hand.problem is not None and text in hand.problem
+
+
+def test_rows_of_fused_parts_are_no_plain_shards() -> None:
+    """Halves of what is q, k and v one after the other are not the halves of each."""
+    hand = priced(zoo.build("phi3")[1], {"model.layers.*.self_attn.qkv_proj": "colwise"})
+    assert hand.problem is not None
+    assert hand.problem.endswith("its parts would not be those that the code takes apart")
+    packed = {**PAIRS, "model.layers.*.mlp.gate_up_proj": "packed_colwise"}
+    assert calls(priced(zoo.build("phi3")[1], packed)) == {"forward": 2, "backward": 2}
+
+
+# --- reading them
+
+
+def test_dims_of_styles() -> None:
+    found = {
+        name: [split_dim(style_of(style), name, ndim) for ndim in (1, 2, 3)]
+        for name, style in [("a.weight", "colwise"), ("a.bias", "rowwise"), ("b", "packed_colwise")]
+    }
+    assert found == {"a.weight": [0, 0, 1], "a.bias": [None, None, None], "b": [0, 0, 1]}
+    assert split_dim(style_of("rowwise"), "a.weight", 2) == 1
+    assert split_dim(style_of("replicate"), "a.weight", 2) is None
+
+
+def test_a_rule_of_a_parameter_comes_before_that_of_its_module() -> None:
+    module = prepare(tiny(), 2).source.module
+    table = {"lm_head": "colwise", "lm_head.weight": "rowwise", "model.layers.1": "replicate"}
+    rules = read(table, module)
+    assert rules.parameters == {"lm_head.weight": "rowwise"}
+    assert rules.modules == {"lm_head": "colwise", "model.layers.1": "replicate"}
+
+
+def test_plans_as_pins() -> None:
+    module = prepare(tiny(), 2).source.module
+    assert pins(PAIRS, module) == {
+        "model.layers.*.mlp.gate_proj.weight": "shard:0",
+        "model.layers.*.mlp.up_proj.weight": "shard:0",
+        "model.layers.*.mlp.down_proj.weight": "shard:1",
+    }
+    wanted = {"model.layers.*.mlp.down_proj.weight": "replicate"}
+    plan = shardwright.plan(tiny(), 2, tp_plan=PAIRS, pins=wanted)
+    assert plan.pins["model.layers.*.mlp.up_proj.weight"] == "shard:0"
+    assert plan.pins["model.layers.*.mlp.down_proj.weight"] == "replicate"
+
+
+@pytest.mark.parametrize("table", [{}, {"a": 1}, "other"])
+def test_no_table(table: Any) -> None:
+    with pytest.raises(UsageError, match="tensor-parallel plan"):
+        shardwright.plan(tiny(), 2, tp_plan=table)
+
+
+def test_a_model_without_one() -> None:
+    with pytest.raises(UsageError, match="GPT2LMHeadModel has no tensor-parallel plan"):
+        shardwright.plan(zoo.build("gpt2")[1], 2, tp_plan="auto")
