@@ -55,7 +55,7 @@ def _rows(predicted: Prediction | None) -> dict[str, str]:
     share = f"{held / max(predicted.whole_bytes, 1):.1%}"
     out = {
         "memory a rank": f"{human_bytes(held)}, {share}",
-        "time of a forward": human_time(predicted.time_ns),
+        "predicted time": human_time(predicted.time_ns),
     }
     for c in predicted.collectives:
         kind = f"{c.phase} {c.kind.replace('_', '-')}"

@@ -18,9 +18,7 @@ def test_both_side_by_side(run: Run, model: Path) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
-def test_a_plan_from_a_file_and_what_it_leaves_whole(
-    run: Run, model: Path, tmp_path: Path
-) -> None:
+def test_a_plan_from_a_file_and_what_it_leaves_whole(run: Run, model: Path, tmp_path: Path) -> None:
     table, out = tmp_path / "table.json", tmp_path / "plan.json"
     table.write_text('{"lm_head": "colwise_rep", "model.embed_tokens": "embedding_rowwise"}')
     options = ["--compare-tp-plan", "--tp-plan", table, "--pins-from-tp-plan"]
