@@ -23,6 +23,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.borders import map_slots
 from shardwright.planner.calls import Calls, Notes, difference
 from shardwright.planner.emit import Layouts
+from shardwright.planner.fake_ops import LikeReal
 from shardwright.planner.layout import Coords, dim_size
 from shardwright.planner.plan_file import Plan
 from shardwright.runtime.api import apply_modules
@@ -93,7 +94,7 @@ def run_on_fake(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     inputs, named = tree_map(
         lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, dict(kwargs))
     )
-    with torch.no_grad(), fake, _quiet():
+    with torch.no_grad(), fake, LikeReal(), _quiet():
         module(*inputs, **named)
 
 

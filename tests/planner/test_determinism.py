@@ -1,0 +1,48 @@
+"""Equal input, equal bytes: whatever the run, the seed of Python's hashes, the solver's threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import shardwright
+from shardwright.planner.solvers import cpsat
+from tests import zoo
+
+
+def plan() -> str:
+    """A plan for experts, on three ranks that share everything unevenly."""
+    return shardwright.plan(zoo.build("mixtral")[1], tp=3).to_json()
+
+
+def test_plans_do_not_hang_on_the_seed_of_hashes_or_on_the_run() -> None:
+    """Under each seed sets are walked in another order; this process has a random one."""
+    code = "from tests.planner.test_determinism import plan; print(plan(), end='')"
+    command = [sys.executable, "-c", code]
+    path = os.pathsep.join(sys.path)
+    runs = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("0", "1")
+    ]
+    here = {plan(), plan()}
+    found = {run.communicate(timeout=300)[0] for run in runs}
+    assert [run.returncode for run in runs] == [0, 0]
+    assert here == found
+    assert len(here) == 1
+
+
+def test_plans_do_not_hang_on_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = zoo.build("mixtral")
+    found = set()
+    for workers in (1, 2):
+        monkeypatch.setattr(cpsat, "WORKERS", workers)
+        found.add(shardwright.plan(model, tp=2, solver="cpsat").to_json())
+    assert len(found) == 1
