@@ -9,10 +9,12 @@ import torch
 
 from shardwright.errors import UsageError
 from shardwright.planner.axes import refine
+from shardwright.planner.cost import TRACE_SEQ
 from shardwright.planner.phases import parse_phases
 from shardwright.planner.pins import as_pins
 from shardwright.planner.plan_file import Phase, Plan, Workload
 from shardwright.planner.search import Search
+from shardwright.planner.sequence import open_sequence
 from shardwright.planner.source import read_source
 from shardwright.planner.stages import stage
 from shardwright.planner.tp_plan import pins as hand_written_pins
@@ -36,6 +38,7 @@ def plan(
     pins: Mapping[str, str] | None = None,
     phase: str | Mapping[Phase, int] = "prefill",
     tp_plan: Mapping[str, object] | str | None = None,
+    sequence_parallel: bool = False,
 ) -> Plan:
     """The cheapest correct way to split `model` over `tp` ranks; no weights are read.
 
@@ -63,17 +66,19 @@ def plan(
         phase: What is priced: "prefill", "decode" (one new token a sequence), "train" (forward and
             backward), or several, maybe with how often each is run:
             "prefill,decode:128", or {"prefill": 1, "decode": 128}.
+        sequence_parallel: Split hidden states between blocks along the sequence: fewer bytes of
+            activations on a rank, reduce-scatter and all-gather instead of all-reduce.
 
     Raises:
         UsageError: an argument that cannot be meant.
         ModelError: the model cannot be read or traced.
         InfeasibleError: no plan fits, and the message says the least that would; or the pins cannot
-            hold, and it says which ops forbid them.
+            hold, or hidden states cannot be split along the sequence, and it says what forbids it.
         SolverError: the solver is missing or found nothing in time.
     """
     search = prepare(
         model, tp, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype, device=device,
-        pins=pins, tp_plan=tp_plan, phase=phase,
+        pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
     )  # fmt: skip
     return search.run(solver, time_limit, memory)
 
@@ -91,12 +96,14 @@ def prepare(
     pins: Mapping[str, str] | None = None,
     tp_plan: Mapping[str, object] | str | None = None,
     phase: str | Mapping[Phase, int] = "prefill",
+    sequence_parallel: bool = False,
 ) -> Search:
     """Read and trace a model: all that `plan` does before it looks for the cheapest way.
 
     Raises:
         UsageError: an argument that cannot be meant.
         ModelError: the model cannot be read or traced.
+        InfeasibleError: the model has no sequence to split between blocks, if it is to be split.
     """
     if tp < 1:
         raise UsageError(f"tp must be at least 1, not {tp}")
@@ -117,6 +124,9 @@ def prepare(
         dtype=str(source.dtype).removeprefix("torch."),
         device=device,
         phases=phases,
+        sequence_parallel=sequence_parallel,
     )
     stage("axes")
-    return Search(source, graph, refine(graph), workload, tp, as_pins(wanted))
+    axes = refine(graph, TRACE_SEQ if sequence_parallel else None)
+    sequence = open_sequence(graph, axes, TRACE_SEQ) if sequence_parallel else None
+    return Search(source, graph, axes, workload, tp, as_pins(wanted), sequence)

@@ -27,15 +27,18 @@ class Conflict(Exception):
 
 
 class Dim:
-    """A node of union-find; after `find`, an atom, a product or a sum. Not hashable by value."""
+    """A node of union-find; after `find`, an atom, a product or a sum. Not hashable by value.
 
-    __slots__ = ("children", "id", "kind", "parent", "size", "whole")
+    A `solid` atom stays one: what would refine it is a conflict.
+    """
+
+    __slots__ = ("children", "id", "kind", "parent", "size", "solid", "whole")
     _ids = count()
 
     def __init__(self, size: int, kind: str = ATOM, children: Sequence[Dim] = ()) -> None:
         self.size, self.kind, self.children = size, kind, list(children)
         self.parent: Dim | None = None
-        self.whole = False
+        self.whole = self.solid = False
         self.id = next(Dim._ids)
 
     def __repr__(self) -> str:
@@ -82,7 +85,10 @@ def _link(dim: Dim, target: Dim) -> None:
         return
     if dim.kind == ATOM and any(a is dim for a in atoms_of(target)):
         raise Conflict(f"{dim!r} would contain itself in {target!r}")
+    if dim.solid and target.kind != ATOM:
+        raise Conflict(f"{dim!r} may not be refined to {target!r}")
     target.whole |= dim.whole
+    target.solid |= dim.solid
     dim.parent = target
 
 
@@ -100,6 +106,8 @@ def _split_minor(dim: Dim, minor: int) -> tuple[Dim | None, Dim]:
         return None, dim
     if dim.size % minor:
         raise Conflict(f"{minor} does not divide {dim!r}")
+    if dim.solid:
+        raise Conflict(f"{dim!r} may not be refined")
     if dim.kind == ATOM:
         major, rest = Dim(dim.size // minor), Dim(minor)
         major.whole = rest.whole = dim.whole
@@ -150,6 +158,8 @@ def split_sum(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
     dim = find(dim)
     if len(sizes) == 1:
         return [dim]
+    if dim.solid:
+        raise Conflict(f"{dim!r} may not be cut")
     if dim.kind == ATOM:
         parts = [Dim(s) for s in sizes]
         for made in parts:
@@ -240,13 +250,21 @@ class Axes:
     conflicts: list[tuple[Op, str]] = field(default_factory=list)
 
 
-def refine(graph: Graph) -> Axes:
-    """Refine all dims of `graph`; run-time sizes (those of the inputs) come out as whole."""
+def refine(graph: Graph, solid: int | None = None) -> Axes:
+    """Refine all dims of `graph`; run-time sizes (those of the inputs) come out as whole.
+
+    Args:
+        graph: The traced model.
+        solid: A run-time size that may be split: dims of it are not cut into parts (positions
+            without the last one, say), which would leave nothing to split.
+    """
     out = Axes()
     shared = {u.used: u.stored for u in graph.uses} | {b.target: b.source for b in graph.borders}
     for name, tensor in graph.tensors.items():
         if name not in shared:
             out.dims[name] = tuple(Dim(s) for s in tensor.shape)
+            for dim in out.dims[name]:
+                dim.solid = dim.size == solid
     for name in graph.tensors:
         root = name
         while root in shared:

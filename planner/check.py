@@ -15,6 +15,7 @@ from shardwright.planner.cost import Collective, Costs
 from shardwright.planner.graph import Graph, Op
 from shardwright.planner.phases import Pass
 from shardwright.planner.plan_file import Phase
+from shardwright.planner.sequence import OpenSequence
 from shardwright.planner.states import COPIED, GRADIENT, PARTIAL, WHOLE, Mode, State, States, covers
 from shardwright.rules.notation import Dims, Rule, letters
 
@@ -56,9 +57,21 @@ def check(
     for name in graph.outputs:
         if assignment[name] != WHOLE:
             raise SolverError(f"the plan leaves output '{name}' of the model {assignment[name]}")
-    for name in graph.carried:
-        if assignment[name] not in (WHOLE, COPIED):
+    for name, allowed in states.handed().items():
+        if assignment[name] not in allowed:
             raise SolverError(f"the plan leaves hidden state '{name}' {assignment[name]}")
+    if states.sequence:
+        _check_sequence(graph, states.sequence, assignment)
+
+
+def _check_sequence(graph: Graph, sequence: OpenSequence, assignment: Assignment) -> None:
+    """What may not be split along a sequence is not, and norms take it split."""
+    for name, dim in sequence.closed:
+        if sequence.splits((d, a) for d, a in assignment[name].shards if d == dim):
+            raise SolverError(f"the plan splits '{name}' along its sequence, dim {dim}")
+    for b in graph.borders:
+        if sequence.misplaced(b, assignment[b.source].shards, assignment[b.target].shards):
+            raise SolverError(f"the plan runs norm '{b.module}' on the whole sequence")
 
 
 def _check_borders(graph: Graph, assignment: Assignment, rigid: Collection[str]) -> None:

@@ -83,11 +83,13 @@ class Costs:
         dim = find(dim)
         if dim.id in self.run_time:
             tokens = run.keys if keys else run.queries
-            return run.batch if self.run_time[dim.id] == "batch" else tokens
-        if dim.kind == ATOM:
-            return -(-dim.size // self.states.ranks) if dim.id in cut else dim.size
-        parts = [self.length(c, cut, run, keys) for c in dim.children]
-        return prod(parts) if dim.kind == "product" else sum(parts)
+            size = run.batch if self.run_time[dim.id] == "batch" else tokens
+        elif dim.kind == ATOM:
+            size = dim.size
+        else:
+            parts = [self.length(c, cut, run, keys) for c in dim.children]
+            return prod(parts) if dim.kind == "product" else sum(parts)
+        return -(-size // self.states.ranks) if dim.id in cut else size
 
     def bytes(
         self, name: str, state: State, run: Pass | None = None, keys: frozenset[int] | None = None
@@ -130,6 +132,8 @@ class Costs:
         """
         if source == target:
             return Crossing()
+        if not (self._plain(name, source) and self._plain(name, target)):
+            return None
         full = self.bytes(name, WHOLE, run)
         differentiable = self.graph.tensors[name].differentiable
         covered = [
@@ -151,6 +155,12 @@ class Costs:
         sizes = {"all_reduce": full, "reduce_scatter": padded, "all_gather": small}
         forward, backward = (tuple(Collective(k, sizes[k]) for k in side) for side in entry)
         return Crossing(forward, backward if differentiable else ())
+
+    def _plain(self, name: str, state: State) -> bool:
+        """Whether no axis of run-time size is split within a larger dim: none can be cut there."""
+        opened = self.states.sequence.axes if self.states.sequence else ()
+        dims = self.axes.dims[name]
+        return all(a not in opened or find(dims[d]).id == a for d, a in state.shards)
 
     def inner_crossing(
         self, name: str, before: State, source: State, target: State, run: Pass | None = None

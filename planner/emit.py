@@ -66,10 +66,16 @@ class Layouts:
             (self.mesh,) if state.pending == GRADIENT else (),
         )
 
+    def length(self, *states: State) -> str | None:
+        """The name of the run-time axis that one of `states` splits; None if none does."""
+        opened = self.states.sequence.axes if self.states.sequence else {}
+        names = {opened[a] for state in states for _, a in state.shards if a in opened}
+        return min(names, default=None)
+
     def _dim(self, dim: Dim, cut: frozenset[int], open_sizes: bool) -> layout.Dim:
         dim = find(dim)
         if open_sizes and dim.id in self.run_time:
-            return layout.Atom(None)
+            return layout.Atom(None, self.mesh if dim.id in cut else None)
         if dim.kind == ATOM:
             return layout.Atom(dim.size, self.mesh if dim.id in cut else None)
         children = tuple(self._dim(c, cut, open_sizes) for c in dim.children)
@@ -108,7 +114,10 @@ def module_plans(
                 slot=border.slot,
                 source=str(layouts.placement(border.source, source)),
                 target=str(layouts.placement(border.target, target)),
-                deferred=border.target in graph.logits and bool(source.shards),
+                length=layouts.length(source, target),
+                deferred=border.target in graph.logits
+                and bool(source.shards)
+                and layouts.length(source) is None,
                 before=before,
             )
     local: dict[str, dict[str, str]] = {}

@@ -93,6 +93,9 @@ class Graph:
     fixed: set[tuple[str, int]] = field(default_factory=set)
     """Dims (of a tensor) that the code gives a bare number, or computes with: never split."""
 
+    counted: set[tuple[str, int]] = field(default_factory=set)
+    """Dims whose length makes new tensors (positions, masks): those would be of a part's length."""
+
     pinned: set[tuple[str, str]] = field(default_factory=set)
     carried: set[str] = field(default_factory=set)
     """Tensors that one block of a stack hands to the next: users see them as hidden states."""

@@ -15,7 +15,7 @@ from shardwright.planner.cost import Costs, Toll
 from shardwright.planner.graph import Graph
 from shardwright.planner.plan_file import pattern
 from shardwright.planner.problem import Problem, Row
-from shardwright.planner.states import COPIED, PARTIAL, WHOLE, State, States
+from shardwright.planner.states import PARTIAL, WHOLE, State, States
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
 """Bytes stored, nanoseconds of all passes, and of a backward pass where none is asked for, changes
@@ -64,8 +64,9 @@ def build_network(
         unary(name, "tie", ties)
     for name in dict.fromkeys(graph.outputs):
         unary(name, "output", {WHOLE: (0,) * 5})
-    for name in sorted(graph.carried):  # output_hidden_states must give whole tensors
-        unary(name, "carried", {s: (0,) * 5 for s in (WHOLE, COPIED)})
+    for name, allowed in states.handed().items():
+        must = states.sequence is not None and name in states.sequence.handed
+        unary(name, "handed" if must else "carried", {s: (0,) * 5 for s in allowed})
     for name in sorted(graph.logits):
         unary(name, "logits", {s: (0,) * 5 for s in states.domain(name) if s != PARTIAL})
     for name in dict.fromkeys(u.stored for u in graph.uses):
@@ -105,6 +106,8 @@ def build_network(
             (s, _), (t, _) = chosen[-2:]
             before = chosen[0][0] if around else s
             toll = costs.toll(border.source, before, s, t)
+            if states.sequence and states.sequence.misplaced(border, s.shards, t.shards):
+                continue
             if toll is not None and not (border.module in rigid and s != t):
                 rows.append(Row(tuple(i for _, i in chosen), paid(toll, action * (s != t))))
         label = f"border {border.module} {border.side} {border.slot}"

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.borders import map_slots
 
@@ -58,6 +59,9 @@ NEEDED: set[int] = set()
 
 FIXED: set[tuple[int, int]] = set()
 """Reads (number, dim) used as numbers: the results would change with the size."""
+
+COUNTED: set[tuple[int, int]] = set()
+"""Reads (number, dim) that made new tensors."""
 
 
 class Origin(int):
@@ -170,6 +174,8 @@ select sum mean tril triu scaled_dot_product_attention
 """.split()
 )
 """Functions that take counts and positions, not numbers to compute with."""
+CREATING = {"arange", "zeros", "ones", "full", "empty", "eye", "linspace", "rand", "randn"}
+"""Functions that make a tensor of nothing but sizes."""
 
 
 Fact = tuple[Expression, int, str]
@@ -229,6 +235,10 @@ class _SizeMode(TorchFunctionMode):
             out = func(*args, **kwargs)
             return _mark(out, _sizes(name, args, kwargs, out)) if name in LITERAL else out
         out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+        if name in CREATING:
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, Origin):
+                    COUNTED.update(reads_of(value.expression))
         if name in SIZED:
             return _mark(out, _sizes(name, args, kwargs, out))
         if name in SPLIT:
@@ -337,7 +347,7 @@ def _slices(x: torch.Tensor, index: Any) -> list[Fact]:
 
 def _name_reads(output: Any) -> Any:
     """Hang the tensors whose sizes matter on an output, so that the graph says which they are."""
-    numbers = sorted(NEEDED | {number for number, _ in FIXED})
+    numbers = sorted(NEEDED | {number for number, _ in FIXED | COUNTED})
     done = False
 
     def hang(x: torch.Tensor, _: str) -> torch.Tensor:
@@ -353,7 +363,7 @@ def _name_reads(output: Any) -> Any:
 @contextmanager
 def marked(root: nn.Module) -> Iterator[None]:
     """Within, int attributes of modules and their configs remember where they come from."""
-    for facts in (PINNED, READ, NEEDED, FIXED):
+    for facts in (PINNED, READ, NEEDED, FIXED, COUNTED):
         facts.clear()
     undo = [(module, dict(module.__dict__)) for module in root.modules()]
     for path, module in root.named_modules():

@@ -48,6 +48,11 @@ class Crossing(_Part):
         description="take the tensor as it came into a module around, before that one's crossing: "
         "a dot for each module up, then the slot there ('.hidden_states')",
     )
+    length: str | None = Field(
+        default=None,
+        description="the run-time axis that is split on one side, by the input that has it "
+        "('input_ids.1'): crossings that name the same one split the same length",
+    )
     deferred: bool = Field(
         default=False, description="scores of a loss: stay split while one is computed"
     )
@@ -105,6 +110,9 @@ class Workload(_Part):
     device: str = Field(description="name of a device profile, or file that one was read from")
     phases: dict[Phase, int] = Field(
         default={"prefill": 1}, description="phase -> how often; see planner/phases.py"
+    )
+    sequence_parallel: bool = Field(
+        default=False, description="hidden states between blocks are split along the sequence"
     )
 
 

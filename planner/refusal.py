@@ -15,6 +15,7 @@ from shardwright.planner.solvers.cores import core
 WORDS = {
     "use": "a rank uses {0} as it stores it: weights do not travel",
     "carried": "what one block hands to the next is whole on every rank",
+    "handed": "what one block hands to the next is split along the sequence",
     "logits": "the scores of a loss are no pending sum",
     "output": "what the model gives out is whole on every rank",
     "unsummed": "the gradient of {0} is not summed over the ranks",
@@ -46,6 +47,10 @@ def refuse(network: Network, graph: Graph, wanted: Mapping[str, Pin]) -> None:
     facts = in_words([f.name for f in found], graph, wanted)
     pins = sorted({f.text for f in facts if f.kind == "pin"})
     rest = list(dict.fromkeys(f.text for f in facts if f.kind not in ("pin", "use")))
+    if not pins and any(f.kind == "handed" for f in facts):
+        raise InfeasibleError(
+            f"sequence parallelism cannot hold on this model; what forbids it: {'; '.join(rest)}"
+        )
     if not pins:
         raise InfeasibleError(f"the rules contradict each other at {'; '.join(rest)}")
     verb = "cannot hold" if len(pins) == 1 else "cannot hold together"

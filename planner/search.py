@@ -35,8 +35,10 @@ from shardwright.planner.plan_file import (
     Prediction,
     SolverReport,
     Workload,
+    pattern,
 )
 from shardwright.planner.refusal import refuse
+from shardwright.planner.sequence import OpenSequence
 from shardwright.planner.simplify import Simplified, simplify
 from shardwright.planner.source import Source
 from shardwright.planner.stages import figures, stage
@@ -75,6 +77,7 @@ class Search:
     workload: Workload
     tp: int
     pins: tuple[Pin, ...] = ()
+    sequence: OpenSequence | None = None
     strikes: Counter[str] = field(default_factory=Counter)
     forbidden: Splits = frozenset()
 
@@ -104,7 +107,7 @@ class Search:
 
     def blank(self, forbidden: Splits = frozenset()) -> tuple[Costs, Network]:
         """Prices, and the problem without any pin."""
-        states = States(self.graph, self.axes, self.tp, self.lookups, forbidden)
+        states = States(self.graph, self.axes, self.tp, self.lookups, forbidden, self.sequence)
         costs = Costs(self.graph, self.axes, states, self.workload)
         return costs, build_network(self.graph, states, costs, self.rigid)
 
@@ -112,7 +115,8 @@ class Search:
         """Solve the problem as it stands now: without what is forbidden, and with the pins.
 
         Raises:
-            InfeasibleError: the pins cannot hold, or nothing fits the memory.
+            InfeasibleError: the pins cannot hold, or nothing fits the memory, or hidden states
+                cannot be split along the sequence.
         """
         stage("problem")
         costs, network = self.blank(self.forbidden)
@@ -215,6 +219,8 @@ class Search:
         """
         module = mismatch.module
         while True:
+            if self.sequence and (split := along_sequence(self.graph, layouts, module)):
+                return split
             names = tensors_in(self.graph, module)
             split = frozenset(
                 (n, layouts.assignment[n].shards) for n in names if layouts.assignment[n].shards
@@ -230,6 +236,23 @@ class Search:
                     f"{mismatch.text}"
                 )
             module = module.rpartition(".")[0]
+
+
+def along_sequence(graph: Graph, layouts: Layouts, module: str) -> Splits:
+    """Splits along a sequence of what the own code of `module` and its like reads or makes.
+
+    But not of the hidden states that must have them.
+    """
+    sequence = layouts.states.sequence
+    assert sequence is not None
+    names = {
+        name
+        for op in graph.ops
+        if pattern(op.module) == pattern(module)
+        for name in (*op.inputs, *op.outputs)
+    }
+    found = {(n, layouts.assignment[n].shards) for n in names - sequence.handed.keys()}
+    return frozenset((n, shards) for n, shards in found if sequence.splits(shards))
 
 
 def tensors_in(graph: Graph, module: str) -> set[str]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from shardwright.planner.axes import ATOM, PRODUCT, SUM, Axes, Dim, atoms_of, find
 from shardwright.planner.graph import Graph, Op
+from shardwright.planner.sequence import OpenSequence
 from shardwright.rules.notation import Dims, Expr, Rule, letters
 
 NOTHING, VALUE, GRADIENT = "", "value", "gradient"
@@ -101,6 +102,7 @@ class States:
         ranks: Size of the mesh dim; axes shorter than this stay whole.
         replaceable: Names of the ops whose lookup the runtime can replace.
         forbidden: Per tensor, splits that turned out to be wrong at run time.
+        sequence: Axes of run-time size that may be split too.
     """
 
     def __init__(
@@ -110,9 +112,10 @@ class States:
         ranks: int,
         replaceable: frozenset[str] = frozenset(),
         forbidden: frozenset[tuple[str, Shards]] = frozenset(),
+        sequence: OpenSequence | None = None,
     ) -> None:
         self.graph, self.axes, self.ranks = graph, axes, ranks
-        self.replaceable, self.forbidden = replaceable, forbidden
+        self.replaceable, self.forbidden, self.sequence = replaceable, forbidden, sequence
         self._domains: dict[str, tuple[State, ...]] = {}
 
     @cached_property
@@ -154,8 +157,23 @@ class States:
         out: list[Shards] = []
         for i, dim in enumerate(self.axes.dims[name]):
             if (name, i) not in self.graph.fixed:
-                out += [frozenset((i, a) for a in cut) for cut in cuts(dim, self.allowed)]
+                opened = self.sequence.open(name, i, dim) if self.sequence else frozenset()
+                allowed = self.allowed | opened
+                out += [frozenset((i, a) for a in cut) for cut in cuts(dim, allowed)]
         return [s for s in out if (name, s) not in self.forbidden]
+
+    def handed(self) -> dict[str, tuple[State, ...]]:
+        """The states that hidden states may have where blocks hand them on.
+
+        Whole, so that users get them whole; where sequences are to be split, split along them.
+        """
+        out: dict[str, tuple[State, ...]] = {n: (WHOLE, COPIED) for n in sorted(self.graph.carried)}
+        if self.sequence:
+            for name, place in self.sequence.ends.items():
+                out[name] = (WHOLE, COPIED, State(frozenset({place}), NOTHING))
+            for name, place in self.sequence.handed.items():
+                out[name] = (State(frozenset({place}), NOTHING),)
+        return out
 
     def covered(self, name: str, shards: Shards) -> bool:
         """Whether every element of the tensor is split."""

@@ -46,12 +46,13 @@ def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     """
     graph = translate(export(module, args, kwargs), module)
     graph.pinned = set(origins.PINNED)
-    reads_as_numbers = set(origins.FIXED)
+    reads_as_numbers, reads_as_counts = set(origins.FIXED), set(origins.COUNTED)
     tidy.read_own_alias(graph)
     graph.carried = tidy.carried(graph, module)
     tidy.prune_borders(graph)
     tidy.name_literals(graph)
     graph.fixed = tidy.fixed(graph, reads_as_numbers)
+    graph.counted = {(graph.reads[n], dim) for n, dim in reads_as_counts if n in graph.reads}
     if "labels" in inspect.signature(module.forward).parameters:
         graph.logits = tidy.logits(graph)
     return graph

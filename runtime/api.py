@@ -21,6 +21,7 @@ from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.config import read_config
 from shardwright.runtime.identity import check_identity
 from shardwright.runtime.layers import apply_module
+from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.local import link_origins, mesh_of, placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.parameters import LocalTensors
@@ -176,7 +177,7 @@ def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5
 
 def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
     """Change every module that `plan` speaks of, in place, whoever `model` is."""
-    tensors = LocalTensors()
+    tensors, lengths = LocalTensors(), Lengths()
     done = set()
     modules = dict(model.named_modules())
     for name, module in modules.items():
@@ -184,7 +185,9 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
         if spec is not None and id(module) not in done:
             done.add(id(module))
             deferred = any(c.deferred for c in spec.outputs)
-            apply_module(module, spec, mesh, tensors=tensors, path=name, defer=deferred)
+            apply_module(
+                module, spec, mesh, tensors=tensors, path=name, defer=deferred, lengths=lengths
+            )
     missing = [key for key in plan.modules if "*" not in key and key not in modules]
     if missing:
         raise PlanError(
@@ -192,4 +195,4 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
         )
     tensors.check_ties(model)
     link_origins(model)
-    wrap_root(model)
+    wrap_root(model, lengths)

@@ -20,6 +20,7 @@ from shardwright.planner.layout import parse
 from shardwright.planner.plan_file import Crossing, ModulePlan, ParameterPlan
 from shardwright.runtime.attributes import set_local, set_sizes
 from shardwright.runtime.classes import calls_super, check_forward, local_class
+from shardwright.runtime.lengths import Length, Lengths
 from shardwright.runtime.local import Change, LocalModule, LocalState
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.parameters import LocalTensors
@@ -145,6 +146,7 @@ def apply_module(
     tensors: LocalTensors | None = None,
     path: str = "",
     defer: bool = False,
+    lengths: Lengths | None = None,
 ) -> None:
     """Make `module` the parallel layer that `spec` describes, in place, by changing its class.
 
@@ -156,6 +158,7 @@ def apply_module(
         path: the module's name, for error messages.
         defer: while a loss is computed, keep the output split that would be gathered as logits
             (see `split_logits`); for the module that makes them.
+        lengths: shared by all calls for one model, where some crossing names a length.
 
     Raises:
         PlanError: the plan does not fit this module.
@@ -165,6 +168,7 @@ def apply_module(
     check_forward(module, path)
     original, state = type(module), LocalState(mesh, spec.layer, path)
     bases = _bases(original, spec.layer, path)
+    lengths = lengths or Lengths()
     names, varargs = positions(original.forward)
     for crossing in spec.inputs:
         root, *keys = keys_of(crossing.slot)
@@ -174,13 +178,13 @@ def apply_module(
                 crossing.slot,
                 root,
                 tuple(keys),
-                _reshard(crossing, mesh, path),
+                _reshard(crossing, mesh, path, lengths),
                 index,
                 before=crossing.before,
             )
         )
     for crossing in spec.outputs:
-        reshard = _reshard(crossing, mesh, path)
+        reshard = _reshard(crossing, mesh, path, lengths)
         head = SplitHead.of(reshard, mesh) if defer else None
         keys = keys_of(crossing.slot)
         state.outputs.append(Change(crossing.slot, crossing.slot, keys, reshard, head=head))
@@ -210,9 +214,10 @@ def _bases(original: type, layer: str, path: str) -> tuple[type, ...]:
     return (LocalModule, original)
 
 
-def _reshard(crossing: Crossing, mesh: Mesh, path: str) -> Reshard:
+def _reshard(crossing: Crossing, mesh: Mesh, path: str, lengths: Lengths) -> Reshard:
+    length = Length(lengths, crossing.length) if crossing.length is not None else None
     try:
-        return Reshard(parse(crossing.source), parse(crossing.target), mesh)
+        return Reshard(parse(crossing.source), parse(crossing.target), mesh, length)
     except PlanError as error:
         raise PlanError(f"tensor '{crossing.slot}' of '{path}': {error}") from None
 
@@ -231,7 +236,7 @@ def _place(module: nn.Module, spec: ModulePlan, state: LocalState, tensors: Loca
         state.placements[name] = used = placement
         if entry.use is not None and (used := parse(entry.use)) != placement:
             crossing = Crossing(slot=name, source=entry.placement, target=entry.use)
-            state.uses[name] = _reshard(crossing, state.mesh, state.path)
+            state.uses[name] = _reshard(crossing, state.mesh, state.path, Lengths())
         if name == "weight":
             set_sizes(module, used.local_shape(state.mesh.coords))
 

@@ -8,7 +8,7 @@ that of a grad-partial one is partial.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from shardwright.errors import PlanError
 from shardwright.planner.layout import Dim, Placement, dim_size, local_ranges, parse, simplify
 from shardwright.runtime.collectives import all_reduce
+from shardwright.runtime.lengths import Length
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.split import Split, covered, only
 
@@ -65,9 +66,24 @@ class Step:
     forward: str
     backward: str
     split: Split | None = None
+    length: Length | None = None
 
-    def run(self, op: str, x: Tensor, size: int | None = None) -> Tensor:
-        """`op` on `x`; `size` is a run-time size that only the forward pass could see."""
+    def size(self, x: Tensor) -> int | None:
+        """The whole length of a run-time axis that this step splits or gathers; else None."""
+        if self.split is None or self.split.static:
+            return None
+        if self.forward in ("take", "reduce_scatter"):
+            size = self.split.whole_size(x)
+            assert size is not None
+            if self.length is not None:
+                self.length.note(size)
+            return size
+        if self.length is None:
+            return None
+        return self.length.find(self.split.own_size(x), self.group)
+
+    def run(self, op: str, x: Tensor, size: int | None) -> Tensor:
+        """`op` on `x`; `size` is a run-time size that `x` need not show."""
         if op == "identity":
             return x
         if op == "all_reduce":
@@ -81,9 +97,10 @@ class Step:
         """`x` at the other side; differentiable."""
         if self.group.size == 1:
             return x
+        size = self.size(x)
         if torch.is_grad_enabled() and x.requires_grad:
-            return _Cross.apply(x, self)
-        return self.run(self.forward, x)
+            return _Cross.apply(x, self, size)
+        return self.run(self.forward, x, size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Step:
         return self
@@ -93,19 +110,19 @@ class _Cross(torch.autograd.Function):
     """A step with the backward operation that its states ask for."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Step) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, step: Step, size: int | None
+    ) -> Tensor:
         """`x` at the other side of the step."""
-        ctx.step = step
-        sees_whole = step.forward in ("take", "reduce_scatter")
-        ctx.size = step.split.whole_size(x) if step.split is not None and sees_whole else None
-        out = step.run(step.forward, x)
+        ctx.step, ctx.size = step, size
+        out = step.run(step.forward, x, size)
         return out.view_as(out) if out is x else out
 
     @staticmethod
     @once_differentiable  # what the collectives' own derivatives would say is another thing
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         """The gradient at this side."""
-        return ctx.step.run(ctx.step.backward, grad, ctx.size), None
+        return ctx.step.run(ctx.step.backward, grad, ctx.size), None, None
 
 
 class Reshard:
@@ -115,16 +132,27 @@ class Reshard:
         source: placement of what comes in.
         target: placement of what goes out; the same whole shape.
         mesh: where this rank stands.
+        length: what knows the length of the axis of run-time size that is split, if one is.
 
     Raises:
-        PlanError: the shapes differ, or no way between the two is supported.
+        PlanError: the shapes differ, or no way between the two is supported; a run-time axis would
+            be gathered and nothing knows how long it is.
     """
 
-    def __init__(self, source: Placement, target: Placement, mesh: Mesh) -> None:
+    def __init__(
+        self, source: Placement, target: Placement, mesh: Mesh, length: Length | None = None
+    ) -> None:
         if source.shape != target.shape:
             raise PlanError(f"cannot reshard '{source}' to '{target}': the whole shapes differ")
         self.source, self.target = source, target
-        self.steps = tuple(_steps(source, target, mesh))
+        self.steps = tuple(replace(s, length=length) for s in _steps(source, target, mesh))
+        for step in self.steps:
+            open_size = step.split is not None and not step.split.static
+            if length is None and open_size and step.forward in ("gather", "pad"):
+                raise PlanError(
+                    f"a part laid out as '{source}' does not show how long the whole is: the "
+                    "crossing must name its `length`"
+                )
         self._sizes = source.local_shape(mesh.coords)
 
     def __call__(self, x: Tensor) -> Tensor:

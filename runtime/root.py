@@ -1,12 +1,14 @@
 """The root of a split model: what holds for a whole forward pass.
 
-It tells the head when a loss is wanted, seals what was left split for it, and refuses to give
-attention weights, of which each rank has those of its own heads only.
+It tells the head when a loss is wanted, seals what was left split for it, begins to note lengths
+anew, and refuses to give what each rank has a part of only: attention weights, and hidden states
+that are split along the sequence.
 """
 
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 
 from shardwright.errors import UsageError
 from shardwright.runtime.classes import like
+from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.local import placements
 from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import LossScope, Seal
@@ -26,18 +29,22 @@ class RootModule:
 
     config: Any
     _shardwright_scope: LossScope
+    _shardwright_lengths: Lengths
     _shardwright_positions: dict[str, int]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward; with labels, logits stay split until it returns.
 
         Raises:
-            UsageError: attention weights are asked for.
+            UsageError: attention weights are asked for, or hidden states that are split.
         """
-        wanted = self._shardwright_given("output_attentions", args, kwargs)
-        if wanted is None:
-            wanted = getattr(getattr(self, "config", None), "output_attentions", None)
-        if wanted:
+        lengths = self._shardwright_lengths
+        if lengths.axes and self._shardwright_wanted("output_hidden_states", args, kwargs):
+            raise UsageError(
+                "output_hidden_states=True on a sequence-parallel model: each rank holds its own "
+                "part of the sequence: plan without sequence_parallel to get them whole"
+            )
+        if self._shardwright_wanted("output_attentions", args, kwargs):
             raise UsageError(
                 "output_attentions=True on a split model: each rank computes the attention weights "
                 "of its own heads, never those of all: take them from the unsplit model"
@@ -48,11 +55,19 @@ class RootModule:
         whole = labels is None or (torch.compiler.is_compiling() and not scope.traceable)
         scope.seal = seal = None if whole else Seal()
         try:
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+            with lengths.forward() if lengths.axes else nullcontext():
+                return super().forward(*args, **kwargs)  # type: ignore[misc]
         finally:
             scope.seal = outer
             if seal is not None:
                 seal.closed = True
+
+    def _shardwright_wanted(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call, or else the config, asks for the output that `name` switches on."""
+        wanted = self._shardwright_given(name, args, kwargs)
+        if wanted is None:
+            wanted = getattr(getattr(self, "config", None), name, None)
+        return bool(wanted)
 
     def _shardwright_given(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The argument `name` of this call; None if there is none."""
@@ -60,16 +75,19 @@ class RootModule:
         return args[at] if at is not None and at < len(args) else kwargs.get(name)
 
 
-def wrap_root(model: nn.Module) -> None:
+def wrap_root(model: nn.Module, lengths: Lengths | None = None) -> None:
     """Make `model` the root of its split modules, in place; after the last `apply_module`.
 
-    A model of which nothing is split stays as it is.
+    `lengths` are those that `apply_module` was given. A model of which nothing is split stays as
+    it is.
     """
     if isinstance(model, RootModule):
         return
     states = [m.__dict__.get("_shardwright") for m in model.modules()]
     heads = [s for s in states if s is not None and any(c.head for c in s.outputs)]
-    if not heads and not any(p.meshes for p in placements(model).values()):
+    lengths = lengths or Lengths()
+    split = any(p.meshes for p in placements(model).values())
+    if not heads and not lengths.axes and not split:
         return
     original = type(model)
     code = getattr(inspect.unwrap(original.forward), "__code__", None)
@@ -77,6 +95,7 @@ def wrap_root(model: nn.Module) -> None:
     for state in heads:
         state.scope = scope
     model._shardwright_scope = scope  # type: ignore[assignment]
+    model._shardwright_lengths = lengths  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]
     if original not in ROOT_CLASSES:
         # The same name: checkpoints and configs record it as the architecture.

@@ -122,6 +122,10 @@ class Split:
         """The run-time size of `inner`, read off a tensor that holds all of it; None if static."""
         return None if self.static else self._open(x, None).shape[self.dim + self._shift]
 
+    def own_size(self, x: Tensor) -> int:
+        """The size of `inner` in this rank's part `x`."""
+        return self._open(x, self._own).shape[self.dim + self._shift]
+
     # What follows takes the tensor with its own dims and gives it back so.
 
     def take(self, x: Tensor, size: int | None = None) -> Tensor:
@@ -133,7 +137,7 @@ class Split:
     def pad(self, x: Tensor, size: int | None = None) -> Tensor:
         """A whole tensor that is `x` in this rank's part and 0 elsewhere."""
         x, d = self._open(x, self._own), self.dim + self._shift
-        size = self._whole(x.shape[d], size)
+        size = self._whole(size)
         pieces, end = [], 0
         for start, offset, length in _offsets(self.layout(size)[self.group.rank]):
             pieces += [_zeros(x, d, start - end), x.narrow(d, offset, length)]
@@ -144,7 +148,7 @@ class Split:
     def gather(self, x: Tensor, size: int | None = None) -> Tensor:
         """The whole, from each rank's part `x`; one all-gather."""
         x, d = self._open(x, self._own), self.dim + self._shift
-        parts = self.layout(self._whole(x.shape[d], size))
+        parts = self.layout(self._whole(size))
         sizes = [_length(ranges) for ranges in parts]
         out = all_gather(_grow(x, d, max(sizes)), self.group).unbind(0)
         if self.static:
@@ -187,11 +191,11 @@ class Split:
     def _shift(self) -> int:
         return 0 if self.major == self.minor == 1 else 1
 
-    def _whole(self, own: int, size: int | None) -> int:
+    def _whole(self, size: int | None) -> int:
         if self.static:
             return dim_size(self.inner) or 0
-        # Other ranks' sizes are not known here: a run-time axis that is gathered is split evenly.
-        return own * self.group.size if size is None else size
+        assert size is not None, "a part does not show the whole size"
+        return size
 
     def _open(self, x: Tensor, inner: int | None) -> Tensor:
         """`x` with dimension `dim` as (major, inner, minor)."""

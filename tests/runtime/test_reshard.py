@@ -11,14 +11,20 @@ from hypothesis import strategies as st
 from shardwright.errors import PlanError
 from shardwright.planner.layout import parse, resolve
 from shardwright.runtime.audit import count_collectives, counts
+from shardwright.runtime.lengths import Length, Lengths
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import Reshard, gather_whole, take_local
 from tests.ranks import run_ranks
 from tests.runtime.definition import check, gradient, make
 
 
-def cross(source: str, target: str, mesh: dict[str, int], shape=None) -> dict[str, int]:
-    """Reshard random data both ways, check the results, return the collectives of one rank."""
+def cross(
+    source: str, target: str, mesh: dict[str, int], shape=None, run_time_axis: int | None = None
+) -> dict[str, int]:
+    """Reshard random data both ways, check the results, return the collectives of one rank.
+
+    `run_time_axis` is the length of the axis of run-time size that is split, if one is.
+    """
     a, b = parse(source), parse(target)
     torch.manual_seed(1)
     shape = shape or a.shape
@@ -31,7 +37,10 @@ def cross(source: str, target: str, mesh: dict[str, int], shape=None) -> dict[st
         rank = 0
         for name, group in m.groups.items():
             rank = rank * mesh[name] + group.rank
-        change = Reshard(a, b, m)
+        lengths = Lengths()
+        if run_time_axis is not None:
+            lengths.note("axis", run_time_axis)
+        change = Reshard(a, b, m, Length(lengths, "axis"))
         local = inputs[rank].clone().requires_grad_()
         with count_collectives() as calls:
             out = change(local)
@@ -104,24 +113,28 @@ def test_mixed_grad_partial_cannot_be_gathered():
 
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize(
-    ("layout", "shape"),
+    ("layout", "shape", "axis"),
     [
-        ("?, 6@tp", (5, 6)),
-        ("2, ?*4@tp", (2, 12)),
-        ("?@tp, 3", (8, 3)),
-        ("2*?@tp, 3", (16, 3)),
-        ("2, 4@tp*?, ?", (2, 12, 3)),
+        ("?, 6@tp", (5, 6), None),
+        ("2, ?*4@tp", (2, 12), None),
+        ("?@tp, 3", (8, 3), 8),
+        ("?, ?@tp, 3", (2, 19, 3), 19),
+        ("?, ?@tp, 3", (2, 1, 3), 1),
+        ("2*?@tp, 3", (14, 3), 7),
+        ("2, 4@tp*?, ?", (2, 12, 3), None),
     ],
 )
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_run_time_sizes(ranks, layout, shape, flag):
+def test_run_time_sizes(ranks, layout, shape, axis, flag):
     whole = str(parse(layout).whole()) + flag
-    cross(whole, layout, {"tp": ranks}, shape)
-    cross(layout, whole, {"tp": ranks}, shape)
+    cross(whole, layout, {"tp": ranks}, shape, axis)
+    cross(layout, whole, {"tp": ranks}, shape, axis)
 
 
-def test_uneven_run_time_size_is_known_to_the_backward_pass():
-    assert cross("?, 2", "?@tp, 2", {"tp": 3}, (7, 2)) == {"all_gather": 1}
+def test_a_part_whose_length_nobody_knows():
+    mesh = Mesh.shape_only({"tp": (0, 2)})
+    with pytest.raises(PlanError, match="does not show how long the whole is"):
+        Reshard(parse("?@tp, 3"), parse("?, 3"), mesh)
 
 
 def test_other_index_set_on_the_same_mesh_dim():
