@@ -15,9 +15,11 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import add
+from typing import Any
 
 from shardwright.planner.problem import Problem, Row
-from shardwright.planner.tables import Key, Table, Vector, join, pick
+from shardwright.planner.tables import Key, Plus, Table, Vector, join, pick, plus
 
 
 @dataclass(frozen=True)
@@ -79,16 +81,26 @@ class _Work:
     queue: list[tuple[int, int]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     made: int = 0
+    plus: Plus = field(init=False)
 
     def __post_init__(self) -> None:
         self.near = [set() for _ in self.problem.names]
+        self.plus = add if self.single else plus  # numbers are faster than vectors of one
         for factor in self.problem.factors:
             at = sorted(range(len(factor.scope)), key=factor.scope.__getitem__)
             key = pick(at)
-            rows = {key(values): costs for values, costs in factor.rows}
+            if self.single:
+                rows: dict[Key, Any] = {key(values): cost for values, (cost,) in factor.rows}
+            else:
+                rows = {key(values): costs for values, costs in factor.rows}
             self.put(Table(tuple(factor.scope[k] for k in at), rows))
         for v in range(len(self.near)):
             self.push(v)
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one component."""
+        return len(self.problem.components) == 1
 
     def put(self, table: Table) -> None:
         self.tables[self.made] = table
@@ -111,10 +123,10 @@ class _Work:
             return
         at = table.scope.index(v)
         before, after = slice(at), slice(at + 1, None)
-        choices: dict[Key, list[tuple[Vector, int]]] = {}
+        choices: dict[Key, list[tuple[Any, int]]] = {}
         for values, costs in table.rows.items():
             choices.setdefault(values[before] + values[after], []).append((costs, values[at]))
-        if len(self.problem.components) == 1:
+        if self.single:
             least = {key: min(found) for key, found in choices.items()}
         else:
             fronts = {key: _front(found) for key, found in choices.items()}
@@ -133,12 +145,15 @@ class _Work:
 
     def joined(self, v: int, numbers: Sequence[int]) -> Table | None:
         """The tables of v as one, None where it has too many rows."""
-        zero = (0,) * len(self.problem.components)
-        table = Table((v,), {(x,): zero for x in self.problem.domains[v]})
-        for i in numbers:
-            table = join(table, self.tables[i], self.limit)
-            if table is None or len(table.rows) > self.limit:
+        if not numbers:
+            zero = 0 if self.single else (0,) * len(self.problem.components)
+            return Table((v,), {(x,): zero for x in self.problem.domains[v]})
+        table = self.tables[numbers[0]]
+        for i in numbers[1:]:
+            joined = join(table, self.tables[i], self.limit, self.plus)
+            if joined is None or len(joined.rows) > self.limit:
                 return None
+            table = joined
         return table
 
     def drop(self, v: int, useful: set[int], numbers: Sequence[int]) -> None:
@@ -156,7 +171,7 @@ class _Work:
         for v in kept:
             left.variable(self.problem.names[v], len(self.problem.domains[v]))
         for i, table in self.tables.items():
-            rows = [Row(key, costs) for key, costs in table.rows.items()]
+            rows = [Row(key, (c,) if self.single else c) for key, c in table.rows.items()]
             left.factor(f"t{i}", [number[v] for v in table.scope], rows)
         return Eliminated(left, kept, self.steps)
 

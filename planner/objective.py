@@ -59,6 +59,16 @@ class Digits:
         """Weights of bytes and of all else where a byte costs 2**power."""
         return self.below << (power - POWERS.start), 1
 
+    def guess(self, least: Costs | None, fastest: Costs | None) -> int:
+        """A power near which a plan is about as small as the smallest, from the two extremes.
+
+        At the price that the extremes differ by, plans between them pay; the last bytes are dearer.
+        """
+        assert least is not None and fastest is not None
+        spent = (least[1] - fastest[1]) // (self.below << -POWERS.start)
+        saved = max(fastest[0] - least[0], 1)
+        return spent.bit_length() - saved.bit_length() + 2
+
     def first(self, cost: int, power: int) -> int:
         """The primary objective of a priced sum of costs."""
         return (cost // self.below) >> (min(power, 0) - POWERS.start)

@@ -9,7 +9,7 @@ exact on these networks; then the solver that was asked for proves its answer, o
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.errors import InfeasibleError, SolverError
@@ -95,20 +95,36 @@ def optimize(
         return left.problem.weighed([digits.price(power), (1, 0)][: 1 if memory is None else 2])
 
     caps = {} if memory is None else {1: memory}
-    power, found = POWERS.start, None  # bytes within a budget are nearly free
+    trials: dict[int, Result] = {}
+
+    def trial(power: int) -> Result:
+        if power not in trials:
+            result = run(priced(power), caps, least)
+            trials[power] = result._replace(assignment=result.assignment or least)
+        return trials[power]
+
+    power = POWERS.start  # bytes within a budget are nearly free
     if memory is None:
         budget = floor + int(SLACK * _movable(small.problem, left.expand(least)))
-        high = POWERS.stop - 1
-        while power < high:  # the smallest price that keeps to the budget
-            half = (power + high) // 2
-            trial = run(priced(half), {}, least)
-            if size(trial.assignment or least) <= budget:
-                high, found = half, trial
-            else:
-                power = half + 1
-    found = found or run(priced(power), caps, least)
-    found = found._replace(assignment=found.assignment or least)
-    return _proven(small, left, digits, power, caps, found, by, start + seconds)
+        fastest = run(left.problem.weighed([(0, 1)]), {}, least).assignment or least
+        if size(fastest) > budget:
+            guess = digits.guess(left.problem.price(least), left.problem.price(fastest))
+            power = _least(lambda p: size(trial(p).assignment or ()) <= budget, guess)
+    return _proven(small, left, digits, power, caps, trial(power), by, start + seconds)
+
+
+def _least(fits: Callable[[int], bool], guess: int) -> int:
+    """The smallest of `POWERS` that fits (if any but the last), looked for around a guess."""
+    low, high, at, step = POWERS.start - 1, POWERS.stop - 1, guess, 1
+    while high - low > 1:
+        if not low < at < high:
+            at = (low + high) // 2
+        if fits(at):
+            high, at = at, at - step
+        else:
+            low, at = at, at + step
+        step *= 2
+    return high
 
 
 def _movable(problem: Problem, least: Sequence[int]) -> int:

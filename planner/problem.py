@@ -75,6 +75,8 @@ class Problem:
 
     def only(self, components: Sequence[int]) -> Problem:
         """The same problem with these components."""
+        if list(components) == list(range(len(self.components))):
+            return self
         out = Problem(tuple(self.components[c] for c in components), self.names, self.domains)
         for f in self.factors:
             rows = [Row(x, tuple([costs[c] for c in components])) for x, costs in f.rows]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import contains
 
 from shardwright.planner.problem import Factor, Problem, Row
 
@@ -48,7 +49,7 @@ def simplify(problem: Problem) -> Simplified | None:
             return None
         count = len(factors)
         factors = _join(factors)
-        merged = _merge_once(factors, parent, maps)
+        merged = _merge_once(domains, factors, parent, maps)
         # A join removes rows too: values may have lost their support.
         if not merged and len(factors) == count:
             break
@@ -68,22 +69,26 @@ def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
         i = queue.popleft()
         waiting.discard(i)
         factor = factors[i]
-        factor.rows = [
-            r
-            for r in factor.rows
-            if all(x in domains[v] for x, v in zip(r.values, factor.scope, strict=True))
-        ]
-        for k, v in enumerate(factor.scope):
-            supported = {r.values[k] for r in factor.rows}
-            if not domains[v] <= supported:
-                domains[v] &= supported
-                if not domains[v]:
-                    return False
+        inside = [domains[v] for v in factor.scope]
+        supported = _columns(factor)
+        if not all(map(set.issubset, supported, inside)):
+            factor.rows = [r for r in factor.rows if all(map(contains, inside, r.values))]
+            if not factor.rows:
+                return False
+            supported = _columns(factor)
+        for v, found in zip(factor.scope, supported, strict=True):
+            if len(found) < len(domains[v]):
+                domains[v] = found
                 for j in touching[v]:
                     if j not in waiting:
                         waiting.add(j)
                         queue.append(j)
     return True
+
+
+def _columns(factor: Factor) -> list[set[int]]:
+    """Per variable of a factor the values that its rows hold."""
+    return [set(column) for column in zip(*[r.values for r in factor.rows], strict=True)]
 
 
 def _join(factors: list[Factor]) -> list[Factor]:
@@ -111,7 +116,12 @@ def _join(factors: list[Factor]) -> list[Factor]:
     return out
 
 
-def _merge_once(factors: list[Factor], parent: list[int], maps: list[dict[int, int]]) -> bool:
+def _merge_once(
+    domains: list[set[int]],
+    factors: list[Factor],
+    parent: list[int],
+    maps: list[dict[int, int]],
+) -> bool:
     """Replace variables that follow one to one from another; True where any was."""
     replaced: dict[int, tuple[int, dict[int, int]]] = {}
     kept: set[int] = set()
@@ -119,7 +129,7 @@ def _merge_once(factors: list[Factor], parent: list[int], maps: list[dict[int, i
         for i, u in enumerate(factor.scope):
             for j in range(i + 1, len(factor.scope)):
                 v = factor.scope[j]
-                if u in replaced or v in replaced:
+                if u in replaced or v in replaced or len(domains[u]) != len(domains[v]):
                     continue
                 pairs = {(r.values[i], r.values[j]) for r in factor.rows}
                 if len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}):
@@ -175,7 +185,7 @@ def _rebuild(
             Row(tuple(renumber[v][x] for v, x in zip(factor.scope, r.values, strict=True)), r.costs)
             for r in factor.rows
         ]
-        small.factor(factor.name, [number[v] for v in factor.scope], rows)
+        small.factors.append(Factor(factor.name, tuple(number[v] for v in factor.scope), rows))
     source = [
         (number[p], {renumber[p][x]: own for x, own in m.items() if x in renumber[p]})
         for p, m in zip(parent, maps, strict=True)

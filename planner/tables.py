@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import add, itemgetter
+from typing import Any
 
 Vector = tuple[int, ...]
 Key = tuple[int, ...]
-Rows = dict[Key, Vector]
+Plus = Callable[[Any, Any], Any]
+"""The sum of two rows' costs."""
 
 
 @dataclass
@@ -16,7 +18,12 @@ class Table:
     """Rows that are allowed over variables (ascending); `rows` gives each its costs."""
 
     scope: tuple[int, ...]
-    rows: Rows
+    rows: dict[Key, Any]
+
+
+def plus(a: Vector, b: Vector) -> Vector:
+    """The sum component by component."""
+    return tuple(map(add, a, b))
 
 
 def pick(positions: Sequence[int]) -> Callable[[Key], Key]:
@@ -29,7 +36,7 @@ def pick(positions: Sequence[int]) -> Callable[[Key], Key]:
     return lambda key: ()
 
 
-def join(a: Table, b: Table, limit: int) -> Table | None:
+def join(a: Table, b: Table, limit: int, plus: Plus = plus) -> Table | None:
     """Both tables as one, None where it would have more rows than `limit` and than each of them."""
     limit = max(limit, len(a.rows), len(b.rows))
     scope = tuple(sorted({*a.scope, *b.scope}))
@@ -39,13 +46,13 @@ def join(a: Table, b: Table, limit: int) -> Table | None:
     rest = pick([b.scope.index(v) for v in extra])
     both = (*a.scope, *extra)
     merge = pick([both.index(v) for v in scope])
-    matches: dict[Key, list[tuple[Key, Vector]]] = {}
+    matches: dict[Key, list[tuple[Key, Any]]] = {}
     for values, costs in b.rows.items():
         matches.setdefault(key_b(values), []).append((rest(values), costs))
-    rows: Rows = {}
+    rows: dict[Key, Any] = {}
     for values, costs in a.rows.items():
-        for more, plus in matches.get(key_a(values), ()):
-            rows[merge(values + more)] = tuple(map(add, costs, plus))
+        for rest_of, more in matches.get(key_a(values), ()):
+            rows[merge(values + rest_of)] = plus(costs, more)
         if len(rows) > limit:
             return None
     return Table(scope, rows)

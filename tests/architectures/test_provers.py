@@ -1,0 +1,52 @@
+"""All solvers prove the same plan of every architecture of the first milestone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import shardwright
+from benchmarks.zoo import FIRST, build
+from shardwright.planner import search
+from shardwright.planner.eliminate import eliminate
+from shardwright.planner.objective import Digits
+from shardwright.planner.optimize import ROWS, optimize
+from shardwright.planner.simplify import Simplified
+from shardwright.planner.solvers import backtracking, cpsat, lp
+
+CASES = [(kind, name) for kind, names in FIRST.items() for name in names]
+SECONDS = 60.0
+
+
+class Found(Exception):
+    """The problem that planning came to."""
+
+
+def network(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Simplified:
+    """The problem of splitting a model over two ranks."""
+
+    def stop(small: Simplified, *_: object) -> None:
+        raise Found(small)
+
+    _, model = build(kind, name, torch.float32)
+    with monkeypatch.context() as patch, pytest.raises(Found) as found:
+        patch.setattr(search, "optimize", stop)
+        shardwright.plan(model, tp=2)
+    return found.value.args[0]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=[n for _, n in CASES])
+def test_all_solvers_prove_the_same_plan(kind: str, name: str, monkeypatch) -> None:
+    small = network(kind, name, monkeypatch)
+    found = [optimize(small, m.solve, SECONDS) for m in (lp, cpsat, backtracking)]
+    for optimum in found:
+        assert optimum.optimal and optimum.objective == optimum.bound
+        assert optimum.assignment == found[0].assignment
+    assert [optimum.scouted for optimum in found] == [False, False, True]
+    # Without a hint too: ties are broken by the objective, not by what a solver was told.
+    digits = Digits.of(small.problem)
+    left = eliminate(digits.split(small.problem), ROWS).problem
+    problem, _ = digits.fit(left.weighed([digits.price(found[0].power)]), found[0].power)
+    results = [m.solve(problem, 0, {}, None, SECONDS) for m in (lp, cpsat, backtracking)]
+    assert results[0].status == "optimal"
+    assert results == results[:1] * 3
