@@ -11,17 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-OP = "border"
-
-
-@torch.library.custom_op("shardwright::border", mutates_args=())
-def _border(x: torch.Tensor, tag: str) -> torch.Tensor:
-    return x.clone()
-
-
-@_border.register_fake
-def _(x: torch.Tensor, tag: str) -> torch.Tensor:
-    return torch.empty_like(x)
+torch.library.define("shardwright::border", "(Tensor x, str tag) -> Tensor")
+BORDER = torch.ops.shardwright.border.default
+"""An identity that only a trace understands; the tag is for `read_tag`."""
 
 
 def read_tag(tag: str) -> tuple[str, str, str]:
@@ -64,9 +56,13 @@ def map_slots(value: Any, slot: str, change: Callable[[torch.Tensor, str], torch
 
 
 @contextmanager
-def marked(root: nn.Module) -> Iterator[None]:
-    """Within, every call of a module of `root` marks the floating tensors it takes and returns."""
+def marked(root: nn.Module) -> Iterator[list[str]]:
+    """Within, every call of a module of `root` marks the floating tensors it takes and returns.
+
+    Gives the paths of the modules that run, the innermost last.
+    """
     handles = []
+    entered: list[str] = []
     for name, module in root.named_modules():
         names = argument_names(module.forward)
 
@@ -77,8 +73,10 @@ def marked(root: nn.Module) -> Iterator[None]:
             name: str = name,
             names: list[str] = names,
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            entered.append(name)
+
             def mark(x: torch.Tensor, slot: str) -> torch.Tensor:
-                return torch.ops.shardwright.border(x, f"{name}|in|{slot}")
+                return BORDER(x, f"{name}|in|{slot}")
 
             slots = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
             args = tuple(map_slots(a, s, mark) for a, s in zip(args, slots, strict=True))
@@ -86,8 +84,9 @@ def marked(root: nn.Module) -> Iterator[None]:
 
         def leave(_: nn.Module, _args: Any, output: Any, name: str = name) -> Any:
             def mark(x: torch.Tensor, slot: str) -> torch.Tensor:
-                return torch.ops.shardwright.border(x, f"{name}|out|{slot}")
+                return BORDER(x, f"{name}|out|{slot}")
 
+            entered.pop()
             return map_slots(output, "", mark)
 
         handles += [
@@ -95,7 +94,7 @@ def marked(root: nn.Module) -> Iterator[None]:
             module.register_forward_hook(leave),
         ]
     try:
-        yield
+        yield entered
     finally:
         for handle in handles:
             handle.remove()

@@ -1,10 +1,10 @@
-"""Which attribute does a size come from? Integers that remember, markers where they become sizes.
+"""Which attribute does a size come from? Integers that remember, notes where they become sizes.
 
 Model code mixes sizes read off tensors (right on a local tensor by themselves), sizes from
 attributes (`self.num_heads`, `config.hidden_size // n`), which must be replaced by local ones, and
 literals, which nothing can replace. While tracing, every int attribute of every module and of its
 config, and every size read off a tensor, is an `Origin`: an int whose arithmetic keeps the
-expression. A torch function mode sees where one becomes a size and marks the result. An attribute
+expression. A torch function mode sees where one becomes a size of a result. An attribute
 that takes part in float arithmetic (`x / self.num_heads`) is pinned: it must keep its value.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,30 +21,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.borders import map_slots
+from shardwright.planner.record import inner
 
-OP, READ_OP = "sized", "read"
 Expression = tuple[Any, ...]
-
-
-@torch.library.custom_op("shardwright::sized", mutates_args=())
-def _sized(x: torch.Tensor, tag: str) -> torch.Tensor:
-    return x.clone()
-
-
-@_sized.register_fake
-def _(x: torch.Tensor, tag: str) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op("shardwright::read", mutates_args=())
-def _read(x: torch.Tensor, tensors: list[torch.Tensor], numbers: list[int]) -> torch.Tensor:
-    return x.clone()
-
-
-@_read.register_fake
-def _(x: torch.Tensor, tensors: list[torch.Tensor], numbers: list[int]) -> torch.Tensor:
-    return torch.empty_like(x)
+Fact = tuple[Expression, int, str]
+"""Expression, dim and slice bound of a size."""
 
 
 PINNED: set[tuple[str, str]] = set()
@@ -54,8 +34,11 @@ PINNED: set[tuple[str, str]] = set()
 READ: list[torch.Tensor] = []
 """The tensors whose sizes were read in it, by their numbers in "read" expressions."""
 
-NEEDED: set[int] = set()
-"""Numbers of the reads that sizes were computed from."""
+SIZES: list[tuple[torch.Tensor, Fact]] = []
+"""Tensors with sizes that were computed, or bare numbers."""
+
+SOURCES: dict[int, torch.Tensor] = {}
+"""Those of READ that some size, or some number, was computed from."""
 
 FIXED: set[tuple[int, int]] = set()
 """Reads (number, dim) used as numbers: the results would change with the size."""
@@ -178,18 +161,6 @@ CREATING = {"arange", "zeros", "ones", "full", "empty", "eye", "linspace", "rand
 """Functions that make a tensor of nothing but sizes."""
 
 
-Fact = tuple[Expression, int, str]
-
-
-def read_tag(tag: str) -> list[Fact]:
-    """Expression, dim and slice bound of each size that a marker speaks of."""
-
-    def back(value: Any) -> Any:
-        return tuple(back(v) for v in value) if isinstance(value, list) else value
-
-    return [(back(expression), dim, bound) for expression, dim, bound in json.loads(tag)]
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Origin):
         return int(value)
@@ -213,10 +184,9 @@ def _has_origin(value: Any) -> bool:
 
 
 def _mark(x: Any, facts: list[Fact]) -> Any:
-    if not facts or not isinstance(x, torch.Tensor):
-        return x
-    NEEDED.update(n for expression, _, _ in facts for n, _ in reads_of(expression))
-    return torch.ops.shardwright.sized(x, json.dumps(facts))
+    if facts and isinstance(x, torch.Tensor):
+        SIZES.extend((inner(x), fact) for fact in facts)
+    return x
 
 
 class _SizeMode(TorchFunctionMode):
@@ -345,27 +315,12 @@ def _slices(x: torch.Tensor, index: Any) -> list[Fact]:
     return facts
 
 
-def _name_reads(output: Any) -> Any:
-    """Hang the tensors whose sizes matter on an output, so that the graph says which they are."""
-    numbers = sorted(NEEDED | {number for number, _ in FIXED | COUNTED})
-    done = False
-
-    def hang(x: torch.Tensor, _: str) -> torch.Tensor:
-        nonlocal done
-        if done:
-            return x
-        done = True
-        return torch.ops.shardwright.read(x, [READ[n] for n in numbers], numbers)
-
-    return map_slots(output, "", hang) if numbers else output
-
-
 @contextmanager
 def marked(root: nn.Module) -> Iterator[None]:
     """Within, int attributes of modules and their configs remember where they come from."""
-    for facts in (PINNED, READ, NEEDED, FIXED, COUNTED):
+    for facts in (PINNED, READ, SIZES, SOURCES, FIXED, COUNTED):
         facts.clear()
-    undo = [(module, dict(module.__dict__)) for module in root.modules()]
+    undo = [(m, dict(m.__dict__), dict(m._buffers)) for m in root.modules()]
     for path, module in root.named_modules():
         for key, value in list(module.__dict__.items()):
             if type(value) is int and not key.startswith("_"):
@@ -383,7 +338,11 @@ def marked(root: nn.Module) -> Iterator[None]:
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         with _SizeMode():
-            return _name_reads(forward(*args, **kwargs))
+            output = forward(*args, **kwargs)
+        numbers = {n for _, (expression, _, _) in SIZES for n, _ in reads_of(expression)}
+        numbers |= {n for n, _ in FIXED | COUNTED}
+        SOURCES.update({n: inner(READ[n]) for n in sorted(numbers)})
+        return output
 
     functools.update_wrapper(watched, forward)
     root.__dict__["forward"] = watched
@@ -391,8 +350,8 @@ def marked(root: nn.Module) -> Iterator[None]:
         yield
     finally:
         READ.clear()
-        root.__dict__.pop("forward", None)
-        for module, before in undo:
-            for key, value in before.items():
-                if isinstance(module.__dict__.get(key), Origin) or key == "config":
-                    module.__dict__[key] = value
+        for module, attributes, buffers in undo:  # whatever a forward kept is gone as well
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)

@@ -1,4 +1,4 @@
-"""What a fresh graph still needs: own names of tied weights, fewer borders, facts on tensors."""
+"""What a fresh graph still needs: fewer borders, facts on tensors."""
 
 from __future__ import annotations
 
@@ -9,18 +9,6 @@ from torch import nn
 
 from shardwright.planner import origins
 from shardwright.planner.graph import Border, Graph, Op, SizeArgument
-
-
-def read_own_alias(graph: Graph) -> None:
-    """Export reads tied parameters by any of their names: let each module read its own."""
-    twins: dict[str, dict[str, str]] = {}
-    for use in graph.uses:
-        twins.setdefault(use.stored, {})[use.fqn.rpartition(".")[0]] = use.used
-    stored = {u.used: u.stored for u in graph.uses}
-    for i, op in enumerate(graph.ops):
-        own = [twins[stored[n]].get(op.module, n) if n in stored else n for n in op.inputs]
-        if own != list(op.inputs):
-            graph.ops[i] = replace(op, inputs=tuple(own))
 
 
 def carried(graph: Graph, root: nn.Module) -> set[str]:

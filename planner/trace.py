@@ -1,8 +1,8 @@
 """Trace a module on meta into an ATen graph in which every module border is a node.
 
-`torch.export` runs the module's own Python code, so hooks can put two markers into the graph: one
-where a tensor enters or leaves a module (`planner/borders.py`), and one where an integer that comes
-from an attribute becomes a size (`planner/origins.py`). Markers are identities.
+The module's own Python code runs once (`planner/record.py`). Hooks put a marker where a tensor
+enters or leaves a module (`planner/borders.py`), and what sizes come from is noted on the way
+(`planner/origins.py`).
 """
 
 from __future__ import annotations
@@ -12,27 +12,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
-from torch.export import ExportedProgram, default_decompositions
 
 from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner import borders, origins, tidy
 from shardwright.planner.graph import Graph
+from shardwright.planner.record import Record, record
 from shardwright.planner.translate import translate
-
-aten = torch.ops.aten
-
-LEAVES = (
-    aten.linear.default,
-    aten.scaled_dot_product_attention.default,
-    aten.embedding.default,
-    aten.layer_norm.default,
-    aten.rms_norm.default,
-    aten.group_norm.default,
-    aten.cross_entropy_loss.default,
-)
-"""Ops that have a rule of their own and so are not decomposed."""
 
 
 def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
@@ -42,12 +28,11 @@ def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     from sizes of the model.
 
     Raises:
-        ModelError: the module cannot be exported; the message names the place.
+        ModelError: the module does not run on meta; the message says on what it stumbled.
     """
-    graph = translate(export(module, args, kwargs), module)
+    graph = translate(run(module, args, kwargs), module, origins.SIZES, origins.SOURCES)
     graph.pinned = set(origins.PINNED)
     reads_as_numbers, reads_as_counts = set(origins.FIXED), set(origins.COUNTED)
-    tidy.read_own_alias(graph)
     graph.carried = tidy.carried(graph, module)
     tidy.prune_borders(graph)
     tidy.name_literals(graph)
@@ -58,17 +43,13 @@ def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return graph
 
 
-def export(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
-    """Export with markers, decomposed to ATen but for LEAVES."""
-    table = default_decompositions()
-    for leaf in LEAVES:
-        table.pop(leaf, None)
-    with warnings.catch_warnings(), torch.no_grad():
+def run(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Record:
+    """Run the module with markers; what its sizes come from is in `origins` afterwards."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            with borders.marked(module), origins.marked(module):
-                program = torch.export.export(module, args, dict(kwargs), strict=False)
-            return program.run_decompositions(table)
+            with borders.marked(module) as entered, origins.marked(module):
+                return record(module, args, kwargs, entered)
         except ShardwrightError:
             raise
         except Exception as error:

@@ -1,20 +1,18 @@
-"""From an exported FX program to the planner's `Graph`, node by node."""
+"""From the recorded calls of a run to the planner's `Graph`, call by call."""
 
 from __future__ import annotations
 
-import operator
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner import borders, origins
+from shardwright.planner import borders
 from shardwright.planner.graph import Border, Graph, Op, SizeArgument, Tensor, Use
+from shardwright.planner.origins import Fact
+from shardwright.planner.record import Call, Record
 from shardwright.rules.call import OpCall, Operand
 
 IGNORED = {
@@ -23,131 +21,153 @@ IGNORED = {
     "_assert_tensor_metadata",
     "sym_constrain_range_for_size",
 }
+SAME = {"detach", "lift_fresh_copy"}
+"""Ops whose result is their operand."""
 
 
-def translate(program: ExportedProgram, module: nn.Module) -> Graph:
-    """The `Graph` of an exported `module`, with a border for each marker of borders.py."""
+def translate(
+    record: Record,
+    module: nn.Module,
+    sizes: Iterable[tuple[torch.Tensor, Fact]],
+    sources: Mapping[int, torch.Tensor],
+) -> Graph:
+    """The `Graph` of a run of `module`, with what `origins` noted of sizes in it.
+
+    Args:
+        record: The run.
+        module: The module as it is without the run.
+        sizes: Tensors of the run with sizes that were computed, or bare numbers.
+        sources: The tensors that "read" expressions in `sizes` speak of.
+    """
     translator = _Translator(module)
-    specs = {getattr(s.arg, "name", ""): s for s in program.graph_signature.input_specs}
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and _is_tensor(node):
-            translator.placeholder(node, specs[node.name])
-        elif node.op == "call_function":
-            translator.call(node)
-        elif node.op == "output":
-            nodes = [n for n in tree_leaves(node.args) if _is_tensor(n)]
-            translator.graph.outputs = [translator.name_of(n) for n in nodes]
-    return translator.graph
+    for fqn, tensor in record.stored.items():
+        translator.store(fqn, tensor)
+    for tensor in record.inputs:
+        # The caller may want its gradient: of embeddings, of another module's output.
+        translator.take("input", tensor, differentiable=True)
+    for call in alive(record.calls, [*record.outputs, *sources.values()]):
+        translator.call(call)
+    graph = translator.graph
+    graph.outputs = [translator.name_of(t) for t in record.outputs]
+    graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
+    graph.sizes = [
+        SizeArgument(expression, translator.names[id(t)], dim, bound)
+        for t, (expression, dim, bound) in sizes
+        if id(t) in translator.names
+    ]
+    return graph
 
 
-def _is_tensor(node: object) -> bool:
-    return isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+def alive(calls: Sequence[Call], results: Iterable[torch.Tensor]) -> list[Call]:
+    """The calls that `results` hang on, in order."""
+    maker: dict[int, int] = {}
+    needs: list[set[int]] = []
+    for i, call in enumerate(calls):
+        taken = _tensors((call.args, dict(call.kwargs)))
+        needs.append({maker[id(t)] for t in taken if id(t) in maker})
+        maker.update({id(t): i for t in _tensors(call.result)})
+    found = {maker[id(t)] for t in results if id(t) in maker}
+    for i in reversed(range(len(calls))):
+        if i in found:
+            found |= needs[i]
+    return [call for i, call in enumerate(calls) if i in found]
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (t for t in tree_leaves(value) if isinstance(t, torch.Tensor))
 
 
 class _Translator:
-    """The graph so far, and which node stands for which tensor."""
+    """The graph so far, and which name stands for which tensor."""
 
     def __init__(self, module: nn.Module) -> None:
         self.graph = Graph()
-        self.alias: dict[str, str] = {}
+        self.names: dict[int, str] = {}
+        self.counts: dict[str, int] = {}
         parameters = dict(module.named_parameters(remove_duplicate=False))
-        self.identity = {n: id(p) for n, p in parameters.items()}
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        self.identity = {n: id(t) for n, t in {**buffers, **parameters}.items()}
+        self.buffers = buffers.keys()
         self.trainable = {n for n, p in parameters.items() if p.is_floating_point()}
-        self.stored: dict[int | str, str] = {}
+        self.stored: dict[int, str] = {}
         self.owners = {n.rpartition(".")[0] for n in parameters}
 
-    def name_of(self, node: Any) -> str:
-        """The tensor that `node` stands for."""
-        name: str = node.name
-        return self.alias.get(name, name)
+    def fresh(self, base: str) -> str:
+        """A name that no other tensor or op has."""
+        count = self.counts[base] = self.counts.get(base, -1) + 1
+        return f"{base}_{count}" if count else base
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """The name of `tensor`; one that no call made is a constant."""
+        if id(tensor) not in self.names:
+            self.take("constant", tensor, differentiable=False)
+        return self.names[id(tensor)]
 
     def add(self, name: str, value: torch.Tensor, differentiable: bool) -> None:
         """Put a tensor into the graph."""
         can = differentiable and value.dtype.is_floating_point
         shape = tuple(int(s) for s in value.shape)
         self.graph.tensors[name] = Tensor(name, shape, value.dtype, can)
+        self.names[id(value)] = name
 
-    def placeholder(self, node: torch.fx.Node, spec: InputSpec) -> None:
-        """A parameter, a buffer or an input."""
-        value = node.meta["val"]
-        if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER):
-            # The caller may want its gradient: of embeddings, of another module's output.
-            self.add(node.name, value, spec.kind is InputKind.USER_INPUT)
-            self.graph.inputs.append(node.name)
-            return
-        fqn = str(spec.target)
-        key = self.identity.get(fqn, fqn)
-        stored = self.stored.setdefault(key, node.name + ".stored")
-        for name in (stored, node.name):
+    def take(self, kind: str, value: torch.Tensor, differentiable: bool) -> None:
+        """An input."""
+        name = self.fresh(kind)
+        self.add(name, value, differentiable)
+        self.graph.inputs.append(name)
+
+    def store(self, fqn: str, value: torch.Tensor) -> None:
+        """A parameter or a buffer."""
+        is_buffer = fqn in self.buffers
+        used = self.fresh(f"{'b' if is_buffer else 'p'}_{fqn.replace('.', '_')}")
+        stored = self.stored.setdefault(self.identity[fqn], used + ".stored")
+        for name in (stored, used):
             self.add(name, value, fqn in self.trainable)
-        self.graph.uses.append(Use(fqn, stored, node.name, spec.kind is InputKind.BUFFER))
+        self.graph.uses.append(Use(fqn, stored, used, is_buffer))
 
-    def call(self, node: torch.fx.Node) -> None:
+    def call(self, call: Call) -> None:
         """An op, or a marker."""
-        target: Any = node.target
-        if target is operator.getitem:
-            self.alias[node.name] = f"{self.name_of(node.args[0])}.{node.args[1]}"
-            return
-        known = isinstance(target, torch._ops.OpOverload)
-        name = target._opname if known else getattr(target, "__name__", str(target))
+        name = call.op._opname if hasattr(call.op, "_opname") else call.op.__name__
         if name in IGNORED:
             return
-        outputs = self.results(node)
-        if name == borders.OP:
-            module, side, slot = borders.read_tag(str(node.args[1]))
-            source = self.name_of(node.args[0])
-            self.graph.borders.append(
-                Border(module, side, slot, source, outputs[0], module in self.owners)
-            )
-        elif name == origins.READ_OP:
-            source, tensors, numbers = node.args
-            for n, tensor in zip(numbers, tensors, strict=True):  # type: ignore[arg-type]
-                self.graph.reads[n] = self.name_of(tensor)
-            del self.graph.tensors[outputs[0]]
-            self.alias[node.name] = self.name_of(source)
-        elif name == origins.OP:
-            source = self.name_of(node.args[0])
-            self.graph.sizes += [
-                SizeArgument(expression, source, dim, bound)
-                for expression, dim, bound in origins.read_tag(str(node.args[1]))
-            ]
-            del self.graph.tensors[outputs[0]]
-            self.alias[node.name] = source
+        if name in SAME:
+            self.names[id(call.result)] = self.name_of(call.args[0])
+        elif call.op is borders.BORDER:
+            source = self.name_of(call.args[0])
+            (target,) = self.results(call, self.fresh(name))
+            module, side, slot = borders.read_tag(call.args[1])
+            has_parameters = module in self.owners
+            self.graph.borders.append(Border(module, side, slot, source, target, has_parameters))
         else:
-            call, inputs = self.op_call(node, name, outputs)
-            op = Op(node.name, call, tuple(inputs), tuple(outputs), *_place(node))
-            self.graph.ops.append(op)
+            self.op(call, name)
 
-    def results(self, node: torch.fx.Node) -> list[str]:
-        """Put the tensors that `node` makes into the graph and return their names."""
-        value = node.meta.get("val")
-        sources = [self.name_of(n) for n in node.all_input_nodes if _is_tensor(n)]
+    def results(self, call: Call, name: str) -> list[str]:
+        """Put the tensors that a call makes into the graph and return their names."""
+        sources = [self.name_of(t) for t in _tensors((call.args, dict(call.kwargs)))]
         differentiable = any(self.graph.tensors[n].differentiable for n in sources)
-        several = isinstance(value, (tuple, list))
+        several = isinstance(call.result, (tuple, list))
         names = []
-        for i, result in enumerate(value if several else [value]):
+        for i, result in enumerate(call.result if several else [call.result]):
             if isinstance(result, torch.Tensor):
-                names.append(f"{node.name}.{i}" if several else node.name)
+                names.append(f"{name}.{i}" if several else name)
                 self.add(names[-1], result, differentiable)
         return names
 
-    def op_call(
-        self, node: torch.fx.Node, name: str, outputs: list[str]
-    ) -> tuple[OpCall, list[str]]:
-        """The call as rules see it, and the tensors that go in."""
+    def op(self, call: Call, name: str) -> None:
+        """The call as rules see it, with the tensors that go in and come out."""
         inputs: list[str] = []
 
         def swap(arg: Any) -> Any:
-            if _is_tensor(arg):
+            if isinstance(arg, torch.Tensor):
                 inputs.append(self.name_of(arg))
                 return Operand(len(inputs) - 1)
-            if isinstance(arg, torch.fx.Node):
-                return arg.meta.get("val")
             return [swap(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
 
-        arguments = {k: swap(v) for k, v in named_arguments(node).items()}
+        arguments = {k: swap(v) for k, v in named_arguments(call).items()}
+        unique = self.fresh(name)
+        outputs = self.results(call, unique)
         tensors = self.graph.tensors
-        call = OpCall(
+        seen = OpCall(
             op=name,
             arguments=arguments,
             operands=tuple(tensors[t].shape for t in inputs),
@@ -155,30 +175,22 @@ class _Translator:
             operand_dtypes=tuple(tensors[t].dtype for t in inputs),
             result_dtypes=tuple(tensors[t].dtype for t in outputs),
         )
-        return call, inputs
+        self.graph.ops.append(
+            Op(unique, seen, tuple(inputs), tuple(outputs), call.module, call.source)
+        )
 
 
-def named_arguments(node: torch.fx.Node) -> Mapping[str, Any]:
+def named_arguments(call: Call) -> Mapping[str, Any]:
     """The arguments of a call by their names in the op's schema, defaults filled in."""
-    schema = getattr(node.target, "_schema", None)
+    schema = getattr(call.op, "_schema", None)
     if schema is None:
-        return {str(i): a for i, a in enumerate(node.args)} | dict(node.kwargs)
+        return {str(i): a for i, a in enumerate(call.args)} | dict(call.kwargs)
     out: dict[str, Any] = {}
     for i, parameter in enumerate(schema.arguments):
-        if i < len(node.args):
-            out[parameter.name] = node.args[i]
-        elif parameter.name in node.kwargs:
-            out[parameter.name] = node.kwargs[parameter.name]
+        if i < len(call.args):
+            out[parameter.name] = call.args[i]
+        elif parameter.name in call.kwargs:
+            out[parameter.name] = call.kwargs[parameter.name]
         elif parameter.has_default_value():
             out[parameter.name] = parameter.default_value
     return out
-
-
-def _place(node: torch.fx.Node) -> tuple[str, str]:
-    """Innermost module path and source line of a node."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    module = re.sub(r"@\d+", "", str(stack[-1][0])) if stack else ""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    frames = [f for f in frames if "/torch/" not in f[0] and "/shardwright/" not in f[0]]
-    source = f"{frames[-1][0].rsplit('/', 1)[-1]}:{frames[-1][1]}" if frames else ""
-    return module.removeprefix("L['self']."), source

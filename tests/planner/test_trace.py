@@ -5,12 +5,14 @@ from __future__ import annotations
 import resource
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.modeling_outputs import BaseModelOutput
 
-from shardwright.planner import borders
+from shardwright.errors import ModelError
+from shardwright.planner import borders, origins
 from shardwright.planner.graph import Graph
 from shardwright.planner.source import from_config
 from shardwright.planner.trace import trace
@@ -145,6 +147,81 @@ def test_gradients() -> None:
     assert not words.tensors[words.inputs[0]].differentiable
     dense = traced(Mlp())
     assert dense.tensors[dense.inputs[0]].differentiable
+
+
+class Writes(nn.Module):
+    """Fills a tensor part by part, with bounds from an attribute, and changes a view in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.width = WIDTH // 2, WIDTH
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.new_empty(*x.shape[:-1], self.width)
+        y[..., : self.part] = x[..., : self.part].sin()
+        y[..., self.part :].copy_(x[..., : self.part].cos())
+        y.view(3, 19, self.width).mul_(2)
+        return y
+
+
+def test_what_is_written_in_place_is_in_the_graph() -> None:
+    """Also into a part whose bound comes from an attribute."""
+    graph = traced(Writes())
+    producers = graph.producers()
+    names, seen = [b.source for b in graph.borders if b.side == "out"], set[str]()
+    while names:
+        op = producers.get(names.pop())
+        if op is not None:
+            seen.add(op.call.op)
+            names += op.inputs
+    assert {"sin", "cos", "mul", "empty"} <= seen
+    assert {a for s in graph.sizes for a in origins.attributes_of(s.expression)} == {
+        ("", "part"), ("", "width"),
+    }  # fmt: skip
+
+
+class Remembers(nn.Module):
+    """Keeps tensors between calls, makes constants, counts its calls, computes what nobody asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = x * 2
+        self.register_buffer("added", x.exp(), persistent=False)
+        scale = torch.tensor([2.0], device=x.device)
+        x.tanh()
+        return x * scale + torch.arange(WIDTH, device=x.device)
+
+
+def test_a_traced_module_is_left_as_it_was() -> None:
+    module = Remembers().to("meta")
+    before = dict(module.__dict__), dict(module._buffers), module.calls
+    graph = traced(module)
+    assert (dict(module.__dict__), dict(module._buffers), module.calls) == before
+    assert type(module.calls) is Tensor
+    assert len(graph.outputs) == 2  # the count of calls comes out as well
+    assert len(graph.inputs) == 2 and not graph.tensors[graph.inputs[1]].differentiable
+    assert [op.call.op for op in graph.ops] == ["add", "mul", "arange", "add"]
+
+
+def test_ops_know_their_module_and_line() -> None:
+    graph = traced(Mlp())
+    linears = [op for op in graph.ops if op.call.op == "linear"]
+    assert [op.module for op in linears] == ["up", "down"]
+    assert all(op.source.startswith("mlps.py:") for op in graph.ops)
+
+
+def test_branching_on_data_is_an_error() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ModelError, match=r"cannot trace Branches: .*data-dependent"):
+        traced(Branches())
+    assert not torch.compiler.is_exporting()
 
 
 def llama(**sizes: int) -> nn.Module:

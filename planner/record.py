@@ -1,0 +1,198 @@
+"""Run a module's own code once on fake tensors and note every ATen call that it makes.
+
+Two modes in a row see each call: `_Functional` turns changes in place into new tensors, and
+`_Recorder` takes apart what has no rule of its own, notes the rest and says what shapes come out.
+`torch.export` with `run_decompositions` gives the same calls, in two passes and six times slower.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._decomp import _core_aten_decompositions_post_autograd
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.func import functional_call
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_leaves, tree_map
+
+from shardwright.planner.borders import BORDER
+
+aten = torch.ops.aten
+
+LEAVES = {
+    aten.linear.default,
+    aten.scaled_dot_product_attention.default,
+    aten.embedding.default,
+    aten.layer_norm.default,
+    aten.rms_norm.default,
+    aten.group_norm.default,
+    aten.cross_entropy_loss.default,
+}
+"""Ops that have a rule of their own and so are not taken apart."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op. The tensors in it are fake; they are told apart by identity."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+    module: str
+    source: str
+
+
+@dataclass
+class Record:
+    """What ran: the calls in order, and the tensors that went in and came out."""
+
+    calls: list[Call]
+    stored: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Parameters and buffers by name; those with several names are a tensor under each."""
+
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    """What was returned, after the new values of what was changed in place."""
+
+
+def record(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], entered: Sequence[str]
+) -> Record:
+    """Run `module(*args, **kwargs)`; its tensors and the inputs' are on meta.
+
+    `entered` holds the paths of the modules that run at present, the innermost last.
+    """
+    recorder, functional = _Recorder(entered), _Functional()
+    # In inference mode composite ops come in one piece, so LEAVES can be kept. (Gradients are
+    # still required of parameters: `matmul` looks.)
+    with torch.inference_mode(), recorder, _exporting():
+        stored, given = tree_map(_like, (dict(_state(module)), (args, dict(kwargs))))
+        recorder.calls.clear()
+        state, (inputs, named) = tree_map(functional.wrap, (stored, given))
+        with functional:
+            returned = functional_call(module, state, inputs, named, tie_weights=False)
+            pairs = zip(_tensors((stored, given)), _tensors((state, inputs, named)), strict=True)
+            changed = [after for before, after in pairs if after is not before]
+            return Record(recorder.calls, stored, _tensors(given), [*changed, *_tensors(returned)])
+
+
+def inner(value: Any) -> Any:
+    """The fake tensor that holds the present value of a tensor of the run."""
+    if not isinstance(value, FunctionalTensor):
+        return value
+    torch._sync(value)
+    return torch._from_functional_tensor(value.elem)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [inner(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter, then every buffer, by each of its names."""
+    for kind in ("_parameters", "_buffers"):
+        for path, part in module.named_modules():
+            for name, tensor in getattr(part, kind).items():
+                if tensor is not None:
+                    yield f"{path}.{name}" if path else name, tensor
+
+
+def _like(value: Any) -> Any:
+    """A tensor like `value`, of its own: tied weights are told apart by who reads them."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    like = {"dtype": value.dtype, "device": value.device, "requires_grad": value.requires_grad}
+    return torch.empty_strided(value.shape, value.stride(), **like)
+
+
+@contextmanager
+def _exporting() -> Iterator[None]:
+    """Say to model code what `torch.export` says: there is no data to branch on."""
+    flags = ("_is_compiling_flag", "_is_exporting_flag")
+    before = [getattr(torch.compiler, flag) for flag in flags]
+    try:
+        for flag in flags:
+            setattr(torch.compiler, flag, True)
+        yield
+    finally:
+        for flag, value in zip(flags, before, strict=True):
+            setattr(torch.compiler, flag, value)
+
+
+class _Functional(FunctionalTensorMode):
+    """Functionalization that leaves LEAVES and borders in one piece."""
+
+    def wrap(self, value: Any) -> Any:
+        """`value`, or the tensor that model code sees for it."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        with self:
+            return FunctionalTensor.to_functional(value)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Hand on `func`, or the calls that compute the same without changing a tensor."""
+        if func in LEAVES or func is BORDER:
+            args, kwargs = tree_map(inner, (tuple(args), kwargs or {}))
+            return self.wrap(func(*args, **kwargs))
+        return super().__torch_dispatch__(func, types, tuple(args), kwargs)
+
+
+class _Recorder(FakeTensorMode):
+    """Fake tensors, and a note of every call of an op on them."""
+
+    def __init__(self, entered: Sequence[str]) -> None:
+        super().__init__(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+        self.entered = entered
+        self.calls: list[Call] = []
+        self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
+        self.noting = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Note a call, or the calls that it is made of."""
+        kwargs = kwargs or {}
+        if not self.noting or func.namespace == "prim" or func in FunctionalTensor.metadata_fns:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if func is aten.detach_.default:  # of a constant that was just made
+            return args[0]
+        if func is aten.lift_fresh.default:
+            func = aten.lift_fresh_copy.default
+        if func not in LEAVES and func is not aten.detach.default:
+            with self:
+                parts = self.table.get(func, func.decompose)(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        self.noting = False
+        try:
+            if func is BORDER:
+                with self:
+                    result = torch.empty_like(args[0])
+            else:
+                result = super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self.noting = True
+        module = self.entered[-1] if self.entered else ""
+        self.calls.append(Call(func, tuple(args), kwargs, result, module, _source()))
+        return result
+
+
+def _source() -> str:
+    """File and line at which the innermost `forward` of model code stands."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if frame.f_code.co_name == "forward" and package not in ("torch", "shardwright"):
+            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
