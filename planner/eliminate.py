@@ -55,7 +55,7 @@ class Eliminated:
 
 
 def eliminate(problem: Problem, limit: int, deadline: float = math.inf) -> Eliminated:
-    """Eliminate every variable that can be, by tables of no more than `limit` rows.
+    """Eliminate every variable that can be, by tables of no more rows than `limit` or than before.
 
     What is not eliminated when `deadline` (of `time.monotonic`) has passed is left.
     """
@@ -149,9 +149,10 @@ class _Work:
             zero = 0 if self.single else (0,) * len(self.problem.components)
             return Table((v,), {(x,): zero for x in self.problem.domains[v]})
         table = self.tables[numbers[0]]
+        limit = max(self.limit, sum(len(self.tables[i].rows) for i in numbers))
         for i in numbers[1:]:
-            joined = join(table, self.tables[i], self.limit, self.plus)
-            if joined is None or len(joined.rows) > self.limit:
+            joined = join(table, self.tables[i], limit, self.plus)
+            if joined is None or len(joined.rows) > limit:
                 return None
             table = joined
         return table
@@ -161,7 +162,11 @@ class _Work:
         for i in numbers:
             table = self.tables[i]
             at = table.scope.index(v)
-            table.rows = {key: c for key, c in table.rows.items() if key[at] in useful}
+            kept = {key: c for key, c in table.rows.items() if key[at] in useful}
+            if len(kept) < len(table.rows):
+                table.rows = kept
+                for w in table.scope:  # which may be decided now
+                    self.push(w)
 
     def result(self) -> Eliminated:
         gone = {step.variable for step in self.steps}

@@ -2,9 +2,9 @@
 
 Variables with finite domains, and factors: tables of the rows that are allowed over a few
 variables, each with its costs. A constraint is a factor whose rows cost nothing; a price is one
-that allows everything. The sum of the chosen rows' costs is minimised component by component
-(lexicographically), under upper bounds on components. This is a weighted constraint network; in
-row form its linear relaxation is the local polytope, integral on the networks that models give.
+that allows everything. The sum of one component of the chosen rows' costs is minimised, under upper
+bounds on others. This is a weighted constraint network; in row form its linear relaxation is the
+local polytope, integral on the networks that models give.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardwright.errors import SolverError, UsageError
 from shardwright.planner import solvers
+from shardwright.planner.eliminate import eliminate
 from shardwright.planner.problem import Costs, Problem, Result, Row
 from shardwright.planner.simplify import simplify
 from shardwright.planner.solvers import backtracking, buckets, cpsat, lp, search
@@ -155,6 +156,60 @@ def test_simplify_keeps_solutions(problem: Problem):
         else:
             contracted = small.contract(assignment)
             assert contracted is None or small.problem.price(contracted) is None
+
+
+@settings(deadline=None, max_examples=200)
+@given(problems(), CAPS, st.sampled_from([0, 4, 20, 1000]))
+def test_eliminate_keeps_the_best_under_every_cap(
+    problem: Problem, caps: dict[int, int], limit: int
+):
+    left = eliminate(problem, limit)
+    for component in range(len(problem.components)):
+        best = brute_force(problem, component, caps)
+        assert brute_force(left.problem, component, caps) == best
+    for assignment in assignments(left.problem):
+        if (price := left.problem.price(assignment)) is not None:
+            expanded = left.expand(assignment)
+            assert problem.price(expanded) == price
+            assert left.contract(expanded) == assignment
+
+
+@settings(deadline=None, max_examples=100)
+@given(problems())
+def test_eliminate_of_one_component_leaves_nothing(problem: Problem):
+    problem = problem.only([0])
+    left = eliminate(problem, 10**6)
+    assert left.problem.names == []
+    best = brute_force(problem, 0, {})
+    assert left.problem.price(()) == (None if best is None else (best,))
+
+
+def test_lp_stops_with_a_valid_bound_when_time_is_up():
+    problem = chain(8)
+    best = min(least_times(8).values())
+    for seconds in (0.0, 0.02):
+        result = lp.solve(problem, 1, {}, None, seconds)
+        assert result.bound <= best
+        if result.assignment is not None:
+            price = problem.price(result.assignment)
+            assert price is not None and price[1] >= best
+
+
+def test_cpsat_gives_the_same_assignment_with_one_worker_or_two(monkeypatch):
+    problem = Problem(("a",))
+    for i in range(6):
+        problem.variable(f"v{i}", 3)
+    for i in range(5):  # no two assignments cost the same
+        rows = [
+            Row((x, y), (3**i * x + 3 ** (i + 5) * y + 2**40 * (x == y),))
+            for x, y in product(range(3), repeat=2)
+        ]
+        problem.factor(f"f{i}", (i, i + 1), rows)
+    results = set()
+    for workers in (1, 2):
+        monkeypatch.setattr(cpsat, "WORKERS", workers)
+        results.add(cpsat.solve(problem, 0, {}, None, SECONDS))
+    assert results == {lp.solve(problem, 0, {}, None, SECONDS)}
 
 
 # --- a chain of layers
