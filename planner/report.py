@@ -81,6 +81,8 @@ def _summary(plan: Plan) -> RenderableType:
         "  priced for",
         f"{phases}, batch {load.batch}, seq {load.seq}, {load.dtype} on {load.device}",
     )
+    if load.sequence_parallel:
+        grid.add_row("  sequence", "hidden states between blocks are split along it")
     if plan.pins:
         grid.add_row("  pins", "\n".join(f"{name}={p}" for name, p in plan.pins.items()))
     grid.add_row("  solver", solver_in_words(plan.solver))

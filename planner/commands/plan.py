@@ -60,6 +60,8 @@ Examples:
               help="Price the tensor-parallel plan of transformers beside.")  # fmt: skip
 @click.option("--tp-plan", "table_file", type=click.Path(dir_okay=False), metavar="FILE",
               help="Take it from a JSON object.  [default: the model's own]")  # fmt: skip
+@click.option("--sequence-parallel", is_flag=True,
+              help="Split hidden states between blocks along the sequence.")  # fmt: skip
 @as_json
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
 def plan(
@@ -79,6 +81,7 @@ def plan(
     follow: bool,
     compare: bool,
     table_file: str | None,
+    sequence_parallel: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -110,7 +113,7 @@ def plan(
         search = prepare(
             model, tp, batch=batch, seq=seq, dtype=getattr(torch, dtype) if dtype else None,
             device=device, phase=phase, pins=gather(pins, pin_file),
-            tp_plan=named if follow else None,
+            tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
         )  # fmt: skip
         table = table_of(named, search.source.module) if compare else {}
         result = search.run(solver, time_limit, memory)

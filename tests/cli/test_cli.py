@@ -21,7 +21,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
     "plan": "--batch --compare-tp-plan --device --dtype --help --json --memory --output --phase "
-    "--pin --pins --pins-from-tp-plan --quiet --seq --solver --time-limit --tp --tp-plan -h -o -q",
+    "--pin --pins --pins-from-tp-plan --quiet --seq --sequence-parallel --solver --time-limit --tp "
+    "--tp-plan -h -o -q",
     "show": "--help --json -h",
     "check": "--dtype --help --json --layers --numeric -h",
     "schema": "--help -h",

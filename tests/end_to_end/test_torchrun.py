@@ -43,15 +43,20 @@ GPT2 = GPT2Config(
 )
 
 
-@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "vocabulary-50257"])
-def test_a_decoder_on_two_ranks(config, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("config", "sequence_parallel"),
+    [(LLAMA, False), (LLAMA, True), (GPT2, False)],
+    ids=["llama", "llama-sequence-parallel", "vocabulary-50257"],
+)
+def test_a_decoder_on_two_ranks(config, sequence_parallel, tmp_path: Path):
     torch.manual_seed(0)
     checkpoint, plan = tmp_path / "checkpoint", tmp_path / "plan.json"
     model = AutoModelForCausalLM.from_config(config)
     for p in model.parameters():  # biases too, and norms that are not all ones
         torch.nn.init.normal_(p.data, 1.0 if p.dim() == 1 and p.min() == 1 else 0.0, 0.1)
     model.save_pretrained(checkpoint, max_shard_size="200KB")
-    made = shardwright.plan(checkpoint, tp=2, time_limit=10)
+    made = shardwright.plan(checkpoint, tp=2, time_limit=10, sequence_parallel=sequence_parallel)
+    assert ("?, ?@tp, 64" in made.to_json()) == sequence_parallel
     # Rows of the embedding split, which for a vocabulary of 50257 are not equally many.
     assert config is LLAMA or "50257@tp" in made.to_json()
     made.save(plan)
