@@ -10,6 +10,7 @@ import torch
 from shardwright.errors import UsageError
 from shardwright.planner.axes import refine
 from shardwright.planner.cost import TRACE_SEQ
+from shardwright.planner.folded_trace import trace_folded
 from shardwright.planner.phases import parse_phases
 from shardwright.planner.pins import as_pins
 from shardwright.planner.plan_file import Phase, Plan, Workload
@@ -19,7 +20,6 @@ from shardwright.planner.source import read_source
 from shardwright.planner.stages import stage
 from shardwright.planner.tp_plan import pins as hand_written_pins
 from shardwright.planner.tp_plan import table_of
-from shardwright.planner.trace import trace
 
 
 def plan(
@@ -117,7 +117,7 @@ def prepare(
     if tp_plan is not None:
         wanted = hand_written_pins(table_of(tp_plan, source.module), source.module) | wanted
     stage("trace")
-    graph = trace(source.module, source.args, source.kwargs)
+    folding, whole = trace_folded(source, as_pins(wanted), sequence_parallel)
     workload = Workload(
         batch=batch,
         seq=seq,
@@ -127,6 +127,6 @@ def prepare(
         sequence_parallel=sequence_parallel,
     )
     stage("axes")
-    axes = refine(graph, TRACE_SEQ if sequence_parallel else None)
-    sequence = open_sequence(graph, axes, TRACE_SEQ) if sequence_parallel else None
-    return Search(source, graph, axes, workload, tp, as_pins(wanted), sequence)
+    axes = refine(folding.graph, TRACE_SEQ if sequence_parallel else None)
+    sequence = open_sequence(folding.graph, axes, TRACE_SEQ) if sequence_parallel else None
+    return Search(source, folding, whole, axes, workload, tp, as_pins(wanted), sequence)

@@ -260,6 +260,8 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
     """
     out = Axes()
     shared = {u.used: u.stored for u in graph.uses} | {b.target: b.source for b in graph.borders}
+    shared |= graph.alike
+    linked = [(b.source, b.target) for b in graph.borders if b.target in graph.alike]
     for name, tensor in graph.tensors.items():
         if name not in shared:
             out.dims[name] = tuple(Dim(s) for s in tensor.shape)
@@ -270,6 +272,9 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
         while root in shared:
             root = shared[root]
         out.dims[name] = out.dims[root]
+    for source, target in linked:
+        for a, b in zip(out.dims[source], out.dims[target], strict=True):
+            unify(a, b)
     _unify_repeated_slots(graph, out)
     for name in graph.inputs:
         for dim in out.dims[name]:

@@ -165,7 +165,7 @@ def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
         n = layouts.graph.tensors[stored].dtype.itemsize
         for dim in layouts.traced(stored):
             n *= layout.dim_size(dim, coords) or 0
-        total += n
+        total += n * layouts.graph.times(stored)
     return total
 
 

@@ -106,6 +106,20 @@ class Graph:
     watched: list[tuple[str, str, str]] = field(default_factory=list)
     """(module, slot, tensor) of every module output, in the order of the calls."""
 
+    alike: dict[str, str] = field(default_factory=dict)
+    """Tensor of a folded block -> its like in the first block of the kind: in the same state."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """Op or tensor of a folded block -> how often it stands in the whole model."""
+
+    def times(self, name: str) -> int:
+        """How often the op or tensor `name` stands in the whole model."""
+        return self.counts.get(name, 1)
+
+    def one(self, name: str) -> str:
+        """The tensor whose state `name` has."""
+        return self.alike.get(name, name)
+
     def outer(self) -> dict[str, Border]:
         """Borders into a module whose tensor just came into one around it: target -> that border.
 

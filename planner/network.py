@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 
 from shardwright.planner.cost import Costs, Toll
-from shardwright.planner.graph import Graph
+from shardwright.planner.graph import Border, Graph, Op, Use
 from shardwright.planner.plan_file import pattern
 from shardwright.planner.problem import Problem, Row
 from shardwright.planner.states import PARTIAL, WHOLE, State, States
@@ -22,6 +23,9 @@ COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
 of placement (the fewest that do), and a number made of names, so that plans come out the same every
 time."""
 BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
+
+Vector = tuple[int, ...]
+FREE: Vector = (0,) * len(COMPONENTS)
 
 
 @dataclass
@@ -43,84 +47,148 @@ def build_network(
     """The problem of choosing a state for every tensor of `graph`.
 
     Args:
-        graph: The traced model.
+        graph: The traced model; tensors that are alike in it have one variable, and what stands
+            several times in the whole model costs so many times as much.
         states: Domains and modes.
         costs: Prices.
         rigid: Modules at whose borders nothing may change.
     """
-    problem = Problem(COMPONENTS)
-    variables = {name: problem.variable(name, len(states.domain(name))) for name in graph.tensors}
-    index = {name: {s: i for i, s in enumerate(states.domain(name))} for name in graph.tensors}
+    builder = _Builder(graph, states, costs)
+    builder.add_demands()
+    builder.add_stores()
+    builder.add_ops()
+    builder.add_uses()
+    builder.add_borders(rigid)
+    return Network(builder.problem, builder.variables, states)
 
-    def unary(name: str, label: str, price: dict[State, tuple[int, ...]]) -> None:
-        rows = [Row((index[name][s],), c) for s, c in price.items() if s in index[name]]
-        problem.factor(f"{label} {name}", [variables[name]], rows)
 
-    for name, label in tie_names(graph).items():
-        ties = {
-            s: (0, 0, 0, 0, zlib.crc32(f"{label} {i}".encode()) % 4096)
-            for s, i in index[name].items()
-        }
-        unary(name, "tie", ties)
-    for name in dict.fromkeys(graph.outputs):
-        unary(name, "output", {WHOLE: (0,) * 5})
-    for name, allowed in states.handed().items():
-        must = states.sequence is not None and name in states.sequence.handed
-        unary(name, "handed" if must else "carried", {s: (0,) * 5 for s in allowed})
-    for name in sorted(graph.logits):
-        unary(name, "logits", {s: (0,) * 5 for s in states.domain(name) if s != PARTIAL})
-    for name in dict.fromkeys(u.stored for u in graph.uses):
-        unary(name, "store", {s: (costs.bytes(name, s), 0, 0, 0, 0) for s in states.domain(name)})
-    for op in graph.ops:
-        names = (*op.inputs, *op.outputs)
-        rows = [
-            Row(
-                tuple(index[n][s] for n, s in zip(names, mode.states, strict=True)),
-                (0, costs.compute(op, mode), 0, 0, 0),
-            )
-            for mode in states.modes(op)
-        ]
-        problem.factor(f"op {op.name}", [variables[n] for n in names], rows)
+class _Builder:
+    """The problem so far; `index` gives the number of each state in a tensor's domain."""
 
-    def paid(toll: Toll, action: int) -> tuple[int, ...]:
-        return (0, toll.time, toll.backward, action, 0)
+    def __init__(self, graph: Graph, states: States, costs: Costs) -> None:
+        self.graph, self.states, self.costs = graph, states, costs
+        self.problem = Problem(COMPONENTS)
+        self.variables: dict[str, int] = {}
+        self.index: dict[str, dict[State, int]] = {}
+        for name in graph.tensors:
+            if graph.one(name) == name:
+                domain = states.domain(name)
+                self.variables[name] = self.problem.variable(name, len(domain))
+                self.index[name] = {s: i for i, s in enumerate(domain)}
+        for name, one in graph.alike.items():
+            self.variables[name], self.index[name] = self.variables[one], self.index[one]
 
-    for use in graph.uses:
-        rows = []
-        for s, i in index[use.stored].items():
-            for t, j in index[use.used].items():
-                crossing, toll = costs.crossing(use.stored, s, t), costs.toll(use.stored, s, s, t)
-                if crossing and toll and not crossing.forward:  # weights stay where they are
-                    rows.append(Row((i, j), paid(toll, s != t)))
-        scope = [variables[use.stored], variables[use.used]]
-        problem.factor(f"use {use.fqn}", scope, rows)
-    outer = graph.outer()
-    first: dict[tuple[str, str, str], tuple[str, str]] = {}
-    for border in graph.borders:
-        # Where several would do, the module that makes a tensor, not a dropout behind it.
-        action = 4 if not border.has_parameters else 2 if border.side == "out" else 3
-        around = outer.get(border.target)
-        names = (*([around.source] if around else []), border.source, border.target)
-        rows = []
-        for chosen in product(*(index[n].items() for n in names)):
-            (s, _), (t, _) = chosen[-2:]
-            before = chosen[0][0] if around else s
-            toll = costs.toll(border.source, before, s, t)
-            if states.sequence and states.sequence.misplaced(border, s.shards, t.shards):
-                continue
-            if toll is not None and not (border.module in rigid and s != t):
-                rows.append(Row(tuple(i for _, i in chosen), paid(toll, action * (s != t))))
-        label = f"border {border.module} {border.side} {border.slot}"
-        problem.factor(label, [variables[n] for n in names], rows)
-        key = (border.module, border.side, border.slot)
-        ends = first.setdefault(key, (border.source, border.target))
-        if ends != (border.source, border.target):  # called again: the same change each time
-            for a, b in zip(ends, (border.source, border.target), strict=True):
-                same = [
-                    Row((i, index[b][s]), (0,) * 5) for s, i in index[a].items() if s in index[b]
-                ]
-                problem.factor(f"again {key}", [variables[a], variables[b]], same)
-    return Network(problem, variables, states)
+    def scope(self, names: Iterable[str]) -> tuple[int, ...]:
+        """The variables of these tensors."""
+        return tuple(self.variables[n] for n in names)
+
+    def unary(self, name: str, label: str, price: Mapping[State, Vector]) -> None:
+        """A factor over the state of one tensor: those that are not priced are forbidden."""
+        index = self.index[name]
+        rows = [Row((index[s],), c) for s, c in price.items() if s in index]
+        self.problem.factor(f"{label} {name}", self.scope([name]), rows)
+
+    def add_demands(self) -> None:
+        """What outputs, hidden states and scores must be, and how ties are broken."""
+        graph = self.graph
+        for name, label in tie_names(graph).items():
+            times = graph.times(name)
+            hashes = {
+                s: zlib.crc32(f"{label} {i}".encode()) % 4096 for s, i in self.index[name].items()
+            }
+            self.unary(name, "tie", {s: (0, 0, 0, 0, times * h) for s, h in hashes.items()})
+        for name in dict.fromkeys(graph.outputs):
+            self.unary(name, "output", {WHOLE: FREE})
+        sequence = self.states.sequence
+        for name, allowed in self.states.handed().items():
+            must = sequence is not None and name in sequence.handed
+            self.unary(name, "handed" if must else "carried", dict.fromkeys(allowed, FREE))
+        for name in sorted(graph.logits):
+            domain = self.states.domain(name)
+            self.unary(name, "logits", {s: FREE for s in domain if s != PARTIAL})
+
+    def add_stores(self) -> None:
+        """Bytes of what is stored."""
+        for name in dict.fromkeys(u.stored for u in self.graph.uses):
+            times, domain = self.graph.times(name), self.states.domain(name)
+            sizes = {s: times * self.costs.bytes(name, s) for s in domain}
+            self.unary(name, "store", {s: (n, 0, 0, 0, 0) for s, n in sizes.items()})
+
+    def add_ops(self) -> None:
+        """The modes of each op, and the time that each takes; ops of blocks that are alike once."""
+        found: dict[tuple[int, ...], tuple[Op, int]] = {}
+        for op in self.graph.ops:
+            scope = self.scope((*op.inputs, *op.outputs))
+            first, times = found.get(scope, (op, 0))
+            found[scope] = first, times + self.graph.times(op.name)
+        for scope, (op, times) in found.items():
+            index = [self.index[n] for n in (*op.inputs, *op.outputs)]
+            rows = [
+                Row(
+                    tuple(i[s] for i, s in zip(index, mode.states, strict=True)),
+                    (0, times * self.costs.compute(op, mode), 0, 0, 0),
+                )
+                for mode in self.states.modes(op)
+            ]
+            self.problem.factor(f"op {op.name}", scope, rows)
+
+    def add_uses(self) -> None:
+        """From each parameter as stored to the same as its module sees it."""
+        found: dict[tuple[int, ...], tuple[Use, int]] = {}
+        for use in self.graph.uses:
+            scope = self.scope((use.stored, use.used))
+            first, times = found.get(scope, (use, 0))
+            found[scope] = first, times + self.graph.times(use.used)
+        for scope, (use, times) in found.items():
+            rows = []
+            for s, i in self.index[use.stored].items():
+                for t, j in self.index[use.used].items():
+                    crossing = self.costs.crossing(use.stored, s, t)
+                    toll = self.costs.toll(use.stored, s, s, t)
+                    if crossing and toll and not crossing.forward:  # weights stay where they are
+                        rows.append(Row((i, j), paid(toll, int(s != t), times)))
+            self.problem.factor(f"use {use.fqn}", scope, rows)
+
+    def add_borders(self, rigid: frozenset[str]) -> None:
+        """What changes of placement cost, and that a module does the same in each of its calls."""
+        outer, sequence = self.graph.outer(), self.states.sequence
+        first: dict[tuple[str, str, str], tuple[str, str]] = {}
+        found: dict[tuple[int, ...], tuple[Border, tuple[str, ...], int]] = {}
+        for border in self.graph.borders:
+            around = outer.get(border.target)
+            names = (*([around.source] if around else []), border.source, border.target)
+            scope = self.scope(names)
+            one, its, times = found.get(scope, (border, names, 0))
+            found[scope] = one, its, times + self.graph.times(border.target)
+            key = (border.module, border.side, border.slot)
+            ends = first.setdefault(key, (border.source, border.target))
+            if ends != (border.source, border.target):  # called again: the same change each time
+                for a, b in zip(ends, (border.source, border.target), strict=True):
+                    index = self.index[b]
+                    same = [
+                        Row((i, index[s]), FREE) for s, i in self.index[a].items() if s in index
+                    ]
+                    self.problem.factor(f"again {key}", self.scope((a, b)), same)
+        for scope, (border, names, times) in found.items():
+            # Where several would do, the module that makes a tensor, not a dropout behind it.
+            action = 4 if not border.has_parameters else 2 if border.side == "out" else 3
+            rows = []
+            for chosen in product(*(self.index[n].items() for n in names)):
+                (s, _), (t, _) = chosen[-2:]
+                before = chosen[0][0] if len(names) > 2 else s
+                toll = self.costs.toll(border.source, before, s, t)
+                if sequence and sequence.misplaced(border, s.shards, t.shards):
+                    continue
+                if toll is not None and not (border.module in rigid and s != t):
+                    cost = paid(toll, action * (s != t), times)
+                    rows.append(Row(tuple(i for _, i in chosen), cost))
+            label = f"border {border.module} {border.side} {border.slot}"
+            self.problem.factor(label, scope, rows)
+
+
+def paid(toll: Toll, action: int, times: int) -> Vector:
+    """The cost of a crossing that is made so many times."""
+    return (0, times * toll.time, times * toll.backward, times * action, 0)
 
 
 def tie_names(graph: Graph) -> dict[str, str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
+from typing import TypeVar
 
 from torch import nn
 
@@ -25,12 +27,15 @@ from shardwright.planner.emit import (
     shapes,
     wholes,
 )
+from shardwright.planner.folding import Folding
 from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Coords, Dim, dim_size
 from shardwright.planner.network import BACKWARD, BYTES, TIME, Network, build_network
 from shardwright.planner.optimize import Optimum, optimize
 from shardwright.planner.pins import Pin, as_table, resolve, restrict
 from shardwright.planner.plan_file import (
     ModelIdentity,
+    ModulePlan,
     Plan,
     Prediction,
     SolverReport,
@@ -43,19 +48,25 @@ from shardwright.planner.simplify import Simplified, simplify
 from shardwright.planner.source import Source
 from shardwright.planner.stages import figures, stage
 from shardwright.planner.states import Shards, States
-from shardwright.planner.verify import Mismatch, calls_of, verify
+from shardwright.planner.unfolding import Unfolded
+from shardwright.planner.verify import Mismatch, calls_of, run_local
 
 ATTEMPTS = 40
 """How often a plan that fails its trial is solved again without what failed."""
 
+T = TypeVar("T")
 Splits = frozenset[tuple[str, Shards]]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A solution of the problem, not yet tried; `possible` says which tensors any could split."""
+    """A solution of the problem, not yet tried; `possible` says which tensors any could split.
+
+    `layouts` are those of the folded graph, `whole` and `costs` speak of the whole one.
+    """
 
     layouts: Layouts
+    whole: Layouts
     costs: Costs
     report: SolverReport
     possible: dict[str, bool]
@@ -72,7 +83,8 @@ class Search:
     """
 
     source: Source
-    graph: Graph
+    folding: Folding
+    whole: Unfolded
     axes: Axes
     workload: Workload
     tp: int
@@ -80,6 +92,11 @@ class Search:
     sequence: OpenSequence | None = None
     strikes: Counter[str] = field(default_factory=Counter)
     forbidden: Splits = frozenset()
+
+    @property
+    def graph(self) -> Graph:
+        """The folded graph, on which all is decided."""
+        return self.folding.graph
 
     @cached_property
     def calls(self) -> Calls | None:
@@ -102,7 +119,7 @@ class Search:
             outcome = self._try(self.solve(solver, seconds, memory))
             if isinstance(outcome, Plan):
                 return outcome
-            self.forbidden |= outcome
+            self.forbidden |= {(self.graph.one(name), shards) for name, shards in outcome}
         raise SolverError("no plan passed its trial on meta: please report this model")
 
     def blank(self, forbidden: Splits = frozenset()) -> tuple[Costs, Network]:
@@ -157,13 +174,33 @@ class Search:
             refuse(network, self.graph, wanted)  # what has no solution need not end in time
             raise
         stage("check")
-        assignment = network.assignment(optimum.assignment)
-        check(self.graph, costs.states, assignment, self.rigid)
-        agree(price(self.graph, costs, assignment), optimum)
+        layouts = Layouts(self.graph, costs.states, network.assignment(optimum.assignment))
+        whole = self._unfolded(layouts)
+        whole_costs = Costs(whole.graph, whole.states.axes, whole.states, self.workload)
+        check(whole.graph, whole.states, whole.assignment, self.rigid)
+        agree(price(whole.graph, whole_costs, whole.assignment), optimum)
         report = reported(optimum, solver or solvers.DEFAULT, note)
         stage("emit")
-        layouts = Layouts(self.graph, costs.states, assignment)
-        return Attempt(layouts, costs, report, possible(network, small), wanted)
+        return Attempt(layouts, whole, whole_costs, report, possible(network, small), wanted)
+
+    def _unfolded(self, layouts: Layouts) -> Layouts:
+        """The same plan on the whole graph."""
+        graph, origin, axes = self.whole.graph, self.whole.origin, self.axes
+        if graph is self.graph:
+            return layouts
+        ops = {op.name: origin[op.name] for op in graph.ops}
+        whole_axes = Axes(
+            dims={n: axes.dims[origin[n]] for n in graph.tensors},
+            axes={copy: axes.axes[op] for copy, op in ops.items() if op in axes.axes},
+            rules={copy: axes.rules[op] for copy, op in ops.items()},
+            conflicts=axes.conflicts,
+        )
+        lookups = frozenset(copy for copy, op in ops.items() if op in self.lookups)
+        sequence = self.sequence and self.sequence.unfolded(
+            origin, {b.module: self.folding.traced_name(b.module) for b in graph.borders}
+        )
+        states = States(graph, whole_axes, self.tp, lookups, sequence=sequence)
+        return Layouts(graph, states, {n: layouts.assignment[origin[n]] for n in graph.tensors})
 
     def predicted(self, attempt: Attempt) -> Prediction:
         """What an attempt should cost, per rank."""
@@ -172,8 +209,8 @@ class Search:
             parameter_bytes=[rank_bytes(layouts, {"tp": (r, self.tp)}) for r in range(self.tp)],
             whole_bytes=rank_bytes(layouts, None),
             time_ns=attempt.report.objective[2],
-            phase_ns=times(self.graph, attempt.costs, layouts.assignment),
-            collectives=count(self.graph, attempt.costs, layouts.assignment),
+            phase_ns=times(self.whole.graph, attempt.costs, attempt.whole.assignment),
+            collectives=count(self.whole.graph, attempt.costs, attempt.whole.assignment),
         )
 
     def _try(self, attempt: Attempt) -> Plan | Splits:
@@ -186,6 +223,8 @@ class Search:
         except Unsolvable as failure:
             near = splits_near(self.graph, layouts, failure.size.tensor)
             return near or self._blame(Mismatch("", str(failure)), layouts)
+        plans = self._spread(module_plans(source.module, layouts, attributes))
+        can, pinned = self._copies(attempt.possible), self._copies(attempt.pinned)
         result = Plan(
             model=ModelIdentity(
                 architecture=source.architecture,
@@ -194,9 +233,9 @@ class Search:
             ),
             mesh={"tp": self.tp},
             workload=self.workload,
-            modules=folded(source.module, module_plans(source.module, layouts, attributes)),
-            whole=wholes(layouts, attempt.possible, attempt.pinned),
-            opaque=opaque(self.graph, self.axes),
+            modules=folded(source.module, plans),
+            whole=wholes(attempt.whole, can, pinned),
+            opaque=opaque(self.whole.graph, attempt.whole.states.axes),
             predicted=self.predicted(attempt),
             solver=attempt.report,
             pins=as_table(self.pins),
@@ -204,12 +243,31 @@ class Search:
         )
         stage("verify")
         for coords in corners:
-            mismatch = verify(
-                source.module, source.args, source.kwargs, result, layouts, coords, self.calls
-            )
+            mismatch = self._mismatch(result, traced, coords)
             if mismatch is not None:
                 return self._blame(mismatch, layouts)
         return result
+
+    def _copies(self, facts: Mapping[str, T]) -> dict[str, T]:
+        """Facts on tensors of the folded graph as facts on those of the whole one."""
+        return {copy: facts[n] for copy, n in self.whole.origin.items() if n in facts}
+
+    def _spread(self, plans: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:
+        """Plans of the modules of the whole model, from those of the traced blocks."""
+        names = (n for n, _ in self.source.module.named_modules())
+        traced = ((n, self.folding.traced_name(n)) for n in names)
+        return {n: plans[t] for n, t in traced if t in plans}
+
+    def _mismatch(
+        self, result: Plan, traced: Mapping[str, tuple[Dim, ...]], coords: Coords
+    ) -> Mismatch | None:
+        """Run the whole model as one rank; None if all is as `traced`, the layouts, says."""
+        sizes = {n: tuple(dim_size(d, coords) or 0 for d in dims) for n, dims in traced.items()}
+        predicted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+        for module, slot, tensor in self.whole.graph.watched:
+            predicted.setdefault((module, slot), []).append(sizes[self.whole.origin[tensor]])
+        run = (self.source.module, self.source.args, self.source.kwargs)
+        return run_local(*run, result, coords, predicted, self.calls)
 
     def _blame(self, mismatch: Mismatch, layouts: Layouts) -> Splits:
         """The splits to forbid after `mismatch`.
@@ -217,7 +275,7 @@ class Search:
         Raises:
             ModelError: nothing was split where it failed: the model itself cannot run on meta.
         """
-        module = mismatch.module
+        module = self.folding.traced_name(mismatch.module)
         while True:
             if self.sequence and (split := along_sequence(self.graph, layouts, module)):
                 return split

@@ -61,6 +61,19 @@ class OpenSequence:
             return False
         return border.side == "in" or _in_block(border.module)
 
+    def unfolded(self, tensors: Mapping[str, str], modules: Mapping[str, str]) -> OpenSequence:
+        """The same for a graph whose tensors and modules are copies of those of this one."""
+        closed: dict[str, list[int]] = {}
+        for name, dim in self.closed:
+            closed.setdefault(name, []).append(dim)
+        return OpenSequence(
+            self.axes,
+            frozenset((copy, d) for copy, n in tensors.items() for d in closed.get(n, ())),
+            {copy: self.handed[n] for copy, n in tensors.items() if n in self.handed},
+            {copy: self.ends[n] for copy, n in tensors.items() if n in self.ends},
+            frozenset(copy for copy, m in modules.items() if m in self.local),
+        )
+
     def open(self, name: str, number: int, dim: Dim) -> frozenset[int]:
         """The axes of dim `number` of tensor `name` that may be split."""
         if (name, number) in self.closed or _has_sum(dim):

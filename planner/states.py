@@ -160,7 +160,8 @@ class States:
                 opened = self.sequence.open(name, i, dim) if self.sequence else frozenset()
                 allowed = self.allowed | opened
                 out += [frozenset((i, a) for a in cut) for cut in cuts(dim, allowed)]
-        return [s for s in out if (name, s) not in self.forbidden]
+        one = self.graph.one(name)
+        return [s for s in out if (one, s) not in self.forbidden]
 
     def handed(self) -> dict[str, tuple[State, ...]]:
         """The states that hidden states may have where blocks hand them on.
@@ -184,6 +185,7 @@ class States:
 
     def domain(self, name: str) -> tuple[State, ...]:
         """Every state that tensor `name` can have between ops, in a fixed order."""
+        name = self.graph.one(name)
         if name not in self._domains:
             self._domains[name] = self._make_domain(name)
         return self._domains[name]

@@ -12,18 +12,24 @@ from shardwright.planner.graph import Border, Graph, Op, SizeArgument
 
 
 def carried(graph: Graph, root: nn.Module) -> set[str]:
-    """Tensors between blocks of a `ModuleList` where each takes what the one before gives."""
-    leaves, enters = {}, []
+    """Tensors between blocks of a `ModuleList` where each takes what the one before gives first.
+
+    What blocks hand on beside it (a position bias, say) no user sees.
+    """
+    leaves, enters, places = {}, [], dict[str, list[str]]()
     for border in graph.borders:
         stack, _, number = border.module.rpartition(".")
         if not number.isdigit() or not isinstance(root.get_submodule(stack), nn.ModuleList):
             continue
         if not any(True for _ in root.get_submodule(border.module).children()):
             continue
+        blocks = places.setdefault(stack, list(root.get_submodule(stack)._modules))
+        place = blocks.index(number)
         if border.side == "out":
-            leaves[border.target] = (stack, int(number))
+            if border.slot in ("", "0"):
+                leaves[border.target] = (stack, place)
         elif graph.tensors[border.source].differentiable:
-            enters.append((border, stack, int(number)))
+            enters.append((border, stack, place))
     out: set[str] = set()
     chains = set()
     for border, stack, number in enters:

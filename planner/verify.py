@@ -22,9 +22,8 @@ from torch.utils._pytree import tree_map
 from shardwright.errors import PlanError
 from shardwright.planner.borders import map_slots
 from shardwright.planner.calls import Calls, Notes, difference
-from shardwright.planner.emit import Layouts
 from shardwright.planner.fake_ops import LikeReal
-from shardwright.planner.layout import Coords, dim_size
+from shardwright.planner.layout import Coords
 from shardwright.planner.plan_file import Plan
 from shardwright.runtime.api import apply_modules
 from shardwright.runtime.mesh import Mesh
@@ -36,26 +35,6 @@ class Mismatch:
 
     module: str
     text: str
-
-
-def verify(
-    root: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    plan: Plan,
-    layouts: Layouts,
-    coords: Coords,
-    calls: Calls | None = None,
-) -> Mismatch | None:
-    """Run `root` (on meta, whole) as the rank at `coords`; None if all is as it should be.
-
-    `calls` are those of the whole model, as `calls_of` gives them.
-    """
-    predicted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
-    for module, slot, tensor in layouts.graph.watched:
-        shape = tuple(dim_size(d, coords) or 0 for d in layouts.traced(tensor))
-        predicted.setdefault((module, slot), []).append(shape)
-    return run_local(root, args, kwargs, plan, coords, predicted, calls)
 
 
 def calls_of(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Calls | None:

@@ -110,13 +110,14 @@ def test_a_module_that_fails_its_trial_keeps_to_other_splits(monkeypatch) -> Non
     """Once: not that split. Twice: none in that module. Then the module around it."""
     blamed = []
 
-    def verify(_root, _args, _kwargs, plan, layouts, _coords, *_) -> Mismatch | None:
-        if any(layouts.assignment[n].shards for n in search.tensors_in(layouts.graph, "inner")):
-            blamed.append(sorted(k for k, v in plan.modules.items() if v.parameters))
+    def run_local(_root, _args, _kwargs, plan, *_) -> Mismatch | None:
+        split = sorted(k for k, v in plan.modules.items() if v.parameters)
+        if split:
+            blamed.append(split)
             return Mismatch("inner.up", "its shape is another")
         return None
 
-    monkeypatch.setattr(search, "verify", verify)
+    monkeypatch.setattr(search, "run_local", run_local)
     plan = planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
     assert len(blamed) >= 3
     assert plan.modules == {}
@@ -126,23 +127,15 @@ def test_a_module_that_fails_its_trial_keeps_to_other_splits(monkeypatch) -> Non
 def test_a_wrong_prediction_is_a_mismatch(monkeypatch) -> None:
     """The shapes of every module's outputs are compared with what the plan says."""
     seen = []
-    verify = search.verify
+    run_local = search.run_local
 
-    def lying(root, args, kwargs, plan, layouts, coords, *rest) -> Mismatch | None:
-        traced = layouts.traced
-
-        def longer(name, state=None):
-            dims = traced(name, state)
-            return (*dims, *dims[-1:]) if name == layouts.graph.watched[0][2] else dims
-
-        layouts.traced = longer
-        try:
-            seen.append(verify(root, args, kwargs, plan, layouts, coords, *rest))
-        finally:
-            layouts.traced = traced
+    def lying(root, args, kwargs, plan, coords, predicted, calls) -> Mismatch | None:
+        (key, shapes), *rest = predicted.items()
+        longer = {key: [(*s, s[-1]) for s in shapes], **dict(rest)}
+        seen.append(run_local(root, args, kwargs, plan, coords, longer, calls))
         return None
 
-    monkeypatch.setattr(search, "verify", lying)
+    monkeypatch.setattr(search, "run_local", lying)
     planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
     assert all(s is not None and s.text.startswith("output '' has shape") for s in seen)
     assert seen[0].module == "inner.up"
@@ -166,6 +159,6 @@ def test_a_module_that_cannot_run_on_meta() -> None:
 
 def test_a_module_whose_trial_always_fails(monkeypatch) -> None:
     """With nothing split any more, it is the model that fails, not the plan."""
-    monkeypatch.setattr(search, "verify", lambda *_: Mismatch("inner.up", "RuntimeError: no"))
+    monkeypatch.setattr(search, "run_local", lambda *_: Mismatch("inner.up", "RuntimeError: no"))
     with pytest.raises(ModelError, match="Within itself fails on meta.*RuntimeError: no"):
         planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)

@@ -1,0 +1,46 @@
+"""Trace a model with one block of each kind, or whole where its blocks cannot be folded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.errors import ModelError
+from shardwright.planner.folding import Folding, Unfoldable, fold
+from shardwright.planner.pins import Pin, matches
+from shardwright.planner.source import Source
+from shardwright.planner.stacks import find_stacks, holders, shared_beyond, shortened
+from shardwright.planner.trace import trace
+from shardwright.planner.unfolding import Unfolded, unfold
+
+
+def trace_folded(
+    source: Source, pins: Sequence[Pin] = (), ends: bool = False
+) -> tuple[Folding, Unfolded]:
+    """The folded graph of a model, and the whole one.
+
+    Args:
+        source: The model.
+        pins: Blocks with different pins are not folded into one.
+        ends: Nor are the first and the last block of a stack with those between them.
+
+    Raises:
+        ModelError: the model cannot be traced.
+    """
+    module, owners = source.module, holders(source.module)
+
+    def label(name: str) -> tuple[Pin, ...]:
+        return tuple(p for p in pins if matches(p.name, name))
+
+    for apart in (True,) if ends else (False, True):
+        stacks = find_stacks(module, apart, label)
+        if not stacks:
+            continue
+        try:
+            with shortened(module, stacks):
+                graph = trace(module, source.args, source.kwargs)
+                folding = fold(graph, stacks, shared_beyond(module, stacks, owners))
+            return folding, unfold(folding)
+        except (Unfoldable, ModelError):
+            pass  # with more blocks, or whole
+    folding = Folding(trace(module, source.args, source.kwargs))
+    return folding, unfold(folding)

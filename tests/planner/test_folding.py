@@ -1,0 +1,173 @@
+"""Blocks traced once a kind give the plan, and the costs, of the model traced whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from shardwright.planner import folded_trace
+from shardwright.planner.axes import refine
+from shardwright.planner.folding import Folding
+from shardwright.planner.pins import as_pins
+from shardwright.planner.plan_file import Plan, Workload
+from shardwright.planner.search import Search
+from shardwright.planner.source import Source, read_source
+from shardwright.planner.stacks import find_stacks, shortened
+from shardwright.planner.trace import trace
+from shardwright.planner.unfolding import unfold
+
+LAYERS = 6
+SIZES: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_hidden_layers": LAYERS, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+OLD: dict[str, Any] = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", SIZES),
+    "gpt2": ("GPT2LMHeadModel", {**OLD, "n_layer": LAYERS, "n_embd": 32, "n_head": 4}),
+    # two kinds in turn, and five of one to one of another
+    "gemma2": ("Gemma2ForCausalLM", {**SIZES, "head_dim": 8}),
+    "gpt_oss": ("GptOssForCausalLM", {**SIZES, "head_dim": 8, "num_local_experts": 4}),
+    "cohere2": ("Cohere2ForCausalLM", SIZES),
+    # the first blocks differ
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {
+        **SIZES, "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 2,
+        "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    }),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {
+        **SIZES, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16,
+        "decoder_sparse_step": 2, "mlp_only_layers": [],
+    }),
+    # two stacks; a bias that the first block makes for all others
+    "t5": ("T5ForConditionalGeneration", {
+        **OLD, "num_layers": LAYERS, "d_model": 32, "num_heads": 4, "d_kv": 8, "d_ff": 64,
+    }),
+    "bert": ("BertForMaskedLM", {
+        **OLD, "num_hidden_layers": LAYERS, "hidden_size": 32, "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }),
+    "bloom": ("BloomForCausalLM", {**OLD, "n_layer": LAYERS, "hidden_size": 32, "n_head": 4}),
+    "olmo2": ("Olmo2ForCausalLM", SIZES),
+    "phi3": ("Phi3ForCausalLM", SIZES),
+}  # fmt: skip
+
+
+def source_of(name: str) -> Source:
+    architecture, fields = MODELS[name]
+    config = transformers.AutoConfig.for_model(name, architectures=[architecture], **fields)
+    return read_source(config, dtype=torch.bfloat16)  # grouped products on meta take no other
+
+
+def whole(source: Source) -> Folding:
+    return Folding(trace(source.module, source.args, source.kwargs))
+
+
+def planned(source: Source, folding: Folding, tp: int = 2) -> Plan:
+    workload = Workload(batch=1, seq=64, dtype="bfloat16", device="h100-nvlink")
+    found = Search(source, folding, unfold(folding), refine(folding.graph), workload, tp)
+    return found.run(None, 60, None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_folded_equals_unfolded(name: str) -> None:
+    """The same modules, bytes, times and collectives; fewer blocks are traced."""
+    source = source_of(name)
+    folding, unfolded = folded_trace.trace_folded(source)
+    assert folding.stacks
+    assert all(len(s.picks) < LAYERS for s in folding.stacks)
+    reference = whole(source)
+    assert len(unfolded.graph.ops) == len(reference.graph.ops)
+    assert [op.call.op for op in unfolded.graph.ops] == [o.call.op for o in reference.graph.ops]
+    one, other = planned(source, folding), planned(source, reference)
+    assert one.solver.status == other.solver.status == "optimal"
+    assert one.solver.objective[1:] == other.solver.objective[1:]
+    assert one.predicted == other.predicted
+    assert one.modules == other.modules
+    assert one.whole == other.whole
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, width), nn.Linear(width, 8)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).relu()) * self.scale
+
+
+class Tower(nn.Module):
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(w) for w in widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def kinds(tower: nn.Module) -> tuple[int, ...]:
+    (stack,) = find_stacks(tower)
+    return stack.kinds
+
+
+def test_every_junction_is_traced() -> None:
+    with torch.device("meta"):
+        tower = Tower(16, 16, 24, 16, 16, 24, 16, 16, 24)
+    (stack,) = find_stacks(tower)
+    assert stack.kinds == (0, 0, 1) * 3
+    assert len(stack.picks) == 5
+    picked = [stack.kinds[i] for i in stack.picks]
+    assert set(zip(picked, picked[1:], strict=False)) == {(0, 0), (0, 1), (1, 0)}
+    assert [stack.kinds[stack.picks[t]] for t in stack.traced] == list(stack.kinds)
+
+
+def test_the_module_is_as_before() -> None:
+    with torch.device("meta"):
+        tower = Tower(*[16] * 5)
+    names = [n for n, _ in tower.named_parameters()]
+    with shortened(tower, find_stacks(tower)):
+        assert len(tower.blocks) == 2
+        assert tower.blocks[1] is dict(tower.blocks.named_children())["4"]
+    assert [n for n, _ in tower.named_parameters()] == names
+    assert tower.blocks[1] is dict(tower.blocks.named_children())["1"]
+
+
+def test_shared_and_pinned_blocks_are_kinds_of_their_own() -> None:
+    with torch.device("meta"):
+        tower = Tower(*[16] * 9)
+    third, fifth = tower.blocks[2], tower.blocks[4]
+    assert isinstance(third, Block) and isinstance(fifth, Block)
+    third.up.weight = fifth.up.weight
+    assert kinds(tower) == (0, 0, 1, 0, 1, 0, 0, 0, 0)
+    pins = as_pins({"blocks.3.up": "replicate"})
+    (stack,) = find_stacks(tower, label=lambda n: n.startswith(pins[0].name))
+    assert stack.kinds == (0, 0, 1, 2, 1, 0, 0, 0, 0)
+
+
+def test_a_block_read_from_afar_is_not_folded() -> None:
+    """The sum of all blocks' outputs: no copy of a traced edge stands for those."""
+
+    class Sum(Tower):
+        def forward(self, x: Tensor) -> Tensor:
+            found = []
+            for block in self.blocks:
+                x = block(x)
+                found.append(x)
+            return torch.stack(found).sum(0)
+
+    with torch.device("meta"):
+        tower = Sum(*[16] * 6)
+    x = torch.empty(3, 19, 8, device="meta")
+    source = Source(tower, (x,), {}, "Sum", "", torch.float32)
+    folding, unfolded = folded_trace.trace_folded(source)
+    assert not folding.stacks
+    assert unfolded.graph is folding.graph
