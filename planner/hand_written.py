@@ -73,7 +73,8 @@ def _wholes(search: Search, rules: Rules) -> dict[str, int]:
             continue
         tied.add(use.stored)
         key = pattern(use.fqn)
-        found[key] = found.get(key, 0) + rank_bytes_of(search.graph, use.stored)
+        size = search.graph.times(use.stored) * rank_bytes_of(search.graph, use.stored)
+        found[key] = found.get(key, 0) + size
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
