@@ -7,6 +7,8 @@ import sys
 import click
 
 from shardwright.planner.commands.check import check
+from shardwright.planner.commands.diff import diff
+from shardwright.planner.commands.explain import explain
 from shardwright.planner.commands.plan import plan
 from shardwright.planner.commands.schema import schema
 from shardwright.planner.commands.show import show
@@ -17,9 +19,10 @@ Examples:
   shardwright plan some-org/some-model --tp 4 -o plan.json
   shardwright plan ./my-model --tp 2 --memory 24GiB --json
   shardwright show plan.json
+  shardwright explain plan.json 'model.layers.*.mlp' ./my-model
   shardwright check plan.json ./my-model --numeric --layers 2
 """
-COMMANDS = (plan, show, check, schema)
+COMMANDS = (plan, show, explain, diff, check, schema)
 
 
 @click.group(

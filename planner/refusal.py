@@ -35,26 +35,38 @@ class Fact(NamedTuple):
     text: str
 
 
+class Contradiction(InfeasibleError):
+    """What was asked for cannot be; `facts` are the fewest that contradict each other."""
+
+    def __init__(self, text: str, facts: Sequence[Fact]) -> None:
+        super().__init__(text)
+        self.facts = tuple(facts)
+
+    @property
+    def reasons(self) -> list[str]:
+        """What forbids it, without what was asked for."""
+        return list(dict.fromkeys(f.text for f in self.facts if f.kind not in ("pin", "use")))
+
+
 def refuse(network: Network, graph: Graph, wanted: Mapping[str, Pin]) -> None:
     """Go on if the problem has a solution.
 
     Raises:
-        InfeasibleError: it has none; the message names the pins and the ops that forbid them.
+        Contradiction: it has none; the message names the pins and the ops that forbid them.
     """
     found = core(network.problem)
     if found is None:
         return
-    facts = in_words([f.name for f in found], graph, wanted)
-    pins = sorted({f.text for f in facts if f.kind == "pin"})
-    rest = list(dict.fromkeys(f.text for f in facts if f.kind not in ("pin", "use")))
-    if not pins and any(f.kind == "handed" for f in facts):
-        raise InfeasibleError(
-            f"sequence parallelism cannot hold on this model; what forbids it: {'; '.join(rest)}"
-        )
-    if not pins:
-        raise InfeasibleError(f"the rules contradict each other at {'; '.join(rest)}")
+    error = Contradiction("", in_words([f.name for f in found], graph, wanted))
+    pins = sorted({f.text for f in error.facts if f.kind == "pin"})
+    rest = "; ".join(error.reasons)
     verb = "cannot hold" if len(pins) == 1 else "cannot hold together"
-    raise InfeasibleError(f"{' and '.join(pins)} {verb}; what forbids it: {'; '.join(rest)}")
+    text = f"{' and '.join(pins)} {verb}; what forbids it: {rest}"
+    if not pins:
+        text = f"the rules contradict each other at {rest}"
+        if any(f.kind == "handed" for f in error.facts):
+            text = f"sequence parallelism cannot hold on this model; what forbids it: {rest}"
+    raise Contradiction(text, error.facts)
 
 
 def in_words(names: Sequence[str], graph: Graph, wanted: Mapping[str, Pin]) -> list[Fact]:

@@ -24,6 +24,8 @@ OPTIONS = {
     "--pin --pins --pins-from-tp-plan --quiet --seq --sequence-parallel --solver --time-limit --tp "
     "--tp-plan -h -o -q",
     "show": "--help --json -h",
+    "explain": "--help --json -h",
+    "diff": "--help --json -h",
     "check": "--dtype --help --json --layers --numeric -h",
     "schema": "--help -h",
 }
@@ -52,7 +54,7 @@ def test_no_arguments_print_the_help(run: Run, arguments: list[str]) -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["plan", "show", "check"])
+@pytest.mark.parametrize("command", ["plan", "show", "explain", "diff", "check"])
 def test_help_has_examples(run: Run, command: str) -> None:
     text = run(command, "--help").stdout
     assert f"Examples:\n    shardwright {command} " in text
