@@ -50,8 +50,9 @@ def plan(
         kwargs: Example inputs by name.
         memory: Bytes that parameters and buffers may take on a rank; by default the least
             possible, plus 5 % where that saves time.
-        solver: Name of an installed solver: "lp" (the default), "cpsat", "backtracking", or
-            another's. Where it cannot prove its plan in time, backtracking's plan stands.
+        solver: Name of an installed solver: "lp" (the default), "cpsat" (the default under
+            `memory`), "backtracking", or another's. Where it cannot prove its plan in time,
+            backtracking's plan stands.
         time_limit: Seconds for the solver.
         batch: Sequences in the passes that are priced.
         seq: Tokens in each of them; when decoding, in the KV cache of each.

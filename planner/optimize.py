@@ -23,8 +23,8 @@ from shardwright.planner.solvers.backtracking import solve as scout
 SLACK = 0.05
 ROWS = 64
 """Tables of elimination are no larger here: what is left is for the solvers."""
-SHARE = 0.5
-"""Share of the time that the scout may take."""
+SHARE, CAPPED = 0.5, 0.05
+"""Shares of the time that the scout may take; under a budget its search may be long."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ def optimize(
     """
     start = time.monotonic()
     by = solve or backup or scout
-    middle = start + seconds * (1 if by is scout else SHARE)
+    share = 1 if by is scout else SHARE if memory is None else CAPPED
+    middle = start + seconds * share
     digits = Digits.of(small.problem)
     left = eliminate(digits.split(small.problem), ROWS)
 

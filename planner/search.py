@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -156,7 +157,7 @@ class Search:
             InfeasibleError: it has no solution, or none that fits the memory.
         """
         asked = solvers.load(solver) if solver else None
-        backup, note = (None, "") if solver else solvers.backup()
+        backup, note = (None, "") if solver else solvers.backup(memory)
         small = simplify(network.problem)
         if small is None:
             refuse(network, self.graph, wanted)
@@ -171,7 +172,8 @@ class Search:
         try:
             optimum = optimize(small, asked, seconds, memory, backup)
         except SolverError:
-            refuse(network, self.graph, wanted)  # what has no solution need not end in time
+            with suppress(SolverError):  # the facts need OR-tools, which may be what is missing
+                refuse(network, self.graph, wanted)  # what has no solution need not end in time
             raise
         stage("check")
         layouts = Layouts(self.graph, costs.states, network.assignment(optimum.assignment))
@@ -179,7 +181,7 @@ class Search:
         whole_costs = Costs(whole.graph, whole.states.axes, whole.states, self.workload)
         check(whole.graph, whole.states, whole.assignment, self.rigid)
         agree(price(whole.graph, whole_costs, whole.assignment), optimum)
-        report = reported(optimum, solver or solvers.DEFAULT, note)
+        report = reported(optimum, solver or solvers.default(memory), note)
         stage("emit")
         return Attempt(layouts, whole, whole_costs, report, possible(network, small), wanted)
 

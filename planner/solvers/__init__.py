@@ -15,9 +15,6 @@ from shardwright.planner.problem import Solver
 
 GROUP = "shardwright.solvers"
 OWN = ("backtracking", "cpsat", "lp")
-DEFAULT = "lp"
-"""Whose relaxation is integral on the networks of models, and proves them in a few hundredths of a
-second, where CP-SAT takes from tenths to minutes."""
 
 
 def names() -> list[str]:
@@ -39,8 +36,18 @@ def load(name: str) -> Solver:
     raise UsageError(f"unknown solver '{name}'; installed: {', '.join(names())}")
 
 
-def backup() -> tuple[Solver | None, str]:
-    """The solver where none was asked for, and a note where backtracking has to do."""
+def default(memory: int | None) -> str:
+    """The solver where none was asked for.
+
+    The linear relaxation is integral on the networks of models, but not under a budget: that makes
+    a knapsack of equal layers, on which CP-SAT takes tenths of a second, and branching on the
+    relaxation alone more than ten seconds.
+    """
+    return "lp" if memory is None else "cpsat"
+
+
+def backup(memory: int | None = None) -> tuple[Solver | None, str]:
+    """The default solver, and a note where backtracking has to do."""
     if find_spec("ortools") is not None:
-        return load(DEFAULT), ""
+        return load(default(memory)), ""
     return None, "OR-tools is not installed: planned with the backtracking solver"
