@@ -5,6 +5,7 @@ The model is traced again, and the problem solved with each alternative pinned.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,14 +75,15 @@ def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
         sequence_parallel=load.sequence_parallel,
     )  # fmt: skip
     check_identity(search.source.module, plan)
-    every = [u.fqn for u in search.graph.uses if not u.is_buffer]
-    asked = dict.fromkeys(_group(plan, fqn) for fqn in parameters(search.graph, name))
-    groups = {group: [fqn for fqn in every if _group(plan, fqn) == group] for group in asked}
-    groups = {group: names for group, names in groups.items() if names}
-    if not groups:
+    # Of blocks that are alike the graph may have one alone, so names are those of the module.
+    every = [n for n, _ in search.source.module.named_parameters(remove_duplicate=False)]
+    counts = Counter(_group(plan, fqn) for fqn in every)
+    asked = dict.fromkeys(_group(plan, fqn) for fqn in every if matches(name, fqn))
+    if not asked:
+        parameters(search.graph, name)
         raise UsageError(f"'{name}' has buffers only, and every rank holds those whole")
     _catch_up(search, plan)
-    return [_explain(search, plan, group, names) for group, names in groups.items()]
+    return [_explain(search, plan, group, counts[group]) for group in asked]
 
 
 def from_plan(plan: Plan, name: str) -> list[Explanation]:
@@ -135,7 +137,10 @@ def _together(search: Search, name: str, dim: int) -> list[str]:
     )
 
 
-def _explain(search: Search, plan: Plan, group: str, names: list[str]) -> Explanation:
+def _explain(search: Search, plan: Plan, group: str, count: int) -> Explanation:
+    traced = [u.fqn for u in search.graph.uses if not u.is_buffer]
+    names = [n for n in traced if _group(plan, n) == group]
+    names = names or [n for n in traced if pattern(n) == pattern(group)]
     shape = next(
         list(search.graph.tensors[u.stored].shape) for u in search.graph.uses if u.fqn == names[0]
     )
@@ -145,7 +150,7 @@ def _explain(search: Search, plan: Plan, group: str, names: list[str]) -> Explan
     return Explanation(
         name=group,
         shape=shape,
-        count=len(names),
+        count=count,
         placement=words,
         pinned=held[0] if held else None,
         whole=next((w.reason for w in plan.whole if pattern(w.parameter) == pattern(group)), None),

@@ -117,6 +117,16 @@ def test_another_model_is_not_explained(run: Run, planned: Planned, tmp_path: Pa
     assert "the plan is for another LlamaForCausalLM" in result.stderr
 
 
+def test_a_layer_that_was_folded_into_another(run: Run, tmp_path: Path) -> None:
+    """Of six layers the planner looks at one or two; any of them may be asked for."""
+    tiny(num_hidden_layers=6).save_pretrained(tmp_path)
+    path = tmp_path / "plan.json"
+    assert run("plan", tmp_path, "--tp", 2, "-q", "-o", path).exit_code == 0
+    [found] = explained(run, path, "model.layers.4.self_attn.k_proj", tmp_path)
+    assert (found["name"], found["count"]) == ("model.layers.*.self_attn.k_proj.weight", 6)
+    assert found["alternatives"][0]["bytes"] == 6 * 4 * 32 * 64 // 2
+
+
 # --- diff
 
 
