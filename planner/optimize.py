@@ -44,6 +44,16 @@ class Optimum:
     """Whether it is the scout's answer, the other solver having proven nothing better."""
 
 
+class OverBudget(InfeasibleError):
+    """No plan fits a budget; `least` is the number of bytes a rank that one would."""
+
+    def __init__(self, memory: int, least: int) -> None:
+        super().__init__(
+            f"no plan fits {memory:,} bytes a rank: the least that would fit is {least:,} bytes"
+        )
+        self.least = least
+
+
 def optimize(
     small: Simplified,
     solve: Solver | None,
@@ -61,7 +71,7 @@ def optimize(
         backup: The solver where none was asked for; without it, the scout.
 
     Raises:
-        InfeasibleError: nothing fits; the message says the least that would.
+        OverBudget: nothing fits; the message says the least that would.
         SolverError: the time ran out before any plan was found.
     """
     start = time.monotonic()
@@ -88,9 +98,7 @@ def optimize(
     least = first.assignment or ()
     floor = size(least)
     if memory is not None and floor > memory:
-        raise InfeasibleError(
-            f"no plan fits {memory:,} bytes a rank: the least that would fit is {floor:,} bytes"
-        )
+        raise OverBudget(memory, floor)
 
     def priced(power: int) -> Problem:
         return left.problem.weighed([digits.price(power), (1, 0)][: 1 if memory is None else 2])

@@ -16,6 +16,7 @@ from shardwright.errors import InfeasibleError, ModelError, SolverError
 from shardwright.planner import solvers
 from shardwright.planner.attributes import Unsolvable, local_attributes
 from shardwright.planner.axes import Axes
+from shardwright.planner.budget import largest
 from shardwright.planner.calls import Calls
 from shardwright.planner.check import check, price, times
 from shardwright.planner.cost import Costs
@@ -32,7 +33,7 @@ from shardwright.planner.folding import Folding
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Coords, Dim, dim_size
 from shardwright.planner.network import BACKWARD, BYTES, TIME, Network, build_network
-from shardwright.planner.optimize import Optimum, optimize
+from shardwright.planner.optimize import Optimum, OverBudget, optimize
 from shardwright.planner.pins import Pin, as_table, resolve, restrict
 from shardwright.planner.plan_file import (
     ModelIdentity,
@@ -171,6 +172,10 @@ class Search:
         stage("solve")
         try:
             optimum = optimize(small, asked, seconds, memory, backup)
+        except OverBudget as error:
+            least = optimize(small, asked, seconds, error.least, backup)
+            held = largest(self.graph, costs, network.assignment(least.assignment))
+            raise InfeasibleError(f"{error}, most of them in {held}") from None
         except SolverError:
             with suppress(SolverError):  # the facts need OR-tools, which may be what is missing
                 refuse(network, self.graph, wanted)  # what has no solution need not end in time

@@ -174,7 +174,10 @@ def test_no_ranks() -> None:
 def test_infeasible_budget_says_the_least_that_would_fit(run: Run, model: Path) -> None:
     line = error_line(run("plan", model, "--tp", 2, "--memory", "100kB"))
     found = re.fullmatch(
-        r"no plan fits 100,000 bytes a rank: the least that would fit is ([\d,]+) bytes", line
+        r"no plan fits 100,000 bytes a rank: the least that would fit is ([\d,]+) bytes, "
+        r"most of them in lm_head.weight 32.0 KiB \(split\), model.embed_tokens.weight 32.0 KiB "
+        r"\(split\), model.layers.\*.mlp.down_proj.weight 32.0 KiB \(split\)",
+        line,
     )
     assert found, line
     least = int(found[1].replace(",", ""))
