@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shardwright.errors import SolverError
 from shardwright.planner.axes import atoms_of
-from shardwright.planner.cost import Collective, Costs
+from shardwright.planner.cost import Collective, Costs, Crossing
 from shardwright.planner.graph import Graph, Op
 from shardwright.planner.phases import Pass
 from shardwright.planner.plan_file import Phase
@@ -38,7 +38,7 @@ def check(
     Raises:
         SolverError: something does not hold; the message names the op and the place.
     """
-    for op in graph.ops:
+    for op, _ in distinct(graph, states, assignment):
         if (why := _wrong(op, states, assignment)) is not None:
             raise SolverError(
                 f"the plan does not hold at {op.call.op} in '{op.module}' ({op.source}): {why}; "
@@ -62,6 +62,21 @@ def check(
             raise SolverError(f"the plan leaves hidden state '{name}' {assignment[name]}")
     if states.sequence:
         _check_sequence(graph, states.sequence, assignment)
+
+
+def distinct(graph: Graph, states: States, assignment: Assignment) -> list[tuple[Op, int]]:
+    """The ops, each with how many there are with the same axes in the same states.
+
+    Copies of an op in blocks that are alike share its axes: what holds for one holds for all.
+    """
+    found: dict[object, tuple[Op, int]] = {}
+    for op in graph.ops:
+        have = tuple(assignment[n] for n in (*op.inputs, *op.outputs))
+        axes = states.axes.axes.get(op.name)
+        key = (op.name if axes is None else id(axes), have)
+        first, times = found.get(key, (op, 0))
+        found[key] = first, times + 1
+    return list(found.values())
 
 
 def _check_sequence(graph: Graph, sequence: OpenSequence, assignment: Assignment) -> None:
@@ -208,11 +223,12 @@ def times(graph: Graph, costs: Costs, assignment: Assignment) -> dict[Phase, int
     Raises:
         SolverError: a change of placement that the runtime cannot make.
     """
-    modes = [(op, _mode(op, costs, assignment)) for op in graph.ops]
+    ops = distinct(graph, costs.states, assignment)
+    modes = [(op, _mode(op, costs, assignment), times) for op, times in ops]
     out: dict[Phase, int] = {}
     for run in costs.passes:
         ahead, back = collectives(graph, costs, assignment, run)
-        spent = sum(costs.compute_once(op, mode, run) for op, mode in modes)
+        spent = sum(n * costs.compute_once(op, mode, run) for op, mode, n in modes)
         taken = (*ahead, *back) if run.trains else ahead
         out[run.phase] = spent + sum(costs.nanoseconds((c,)) for c in taken)
     return out
@@ -242,10 +258,13 @@ def collectives(
         around = outer.get(border.target)
         before = around.source if around else border.source
         edges.append((before, border.source, border.target))
+    known: dict[object, Crossing | None] = {}
     for before, source, target in edges:
-        crossing, _ = costs.inner_crossing(
-            source, assignment[before], assignment[source], assignment[target], run
-        )
+        states = (assignment[before], assignment[source], assignment[target])
+        key = (id(costs.axes.dims[source]), graph.tensors[source].dtype, source in stored, states)
+        if key not in known:
+            known[key] = costs.inner_crossing(source, *states, run)[0]
+        crossing = known[key]
         if crossing is None or (source in stored and crossing.forward):
             raise SolverError(
                 f"the plan takes '{source}' from {assignment[source]} to {assignment[target]}, "
