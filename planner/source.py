@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
@@ -70,9 +71,18 @@ def from_config(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
         )
     cls: Any = model_class(config)
     chosen = dtype or getattr(config, "dtype", None) or torch.float32
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
     return model.eval()
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Within, weights are not drawn: on meta there is nothing to draw, and it takes most time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def on_meta(module: nn.Module) -> nn.Module:
