@@ -15,7 +15,7 @@ from shardwright.planner.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.local import placements
+from shardwright.runtime.local import mesh_of, placements
 from shardwright.runtime.mesh import Mesh
 from tests.zoo import logits as logits_of
 
@@ -111,16 +111,17 @@ def compare(
         gradients=differences[worst],
         worst=worst,
         decode=step,
-        split=split_share(whole, local, mesh.coords),
+        split=split_share(whole, local),
         forward=counts(ahead),
         backward=counts(back),
     )
 
 
-def split_share(whole: nn.Module, local: nn.Module, coords: Coords) -> float:
+def split_share(whole: nn.Module, local: nn.Module) -> float:
     """Share of the block weights (all but embeddings, heads and norms) that no two ranks hold."""
+    mesh, layout = mesh_of(local), placements(local)
+    coords: Coords = mesh.coords if mesh is not None else {"tp": (0, 1)}
     ranks = coords["tp"][1]
-    layout = placements(local)
     total = covered = 0.0
     for name, parameter in whole.named_parameters():
         owner = whole.get_submodule(name.rpartition(".")[0])

@@ -16,7 +16,7 @@ from shardwright.planner.graph import Graph, Op
 from shardwright.planner.phases import Pass
 from shardwright.planner.plan_file import Phase
 from shardwright.planner.sequence import OpenSequence
-from shardwright.planner.states import COPIED, GRADIENT, PARTIAL, WHOLE, Mode, State, States, covers
+from shardwright.planner.states import WHOLE, Mode, Shards, Split, State, States, covers
 from shardwright.rules.notation import Dims, Rule, letters
 
 Assignment = Mapping[str, State]
@@ -49,10 +49,10 @@ def check(
         if assignment[name] != WHOLE:
             raise SolverError(f"the plan wants input '{name}' of the model {assignment[name]}")
     for use in graph.uses:
-        if assignment[use.stored].pending:
+        if assignment[use.stored].partial or assignment[use.stored].copied:
             raise SolverError(f"the plan stores '{use.fqn}' as {assignment[use.stored]}")
     for name in graph.logits:
-        if assignment[name] == PARTIAL:
+        if assignment[name].partial:
             raise SolverError(f"the plan leaves the scores '{name}' a pending sum")
     for name in graph.outputs:
         if assignment[name] != WHOLE:
@@ -82,7 +82,7 @@ def distinct(graph: Graph, states: States, assignment: Assignment) -> list[tuple
 def _check_sequence(graph: Graph, sequence: OpenSequence, assignment: Assignment) -> None:
     """What may not be split along a sequence is not, and norms take it split."""
     for name, dim in sequence.closed:
-        if sequence.splits((d, a) for d, a in assignment[name].shards if d == dim):
+        if sequence.splits(s for s in assignment[name].shards if s[0] == dim):
             raise SolverError(f"the plan splits '{name}' along its sequence, dim {dim}")
     for b in graph.borders:
         if sequence.misplaced(b, assignment[b.source].shards, assignment[b.target].shards):
@@ -104,66 +104,86 @@ def _check_borders(graph: Graph, assignment: Assignment, rigid: Collection[str])
 def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
     names = (*op.inputs, *op.outputs)
     have = [assignment[n] for n in names]
-    differentiable = [states.graph.tensors[n].differentiable for n in names]
-    if all(s == WHOLE for s in have):
-        return None
-    if all(s == (COPIED if d else WHOLE) for s, d in zip(have, differentiable, strict=True)):
-        return None
     rule = states.axes.rules.get(op.name)
-    if rule is None:
-        return "an op without a rule has tensors that are not whole"
-    sides = (*rule.operands, *rule.results)
-    split = _split_axes(rule, sides, have, states, op)
-    if isinstance(split, str):
-        return split
-    if not split:
-        return _wrong_sum(op, rule, have, differentiable)
-    moved = {x for x, _ in split}
-    if moved & rule.immovable():
-        return f"axes {sorted(moved & rule.immovable())} may not be split"
-    reduced = moved & (rule.sum | rule.lookup)
+    split: Split = frozenset()
+    if any(s.shards for s in have):
+        if rule is None:
+            return "an op without a rule has tensors that are split"
+        found = _split_axes(rule, (*rule.operands, *rule.results), have, states, op)
+        if isinstance(found, str):
+            return found
+        split = found
+        moved = {x for x, _, _ in split} & rule.immovable()
+        if moved:
+            return f"axes {sorted(moved)} may not be split"
+    for bit in states.sub.bits:
+        why = (
+            _wrong_split(op, rule, split, have, states, bit)
+            if rule is not None and any(m & bit for _, _, m in split)
+            else _wrong_sum(op, rule, have, states, bit)
+        )
+        if why is not None:
+            return f"over {states.sub.text(bit)}, {why}"
+    return None
+
+
+def _wrong_split(
+    op: Op, rule: Rule, split: Split, have: Sequence[State], states: States, bit: int
+) -> str | None:
+    """What is wrong with the pending sums over a sub-dim that splits some axis of `op`."""
+    here = {(x, a) for x, a, m in split if m & bit}
+    reduced = {x for x, _ in here} & (rule.sum | rule.lookup)
     for axis in reduced:
-        if not covers(states.axes.axes[op.name][axis], [a for x, a in split if x == axis]):
+        if not covers(states.axes.axes[op.name][axis], [a for x, a in here if x == axis]):
             return (
                 f"only a part of axis {axis} is split, and the rest would be summed more than once"
             )
-    for i, (name, state, can) in enumerate(zip(names, have, differentiable, strict=True)):
+    for i, (name, state) in enumerate(zip((*op.inputs, *op.outputs), have, strict=True)):
         is_result = i >= len(op.inputs)
-        if (
-            reduced
-            and is_result
-            or reduced
-            and not state.shards
-            and _added(rule, i, moved & reduced)
-        ):
-            want = PARTIAL
+        shards: Shards = frozenset(s for s in state.shards if s[2] & bit)
+        if is_result and reduced and shards:
+            return f"result '{name}' is split and would be a pending sum"
+        if reduced and (is_result or (not shards and _added(rule, i, reduced))):
+            want = "a pending sum"
+        elif states.graph.tensors[name].differentiable and not states.covered(name, shards) & bit:
+            want = "copied"
         else:
-            pending = can and not (state.shards and states.covered(name, state.shards))
-            want = State(state.shards, GRADIENT if pending else "")
-        if state != want:
-            return f"{'result' if is_result else 'operand'} '{name}' is {state} instead of {want}"
+            want = "nothing pending"
+        if _pending(state, bit) != want:
+            kind = "result" if is_result else "operand"
+            return f"{kind} '{name}' is {_pending(state, bit)} instead of {want}"
     return None
+
+
+def _pending(state: State, bit: int) -> str:
+    if state.partial & bit:
+        return "both" if state.copied & bit else "a pending sum"
+    return "copied" if state.copied & bit else "nothing pending"
 
 
 def _split_axes(
     rule: Rule, sides: Sequence[Dims], have: Sequence[State], states: States, op: Op
-) -> set[tuple[str, int]] | str:
+) -> Split | str:
     """The split axes that the states show; a text where two tensors disagree."""
     trees = {x: {a.id for a in atoms_of(d)} for x, d in states.axes.axes[op.name].items()}
     split = {
-        (x, a)
+        (x, a, m)
         for dims, s in zip(sides, have, strict=True)
-        for d, a in s.shards
+        for d, a, m in s.shards
         for x in letters(dims[d])
         if a in trees[x]
     }
     for dims, state in zip(sides, have, strict=True):
         want = {
-            (d, a) for d, expr in enumerate(dims) for x in letters(expr) for y, a in split if x == y
+            (d, a, m)
+            for d, expr in enumerate(dims)
+            for x in letters(expr)
+            for y, a, m in split
+            if x == y
         }
         if want != set(state.shards):
             return f"axes {sorted(want)} are split, in one tensor {sorted(state.shards)}"
-    return split
+    return frozenset(split)
 
 
 def _added(rule: Rule, operand: int, reduced: set[str]) -> bool:
@@ -175,21 +195,23 @@ def _added(rule: Rule, operand: int, reduced: set[str]) -> bool:
 
 
 def _wrong_sum(
-    op: Op, rule: Rule, have: Sequence[State], differentiable: Sequence[bool]
+    op: Op, rule: Rule | None, have: Sequence[State], states: States, bit: int
 ) -> str | None:
-    pending = frozenset(i for i, s in enumerate(have[: len(op.inputs)]) if s == PARTIAL)
-    if pending not in rule.linear:
+    """What is wrong over a sub-dim that splits nothing of `op`: all whole, all copied, or a sum."""
+    kinds = [_pending(state, bit) for state in have]
+    copied = [
+        "copied" if states.graph.tensors[n].differentiable else "nothing pending"
+        for n in (*op.inputs, *op.outputs)
+    ]
+    if all(kind == "nothing pending" for kind in kinds) or kinds == copied:
+        return None
+    pending = frozenset(i for i, k in enumerate(kinds[: len(op.inputs)]) if k == "a pending sum")
+    if rule is None or pending not in rule.linear:
         return f"sums are pending in operands {sorted(pending)}: it is not linear in them together"
-    for i, state in enumerate(have):
-        want = (
-            PARTIAL
-            if i in pending or i >= len(op.inputs)
-            else COPIED
-            if differentiable[i]
-            else WHOLE
-        )
-        if state != want:
-            return f"tensor {i} is {state} instead of {want}"
+    for i, kind in enumerate(kinds):
+        want = "a pending sum" if i in pending or i >= len(op.inputs) else copied[i]
+        if kind != want:
+            return f"tensor {i} is {kind} instead of {want}"
     return None
 
 
@@ -237,12 +259,10 @@ def times(graph: Graph, costs: Costs, assignment: Assignment) -> dict[Phase, int
 def _mode(op: Op, costs: Costs, assignment: Assignment) -> Mode:
     have = tuple(assignment[n] for n in (*op.inputs, *op.outputs))
     rule = costs.axes.rules.get(op.name)
-    split = (
-        set()
-        if rule is None
-        else _split_axes(rule, (*rule.operands, *rule.results), have, costs.states, op)
-    )
-    return Mode(have, frozenset(() if isinstance(split, str) else split))
+    split: Split | str = frozenset()
+    if rule is not None:
+        split = _split_axes(rule, (*rule.operands, *rule.results), have, costs.states, op)
+    return Mode(have, frozenset() if isinstance(split, str) else split)
 
 
 def collectives(

@@ -12,13 +12,14 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.planner.axes import ATOM, Axes, Dim, find, leaves_of
+from shardwright.planner.crossings import SHARED, Step, steps, without
 from shardwright.planner.device import device
 from shardwright.planner.graph import Graph, Op
 from shardwright.planner.keys import ATTENTION, Keys, find_keys, last_of_two
 from shardwright.planner.moves import is_view
 from shardwright.planner.phases import Pass, passes
 from shardwright.planner.plan_file import Workload
-from shardwright.planner.states import NOTHING, PARTIAL, WHOLE, Mode, State, States
+from shardwright.planner.states import Cut, Mode, State, States, cut_of, made_pending
 from shardwright.rules.notation import letters
 
 TRACE_BATCH, TRACE_SEQ = 3, 19
@@ -26,10 +27,11 @@ TRACE_BATCH, TRACE_SEQ = 3, 19
 
 
 class Collective(NamedTuple):
-    """A collective of one rank: its kind and the bytes that enter it."""
+    """A collective of one rank: its kind, the bytes that enter it, and how many ranks take part."""
 
     kind: str
     bytes: int
+    ranks: int
 
 
 class Crossing(NamedTuple):
@@ -75,7 +77,7 @@ class Costs:
         """Which dims count keys of attention, and which tensors a cache holds."""
         return find_keys(self.graph, self.axes, self.run_time)
 
-    def length(self, dim: Dim, cut: frozenset[int], run: Pass, keys: bool) -> int:
+    def length(self, dim: Dim, cut: Cut, run: Pass, keys: bool) -> int:
         """Length of `dim` in a pass on the rank that holds most, with `cut` split.
 
         `keys` says that a token in it is one that attention looks at, not one that is new.
@@ -89,7 +91,8 @@ class Costs:
         else:
             parts = [self.length(c, cut, run, keys) for c in dim.children]
             return prod(parts) if dim.kind == "product" else sum(parts)
-        return -(-size // self.states.ranks) if dim.id in cut else size
+        ways = next((self.states.sub.size(m) for a, m in cut if a == dim.id), 1)
+        return -(-size // ways)
 
     def bytes(
         self, name: str, state: State, run: Pass | None = None, keys: frozenset[int] | None = None
@@ -106,22 +109,13 @@ class Costs:
         if keys is None:
             keys = frozenset() if run.keys == run.queries else last_of_two(dims, self.run_time)
         n = prod(
-            self.length(d, frozenset(a for i, a in state.shards if i == k), run, k in keys)
-            for k, d in enumerate(dims)
+            self.length(d, cut_of(state.shards, k), run, k in keys) for k, d in enumerate(dims)
         )
         return n * self.graph.tensors[name].dtype.itemsize
 
-    def uncovered_bytes(self, name: str, state: State, run: Pass | None = None) -> int:
-        """Bytes of the parts that every rank holds."""
-        n = self.states.ranks
-        whole = self.bytes(name, WHOLE, run)
-        mine = self.bytes(name, state, run)
-        return max((mine * n - whole) // (n - 1), 0) if n > 1 else whole
-
     def nanoseconds(self, collectives: tuple[Collective, ...]) -> int:
         """Time that these collectives take."""
-        ranks = self.states.ranks
-        return sum(self.device.collective(kind, size, ranks) for kind, size in collectives)
+        return sum(self.device.collective(kind, size, n) for kind, size, n in collectives)
 
     def crossing(
         self, name: str, source: State, target: State, run: Pass | None = None
@@ -134,33 +128,34 @@ class Costs:
             return Crossing()
         if not (self._plain(name, source) and self._plain(name, target)):
             return None
-        full = self.bytes(name, WHOLE, run)
-        differentiable = self.graph.tensors[name].differentiable
-        covered = [
-            self.states.covered(name, s.shards) if s.shards else None for s in (source, target)
-        ]
-        kinds = tuple(_kind(s, c) for s, c in zip((source, target), covered, strict=True))
-        if source.shards and target.shards:
-            if source.shards != target.shards or kinds != ("stored parts", "parts"):
-                return None
-            return Crossing(
-                backward=(Collective("all_reduce", self.uncovered_bytes(name, source, run)),)
-            )
-        entry = CROSSINGS.get(kinds)
-        if entry is None:
+        covered = [self.states.covered(name, s.shards) for s in (source, target)]
+        found = steps(source, target, (covered[0], covered[1]), self.states.sub.bits)
+        if found is None:
             return None
-        small = self.bytes(name, source if source.shards else target, run)
-        # Of uneven parts, collectives move as many as there are ranks of the largest.
-        padded = small * self.states.ranks
-        sizes = {"all_reduce": full, "reduce_scatter": padded, "all_gather": small}
-        forward, backward = (tuple(Collective(k, sizes[k]) for k in side) for side in entry)
-        return Crossing(forward, backward if differentiable else ())
+        forward = tuple(self._entering(name, k, step, run) for step in found for k in step.forward)
+        if not self.graph.tensors[name].differentiable:
+            return Crossing(forward)
+        backward = (self._entering(name, k, step, run) for step in found for k in step.backward)
+        return Crossing(forward, tuple(backward))
+
+    def _entering(self, name: str, kind: str, step: Step, run: Pass | None) -> Collective:
+        """One collective of a step, over the ranks along its sub-dims."""
+        ranks = self.states.sub.size(step.mask)
+        sizes = [self.bytes(name, State(shards), run) for shards in (step.before, step.after)]
+        if kind == SHARED:  # what all ranks hold, of the parts that they are split into
+            whole = self.bytes(name, State(without(step.after, step.mask)), run)
+            size = max((sizes[1] * ranks - whole) // (ranks - 1), 0) if ranks > 1 else whole
+            return Collective("all_reduce", size, ranks)
+        if kind == "reduce_scatter":
+            # Of uneven parts, it moves as many as there are ranks of the largest.
+            return Collective(kind, min(sizes) * ranks, ranks)
+        return Collective(kind, min(sizes), ranks)
 
     def _plain(self, name: str, state: State) -> bool:
         """Whether no axis of run-time size is split within a larger dim: none can be cut there."""
         opened = self.states.sequence.axes if self.states.sequence else ()
         dims = self.axes.dims[name]
-        return all(a not in opened or find(dims[d]).id == a for d, a in state.shards)
+        return all(a not in opened or find(dims[d]).id == a for d, a, _ in state.shards)
 
     def inner_crossing(
         self, name: str, before: State, source: State, target: State, run: Pass | None = None
@@ -170,7 +165,7 @@ class Costs:
         Where that made a pending sum of it (a residual that is added to pending sums, all in one
         all-reduce), what it was before is still there. Second: whether that is taken instead.
         """
-        if (before, source) != (WHOLE, PARTIAL) or target == source:
+        if not made_pending(before, source) or target == source:
             return self.crossing(name, source, target, run), False
         return self.crossing(name, before, target, run), True
 
@@ -216,7 +211,7 @@ class Costs:
         rule = self.axes.rules.get(op.name)
         if rule is None or not (rule.sum or op.call.op == ATTENTION):
             return 0
-        cut = {x: frozenset(a for y, a in mode.split if y == x) for x in rule.axes()}
+        cut = {x: frozenset((a, m) for y, a, m in mode.split if y == x) for x in rule.axes()}
         keys = self.keys.letters.get(op.name, ()) if run.keys != run.queries else ()
         sizes = {
             x: self.length(d, cut[x], run, x in keys) for x, d in self.axes.axes[op.name].items()
@@ -229,28 +224,5 @@ class Costs:
         return 2 * prod(sizes.values())
 
 
-def _kind(state: State, covered: bool | None) -> str:
-    if covered is None:
-        return {"": "whole", "value": "partial", "gradient": "copied"}[state.pending]
-    if covered:
-        return "shard"
-    return "stored parts" if state.pending == NOTHING else "parts"
-
-
 ONE_AT_A_TIME = ("_grouped_mm", "grouped_mm_fallback", "convolution")
 """Ops in which a result takes one of the x of the rule: one expert, one place for each tap."""
-
-CROSSINGS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    ("whole", "copied"): ((), ("all_reduce",)),
-    ("whole", "partial"): ((), ()),
-    ("whole", "shard"): ((), ("all_gather",)),
-    ("whole", "stored parts"): ((), ()),
-    ("copied", "shard"): ((), ()),
-    ("copied", "parts"): ((), ()),
-    ("partial", "whole"): (("all_reduce",), ()),
-    ("partial", "copied"): (("all_reduce",), ("all_reduce",)),
-    ("partial", "shard"): (("reduce_scatter",), ("all_gather",)),
-    ("shard", "whole"): (("all_gather",), ()),
-    ("shard", "copied"): (("all_gather",), ("reduce_scatter",)),
-}
-"""(source, target) -> collectives forward and backward; what is missing no border can do."""

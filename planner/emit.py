@@ -21,23 +21,17 @@ from shardwright.planner.plan_file import (
     Whole,
     fold,
 )
-from shardwright.planner.states import GRADIENT, PARTIAL, VALUE, WHOLE, State, States
+from shardwright.planner.states import WHOLE, Cut, State, States, cut_of, made_pending
 
 LARGE = 0.01
 """A parameter is worth a reason if it holds this share of all bytes."""
 
 
 class Layouts:
-    """Layouts of the tensors of a graph under an assignment.
+    """Layouts of the tensors of a graph under an assignment."""
 
-    Args:
-        mesh: Name of the mesh dim that the assignment speaks of.
-    """
-
-    def __init__(
-        self, graph: Graph, states: States, assignment: Assignment, mesh: str = "tp"
-    ) -> None:
-        self.graph, self.states, self.assignment, self.mesh = graph, states, assignment, mesh
+    def __init__(self, graph: Graph, states: States, assignment: Assignment) -> None:
+        self.graph, self.states, self.assignment = graph, states, assignment
         dims = [find(d) for name in graph.inputs for d in states.axes.dims[name]]
         self.run_time = {d.id for d in dims} | {a.id for d in dims for a in leaves_of(d)}
         self.known = {
@@ -48,7 +42,7 @@ class Layouts:
         """Dims of a tensor with the sizes of the trace."""
         state = self.assignment[name] if state is None else state
         return tuple(
-            self._dim(d, frozenset(a for i, a in state.shards if i == k), False)
+            self._dim(d, cut_of(state.shards, k), False)
             for k, d in enumerate(self.states.axes.dims[name])
         )
 
@@ -57,29 +51,33 @@ class Layouts:
         state = self.assignment[name] if state is None else state
         dims = []
         for k, dim in enumerate(self.states.axes.dims[name]):
-            cut = frozenset(a for i, a in state.shards if i == k)
+            cut = cut_of(state.shards, k)
             known = stored or bool(cut) or all(a.id in self.known for a in leaves_of(dim))
             dims.append(simplify(self._dim(dim, cut, not stored)) if known else layout.Atom(None))
         return Placement(
             tuple(dims),
-            (self.mesh,) if state.pending == VALUE else (),
-            (self.mesh,) if state.pending == GRADIENT else (),
+            self.states.sub.texts(state.partial),
+            self.states.sub.texts(state.copied),
         )
 
     def length(self, *states: State) -> str | None:
         """The name of the run-time axis that one of `states` splits; None if none does."""
         opened = self.states.sequence.axes if self.states.sequence else {}
-        names = {opened[a] for state in states for _, a in state.shards if a in opened}
+        names = {opened[a] for state in states for _, a, _ in state.shards if a in opened}
         return min(names, default=None)
 
-    def _dim(self, dim: Dim, cut: frozenset[int], open_sizes: bool) -> layout.Dim:
+    def _dim(self, dim: Dim, cut: Cut, open_sizes: bool) -> layout.Dim:
         dim = find(dim)
         if open_sizes and dim.id in self.run_time:
-            return layout.Atom(None, self.mesh if dim.id in cut else None)
+            return layout.Atom(None, self._mesh(dim, cut))
         if dim.kind == ATOM:
-            return layout.Atom(dim.size, self.mesh if dim.id in cut else None)
+            return layout.Atom(dim.size, self._mesh(dim, cut))
         children = tuple(self._dim(c, cut, open_sizes) for c in dim.children)
         return layout.Product(children) if dim.kind == PRODUCT else layout.Sum(children)
+
+    def _mesh(self, dim: Dim, cut: Cut) -> str | None:
+        """The mesh dim that splits an axis."""
+        return next((self.states.sub.text(m) for a, m in cut if a == dim.id), None)
 
 
 def module_plans(
@@ -107,9 +105,10 @@ def module_plans(
         if source != target:
             slots = sides.setdefault(border.module, {}).setdefault(border.side, {})
             around, before = outer.get(border.target), None
-            if around and (assignment[around.source], source) == (WHOLE, PARTIAL):
+            if around and made_pending(assignment[around.source], source):
                 levels = border.module.removeprefix(around.module).count(".") + (not around.module)
-                before, source = "." * levels + around.slot, WHOLE
+                before = "." * levels + around.slot
+                source = assignment[around.source]
             slots[border.slot] = Crossing(
                 slot=border.slot,
                 source=str(layouts.placement(border.source, source)),

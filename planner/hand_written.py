@@ -21,7 +21,7 @@ from shardwright.planner.pins import Pin
 from shardwright.planner.plan_file import Prediction, pattern
 from shardwright.planner.problem import Row
 from shardwright.planner.search import Search
-from shardwright.planner.states import VALUE, State
+from shardwright.planner.states import State
 from shardwright.planner.tp_plan import STYLES, Rules, Style, read, split_dim, style_of
 
 
@@ -170,8 +170,9 @@ class _Restrictions:
         if style is None or pin.dim is None or (owner is not None and owner.whole and owner.into):
             return pin.allows
         dim = self.network.states.axes.dims[stored][pin.dim]
-        atoms = _leading(dim, style.parts)
-        return lambda s: pin.allows(s) and {shard[1] for shard in s.shards} == atoms
+        ranks = self.network.states.sub.full
+        atoms = {(atom, ranks) for atom in _leading(dim, style.parts)}
+        return lambda s: pin.allows(s) and {shard[1:] for shard in s.shards} == atoms
 
     def _unary(self, label: str, name: str, allows: Callable[[State], bool]) -> None:
         domain = self.network.states.domain(name)
@@ -197,7 +198,7 @@ def _around(module: str) -> list[str]:
 
 
 def _is_whole(state: State) -> bool:
-    return not state.shards and state.pending != VALUE
+    return not state.shards and not state.partial
 
 
 def _leading(dim: Dim, parts: int) -> set[int]:

@@ -14,13 +14,20 @@ In a placement with both shards and `grad-partial`, the flag speaks of the parts
 that no shard covers (the k and v of a multi-query projection, say).
 An atom of size n over p ranks is split as evenly as whole numbers allow: the first n mod p ranks
 hold one more than the others.
+
+A mesh dim may be a product of sub-dims, `tp.0` the major one; `tp` means all of them together:
+
+    2@tp.0*4@tp.1*16, 64                   query rows: 2 kv heads x 4 queries each, over 4 ranks
+    2@tp.0*16, 64 | grad-partial tp.1      key rows: two ranks hold the same kv head
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import prod
 
 from shardwright.errors import PlanError
 
@@ -36,6 +43,36 @@ def shard_range(size: int, rank: int, ranks: int) -> Range:
     share, more = divmod(size, ranks)
     start = rank * share + min(rank, more)
     return start, start + share + (rank < more)
+
+
+def sub_name(mesh: str, numbers: Iterable[int | str]) -> str:
+    """The name of some sub-dims of mesh dim `mesh`: `tp.0`, or `tp.01` for two of three."""
+    return f"{mesh}." + "".join(map(str, numbers))
+
+
+def with_sub_dims(coords: Coords, sub_dims: Mapping[str, Sequence[int]]) -> Coords:
+    """`coords` with those on sub-dims, alone and some together.
+
+    Args:
+        coords: Where a rank stands on each mesh dim.
+        sub_dims: Mesh dim -> the sizes of its sub-dims, major first.
+    """
+    out = dict(coords)
+    for mesh, sizes in sub_dims.items():
+        at, ranks = coords[mesh]
+        if prod(sizes) != ranks:
+            raise PlanError(f"sub-dims of {list(sizes)} do not make a mesh dim of {ranks} ranks")
+        places: list[int] = []
+        for size in reversed(sizes):
+            at, place = divmod(at, size)
+            places.insert(0, place)
+        for n in range(1, len(sizes)):
+            for some in combinations(range(len(sizes)), n):
+                index, size = 0, 1
+                for i in some:
+                    index, size = index * sizes[i] + places[i], size * sizes[i]
+                out[sub_name(mesh, some)] = (index, size)
+    return out
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from shardwright.planner.cost import Costs, Toll
 from shardwright.planner.graph import Border, Graph, Op, Use
 from shardwright.planner.plan_file import pattern
 from shardwright.planner.problem import Problem, Row
-from shardwright.planner.states import PARTIAL, WHOLE, State, States
+from shardwright.planner.states import WHOLE, State, States
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
 """Bytes stored, nanoseconds of all passes, and of a backward pass where none is asked for, changes
@@ -105,7 +105,7 @@ class _Builder:
             self.unary(name, "handed" if must else "carried", dict.fromkeys(allowed, FREE))
         for name in sorted(graph.logits):
             domain = self.states.domain(name)
-            self.unary(name, "logits", {s: FREE for s in domain if s != PARTIAL})
+            self.unary(name, "logits", {s: FREE for s in domain if not s.partial})
 
     def add_stores(self) -> None:
         """Bytes of what is stored."""

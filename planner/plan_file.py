@@ -146,6 +146,11 @@ class Plan(_Part):
     version: Literal[1] = VERSION
     model: ModelIdentity
     mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
+    sub_dims: dict[str, list[int]] = Field(
+        default={},
+        description="mesh dim -> sizes of its sub-dims, major first, where layouts name them: "
+        "[2, 2] makes tp.0 and tp.1 of 4 ranks",
+    )
     workload: Workload
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
     whole: list[Whole] = []

@@ -31,7 +31,7 @@ from shardwright.planner.emit import (
 )
 from shardwright.planner.folding import Folding
 from shardwright.planner.graph import Graph
-from shardwright.planner.layout import Coords, Dim, dim_size
+from shardwright.planner.layout import Coords, Dim, dim_size, with_sub_dims
 from shardwright.planner.network import BACKWARD, BYTES, TIME, Network, build_network
 from shardwright.planner.optimize import Optimum, OverBudget, optimize
 from shardwright.planner.pins import Pin, as_table, resolve, restrict
@@ -206,27 +206,37 @@ class Search:
         sequence = self.sequence and self.sequence.unfolded(
             origin, {b.module: self.folding.traced_name(b.module) for b in graph.borders}
         )
-        states = States(graph, whole_axes, self.tp, lookups, sequence=sequence)
+        states = States(
+            graph, whole_axes, self.tp, lookups, sequence=sequence, sub=layouts.states.sub
+        )
         return Layouts(graph, states, {n: layouts.assignment[origin[n]] for n in graph.tensors})
 
     def predicted(self, attempt: Attempt) -> Prediction:
         """What an attempt should cost, per rank."""
         layouts = attempt.layouts
         return Prediction(
-            parameter_bytes=[rank_bytes(layouts, {"tp": (r, self.tp)}) for r in range(self.tp)],
+            parameter_bytes=[rank_bytes(layouts, at) for at in self.ranks(layouts.states)],
             whole_bytes=rank_bytes(layouts, None),
             time_ns=attempt.report.objective[2],
             phase_ns=times(self.whole.graph, attempt.costs, attempt.whole.assignment),
             collectives=count(self.whole.graph, attempt.costs, attempt.whole.assignment),
         )
 
+    def ranks(self, states: States) -> list[Coords]:
+        """Where each rank stands, on the sub-dims of the mesh dim too."""
+        return [
+            with_sub_dims({"tp": (rank, self.tp)}, states.sub.table()) for rank in range(self.tp)
+        ]
+
     def _try(self, attempt: Attempt) -> Plan | Splits:
         """The plan, or the splits that it may not have."""
-        corners = [{"tp": (rank, self.tp)} for rank in sorted({0, self.tp - 1})]
-        source, layouts = self.source, attempt.layouts
+        ranks, source, layouts = self.ranks(attempt.costs.states), self.source, attempt.layouts
+        corners = [ranks[0], ranks[-1]] if self.tp > 1 else ranks
         try:
             traced = {n: layouts.traced(n) for n in self.graph.tensors}
-            attributes = local_attributes(self.graph, traced, corners)
+            attributes = local_attributes(
+                self.graph, traced, ranks if len(ranks[0]) > 1 else corners
+            )
         except Unsolvable as failure:
             near = splits_near(self.graph, layouts, failure.size.tensor)
             return near or self._blame(Mismatch("", str(failure)), layouts)
@@ -239,6 +249,7 @@ class Search:
                 parameters=shapes(source.module),
             ),
             mesh={"tp": self.tp},
+            sub_dims=layouts.states.sub.table(),
             workload=self.workload,
             modules=folded(source.module, plans),
             whole=wholes(attempt.whole, can, pinned),

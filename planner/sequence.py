@@ -21,8 +21,8 @@ from shardwright.planner.axes import ATOM, SUM, Axes, Dim, atoms_of, find
 from shardwright.planner.graph import Border, Graph
 from shardwright.planner.plan_file import pattern
 
-Shards = Iterable[tuple[int, int]]
-"""(tensor dim, id of the axis)"""
+Shards = Iterable[tuple[int, int, int]]
+"""(tensor dim, id of the axis, sub-dims that split it); sequences take the whole mesh dim."""
 
 TAKES_A_PART = frozenset({"alias", "slice", "select", "index", "gather", "index_select"})
 
@@ -49,7 +49,7 @@ class OpenSequence:
 
     def splits(self, shards: Shards) -> bool:
         """Whether one of `shards` is along a sequence."""
-        return any(a in self.axes for _, a in shards)
+        return any(a in self.axes for _, a, _ in shards)
 
     def misplaced(self, border: Border, source: Shards, target: Shards) -> bool:
         """Whether going from shards `source` to `target` at `border` makes a norm run on wholes.

@@ -103,7 +103,7 @@ def run_local(
     """
     local = copy.deepcopy(root)
     try:
-        apply_modules(local, plan, Mesh.shape_only(dict(coords)))
+        apply_modules(local, plan, Mesh.shape_only(coords))
     except PlanError as error:
         return Mismatch("", str(error))
     calls: dict[tuple[str, str], int] = {}

@@ -108,7 +108,7 @@ def _load(
         model,
         checkpoint,
         placements(model),
-        mesh.coords,
+        mesh.with_sub_dims(plan.sub_dims).coords,
         device=device,
         dtype=dtype,
         allow_surplus=allow_surplus,
@@ -153,7 +153,7 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
                 f"the plan is for {size} ranks on mesh dim '{name}', the mesh has {have}"
             )
     check_identity(model, plan)
-    apply_modules(model, plan, mesh)
+    apply_modules(model, plan, mesh.with_sub_dims(plan.sub_dims))
     return model
 
 

@@ -1,13 +1,20 @@
-"""The ranks that share a model, by mesh dim; with or without a process group behind them."""
+"""The ranks that share a model, by mesh dim; with or without a process group behind them.
+
+A plan may take a mesh dim as a product of sub-dims. `with_sub_dims` makes the groups for those from
+the group of the whole mesh dim: the user's `DeviceMesh` knows nothing of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
+
 from shardwright.errors import PlanError
-from shardwright.planner.layout import Coords
+from shardwright.planner.layout import Coords, sub_name, with_sub_dims
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -42,26 +49,70 @@ class Group:
         return self  # a copied model talks to the same ranks
 
 
+_known: Any = WeakIdKeyDictionary()
+"""DeviceMesh -> Mesh, so that the groups of sub-dims are made once."""
+
+
 class Mesh:
     """Mesh dims by name, and where this rank stands on each."""
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self.groups = dict(groups)
         self.coords: Coords = {name: (g.rank, g.size) for name, g in self.groups.items()}
+        self.sub_dims: dict[str, tuple[int, ...]] = {}
+        self._finer: dict[tuple[tuple[str, tuple[int, ...]], ...], Mesh] = {}
 
     @classmethod
     def from_device_mesh(cls, device_mesh: DeviceMesh) -> Mesh:
         """The mesh behind torch's own; its dims must have names."""
         if not device_mesh.mesh_dim_names:
             raise PlanError('the DeviceMesh has no dim names: pass mesh_dim_names=("tp",)')
-        return cls(
-            {name: Group.of(device_mesh.get_group(name)) for name in device_mesh.mesh_dim_names}
-        )
+        if device_mesh not in _known:
+            names = device_mesh.mesh_dim_names
+            _known[device_mesh] = cls({n: Group.of(device_mesh.get_group(n)) for n in names})
+        return _known[device_mesh]
 
     @classmethod
     def shape_only(cls, coords: Coords) -> Mesh:
         """A mesh without process groups: `Mesh.shape_only({"tp": (rank, size)})`."""
         return cls({name: Group(rank, size) for name, (rank, size) in coords.items()})
+
+    def with_sub_dims(self, sub_dims: Mapping[str, Sequence[int]]) -> Mesh:
+        """This mesh with groups for sub-dims too; all ranks must call it, and in the same order.
+
+        Asked for again it is the same mesh: groups are made once.
+
+        Args:
+            sub_dims: Mesh dim -> the sizes of its sub-dims, major first.
+
+        Raises:
+            PlanError: the sizes do not make the mesh dim.
+        """
+        asked = {mesh: tuple(sizes) for mesh, sizes in sorted(sub_dims.items())}
+        wanted = {m: s for m, s in asked.items() if self.sub_dims.get(m) != s}
+        key = tuple(wanted.items())
+        if wanted and key not in self._finer:
+            made = Mesh({**self.groups, **self._sub_groups(wanted)})
+            made.sub_dims = {**self.sub_dims, **wanted}
+            self._finer[key] = made
+        return self._finer[key] if wanted else self
+
+    def _sub_groups(self, sub_dims: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:
+        out: dict[str, Group] = {}
+        for mesh, sizes in sub_dims.items():
+            whole = self[mesh]
+            every = [
+                with_sub_dims({mesh: (rank, whole.size)}, {mesh: sizes})
+                for rank in range(whole.size)
+            ]
+            mine = every[whole.rank]
+            for name in sorted(mine.keys() - {mesh}):
+                # Those that differ from this rank in nothing but these sub-dims, in their order.
+                digits = set(name.removeprefix(f"{mesh}."))
+                fixed = [f"{mesh}.{i}" for i in range(len(sizes)) if str(i) not in digits]
+                members = [r for r, c in enumerate(every) if all(c[f] == mine[f] for f in fixed)]
+                out[name] = _sub_group(whole, members)
+        return out
 
     def __getitem__(self, name: str) -> Group:
         try:
@@ -77,3 +128,37 @@ class Mesh:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
         return self
+
+
+def _sub_group(whole: Group, members: Sequence[int]) -> Group:
+    """The group of some ranks of `whole`, this one among them."""
+    if whole.pg is None:
+        return Group(members.index(whole.rank), len(members))
+    ranks = dist.get_process_group_ranks(whole.pg)
+    # Ranks of other groups need not come here: each makes its own, all in one order.
+    pg = dist.new_group(
+        [ranks[m] for m in members], use_local_synchronization=True, sort_ranks=False
+    )
+    assert isinstance(pg, dist.ProcessGroup), "this rank is a member"
+    return Group.of(pg)
+
+
+def mesh_dim_of(name: str) -> str:
+    """The mesh dim that `name` means or is a part of: `tp` for `tp.0`."""
+    return name.partition(".")[0]
+
+
+def bits_of(name: str, mesh: Mesh) -> set[str]:
+    """The single sub-dims that `name` stands for; a mesh dim without any stands for itself."""
+    dim, _, digits = name.partition(".")
+    if digits:
+        return {sub_name(dim, [digit]) for digit in digits}
+    return {n for n in mesh.coords if n.startswith(f"{dim}.") and len(n) == len(dim) + 2} or {name}
+
+
+def together(bits: Sequence[str], mesh: Mesh) -> str:
+    """The name of these single sub-dims of one mesh dim."""
+    dim = mesh_dim_of(bits[0])
+    if set(bits) == bits_of(dim, mesh):
+        return dim
+    return sub_name(dim, [bit.rpartition(".")[2] for bit in sorted(bits)])

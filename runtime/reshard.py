@@ -1,9 +1,9 @@
 """Changing a tensor's placement: the collectives between two placements, both ways.
 
-On each mesh dim a tensor is in one of six states. A crossing from one state to another is a pair
-of operations, forward and backward; they are the table `CROSSINGS`. The reverse crossing of the
-gradient is the same table read the other way: the gradient of a partial value is replicated and
-that of a grad-partial one is partial.
+On each mesh dim (or sub-dim of one) a tensor is in one of six states. A crossing from one state to
+another is a pair of operations, forward and backward; they are the table `CROSSINGS`. The reverse
+crossing of the gradient is the same table read the other way: the gradient of a partial value is
+replicated and that of a grad-partial one is partial.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.layout import Dim, Placement, dim_size, local_ranges, parse, simplify
 from shardwright.runtime.collectives import all_reduce
 from shardwright.runtime.lengths import Length
-from shardwright.runtime.mesh import Group, Mesh
+from shardwright.runtime.mesh import Group, Mesh, bits_of, mesh_dim_of, together
 from shardwright.runtime.split import Split, covered, only
 
 
@@ -225,59 +225,94 @@ def take_local(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
         return Reshard(placement.whole(), rest, mesh)(x.detach())
 
 
-def state(placement: Placement, mesh: str) -> State:
-    """The state of `placement` on one mesh dim.
+@dataclass(frozen=True)
+class Side:
+    """What a placement is on one sub-dim, and the name of the mesh dim that splits it there."""
+
+    state: State
+    name: str = ""
+
+
+def side(placement: Placement, bit: str, mesh: Mesh) -> Side:
+    """What `placement` is on one sub-dim (or on a mesh dim that has none).
 
     Raises:
         PlanError: the placement contradicts itself.
     """
-    split = [d for d in placement.dims if mesh in Placement((d,)).meshes]
-    if len(split) > 1 or (split and mesh in placement.partial):
-        raise PlanError(f"placement '{placement}' uses mesh dim {mesh} twice")
-    flagged = mesh in placement.grad_partial
-    if flagged and mesh in placement.partial:
-        raise PlanError(f"placement '{placement}' is both partial and grad-partial over {mesh}")
-    if mesh in placement.partial:
-        return State.PARTIAL
-    if not split:
-        return State.GRAD_PARTIAL if flagged else State.REPLICATED
-    if covered(split[0], mesh):
-        return State.SHARDED  # a flag speaks of uncovered parts; there are none
-    return State.MIXED_GRAD_PARTIAL if flagged else State.MIXED
+    splitting = [
+        (d, m) for d in placement.dims for m in Placement((d,)).meshes if bit in bits_of(m, mesh)
+    ]
+    flagged = any(bit in bits_of(m, mesh) for m in placement.grad_partial)
+    partial = any(bit in bits_of(m, mesh) for m in placement.partial)
+    if len(splitting) > 1 or (splitting and partial):
+        raise PlanError(f"placement '{placement}' uses mesh dim {bit} twice")
+    if flagged and partial:
+        raise PlanError(f"placement '{placement}' is both partial and grad-partial over {bit}")
+    if partial:
+        return Side(State.PARTIAL)
+    if not splitting:
+        return Side(State.GRAD_PARTIAL if flagged else State.REPLICATED)
+    ((dim, name),) = splitting
+    if covered(dim, name):
+        return Side(State.SHARDED, name)  # a flag speaks of uncovered parts; there are none
+    return Side(State.MIXED_GRAD_PARTIAL if flagged else State.MIXED, name)
+
+
+def _units(source: Placement, target: Placement, mesh: Mesh) -> list[tuple[str, Side, Side]]:
+    """The mesh dims on which something may change: sub-dims that do the same do it together.
+
+    Raises:
+        PlanError: some sub-dims of a mesh dim that splits a tensor do another thing than the rest.
+    """
+    named = source.meshes | target.meshes
+    named |= {*source.partial, *source.grad_partial, *target.partial, *target.grad_partial}
+    found: dict[tuple[str, Side, Side], list[str]] = {}
+    for bit in sorted(set().union(*(bits_of(m, mesh) for m in named))):
+        sides = side(source, bit, mesh), side(target, bit, mesh)
+        found.setdefault((mesh_dim_of(bit), *sides), []).append(bit)
+    out = []
+    for (_, a, b), bits in found.items():
+        if any(s.name and bits_of(s.name, mesh) != set(bits) for s in (a, b)):
+            raise PlanError(
+                f"resharding from '{source}' to '{target}' is not supported: it does one thing "
+                f"over {' '.join(bits)} and another over the rest"
+            )
+        out.append((together(bits, mesh), a, b))
+    return sorted(out, key=lambda unit: unit[0])
 
 
 def _steps(source: Placement, target: Placement, mesh: Mesh) -> list[Step]:
-    """Leave the source's shards first, then enter the target's: trees need not match between."""
-    names = sorted(
-        source.meshes
-        | target.meshes
-        | {*source.partial, *source.grad_partial, *target.partial, *target.grad_partial}
-    )
-    same = {m for m in names if _same_shards(source, target, m, mesh)}
+    """Leave the source's shards first, then enter the target's: trees need not match between.
+
+    What changes in pending sums alone does so while the tensor is split the most.
+    """
+    units = _units(source, target, mesh)
+    same = {
+        a.name
+        for _, a, b in units
+        if a.name and a.name == b.name and _same_shards(source, target, a.name, mesh)
+    }
     leave: list[Step] = []
     enter: list[Step] = []
+    flags: list[Step] = []
     still, already = set(source.meshes), set(same & target.meshes)
-    for m in names:
-        a, b = state(source, m), state(target, m)
-        if m in same:
-            if a != b:
-                leave += _route(a, b, mesh[m], _split(source, m, mesh, frozenset(still)))
+    for m, a, b in units:
+        if a.name in same or not (a.name or b.name):
+            split = _split(source, m, mesh, frozenset(still)) if a.name else None
+            flags += _route(a.state, b.state, mesh[m], split)
             continue
-        if m in source.meshes and m in target.meshes:
-            # Another index set on the same mesh dim: through the whole.
-            between = _G if a == _S else _R
-            leave += _route(a, between, mesh[m], _split(source, m, mesh, frozenset(still)))
-            a = between
+        between = b.state
+        if a.name:
+            if b.name:  # another index set on the same mesh dim: through the whole
+                between = _G if a.state == _S else _R
+            split = _split(source, m, mesh, frozenset(still))
+            leave += _route(a.state, between, mesh[m], split)
             still.discard(m)
-            enter += _route(a, b, mesh[m], _split(target, m, mesh, frozenset(already)))
+        if b.name:
+            split = _split(target, m, mesh, frozenset(already))
+            enter += _route(between if a.name else a.state, b.state, mesh[m], split)
             already.add(m)
-        elif m in source.meshes:
-            leave += _route(a, b, mesh[m], _split(source, m, mesh, frozenset(still)))
-            still.discard(m)
-        else:
-            enter += _route(a, b, mesh[m], _split(target, m, mesh, frozenset(already)))
-            already.add(m)
-    return leave + enter
+    return [*leave, *enter, *flags] if enter else [*flags, *leave]
 
 
 def _route(a: State, b: State, group: Group, split: Split | None) -> list[Step]:

@@ -18,7 +18,7 @@ from shardwright.planner.optimize import optimize
 from shardwright.planner.problem import Problem, Result
 from shardwright.planner.search import agree
 from shardwright.planner.solvers import backtracking
-from shardwright.planner.states import PARTIAL, WHOLE, State
+from shardwright.planner.states import WHOLE, State
 from tests.planner.toys import TOYS, ColumnRow, D, Toy, Within, solutions, toy
 
 
@@ -81,7 +81,7 @@ def test_says_where() -> None:
         check.check(it.graph, it.states, {**assignment, weight: WHOLE})
     output = it.graph.outputs[0]
     with pytest.raises(SolverError):
-        check.check(it.graph, it.states, {**assignment, output: PARTIAL})
+        check.check(it.graph, it.states, {**assignment, output: State(partial=1)})
 
 
 # --- solvers that lie

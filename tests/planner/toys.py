@@ -120,6 +120,21 @@ class Unequal(nn.Module):
         return self.o(torch.cat((F.relu(self.a(x)), self.b(x)), -1))
 
 
+class Heads(nn.Module):
+    """Query heads in groups that share a key head, of which there are fewer than ranks."""
+
+    def __init__(self, keys: int = 2, group: int = 4, width: int = 8) -> None:
+        super().__init__()
+        self.keys, self.group, self.width = keys, group, width
+        self.q = nn.Linear(D, keys * group * width, bias=False)
+        self.k = nn.Parameter(torch.zeros(keys, 1, width))
+        self.o = nn.Linear(keys * group * width, D, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).view(*x.shape[:2], self.keys, self.group, self.width)
+        return self.o((q * self.k).softmax(-1).flatten(2))
+
+
 class Within(nn.Module):
     """A root around a module: at its own border nothing may change."""
 
@@ -141,7 +156,11 @@ TOYS: dict[str, Callable[[], nn.Module]] = {
     "twice": Twice,
     "tied": Tied,
     "unequal": Unequal,
+    "heads": Heads,
+    "uneven heads": lambda: Heads(6, 1),
 }
+RANKS = {"heads": 4, "uneven heads": 4}
+"""Ranks of the toys that are not for 2."""
 WORKLOAD = Workload(batch=1, seq=512, dtype="float32", device="h100-nvlink")
 
 
@@ -161,8 +180,9 @@ class Toy:
 
 
 @cache
-def toy(name: str, ranks: int = 2) -> Toy:
+def toy(name: str) -> Toy:
     """The toy of that name."""
+    ranks = RANKS.get(name, 2)
     with torch.device("meta"):
         module = Within(TOYS[name]())
     shape = (3, 19) if name == "tied" else (3, 19, D)

@@ -11,7 +11,13 @@ import itertools
 import torch
 from torch import Tensor
 
-from shardwright.planner.layout import Placement, local_ranges, resolve, uncovered_ranges
+from shardwright.planner.layout import (
+    Placement,
+    local_ranges,
+    resolve,
+    uncovered_ranges,
+    with_sub_dims,
+)
 
 
 def gradient(placement: Placement) -> Placement:
@@ -19,10 +25,30 @@ def gradient(placement: Placement) -> Placement:
     return Placement(placement.dims, partial=placement.grad_partial)
 
 
-def all_coords(mesh: dict[str, int]) -> list[dict[str, tuple[int, int]]]:
+Sizes = dict[str, list[int]]
+
+
+def all_coords(mesh: dict[str, int], sub_dims: Sizes | None = None):
     """The coordinates of every rank, in rank order."""
     ranks = itertools.product(*(range(n) for n in mesh.values()))
-    return [{m: (r, mesh[m]) for m, r in zip(mesh, rank, strict=True)} for rank in ranks]
+    plain = [{m: (r, mesh[m]) for m, r in zip(mesh, rank, strict=True)} for rank in ranks]
+    return [with_sub_dims(coords, sub_dims or {}) for coords in plain]
+
+
+def family(every, rank: int, m: str) -> list[int]:
+    """The ranks that stand where `rank` does but for `m`, in their order on it."""
+    finest = [n for n in every[0] if not any(o.startswith(f"{n}.") for o in every[0])]
+    single = [n for n in finest if len(n.partition(".")[2]) < 2]
+    dim, _, digits = m.partition(".")
+    moving = {n for n in single if n.partition(".")[0] == dim}
+    if digits:
+        moving = {n for n in moving if n.partition(".")[2] in digits}
+    alike = [
+        r
+        for r, c in enumerate(every)
+        if all(c[n] == every[rank][n] or n in moving for n in c if n in single)
+    ]
+    return sorted(alike, key=lambda r: every[r][m])
 
 
 def index(placement: Placement, shape, coords) -> list[Tensor]:
@@ -52,26 +78,38 @@ def pending(placement: Placement, shape, m: str) -> Tensor:
     return mask
 
 
-def make(x: Tensor, placement: Placement, mesh: dict[str, int], seed: int = 0) -> list[Tensor]:
+def make(
+    x: Tensor,
+    placement: Placement,
+    mesh: dict[str, int],
+    seed: int = 0,
+    sub_dims: Sizes | None = None,
+) -> list[Tensor]:
     """Local tensors of whole `x`; pending sums are split into random terms."""
     torch.manual_seed(seed)
-    every = all_coords(mesh)
+    every = all_coords(mesh, sub_dims)
     terms = [x.clone() for _ in every]
     for m in placement.partial:
         mask = pending(placement, x.shape, m)
         for rank, coords in enumerate(every):
             if coords[m][0]:
                 continue
-            family = [r for r, c in enumerate(every) if {**c, m: coords[m]} == coords]
-            noise = [torch.randn_like(x) for _ in family[1:]]
-            for r, value in zip(family, [terms[rank] - sum(noise), *noise], strict=True):
+            ranks = family(every, rank, m)
+            noise = [torch.randn_like(x) for _ in ranks[1:]]
+            for r, value in zip(ranks, [terms[rank] - sum(noise), *noise], strict=True):
                 terms[r] = torch.where(mask, value, terms[r])
     return [cut(t, placement, c) for t, c in zip(terms, every, strict=True)]
 
 
-def check(locals_: list[Tensor], x: Tensor, placement: Placement, mesh: dict[str, int]) -> None:
+def check(
+    locals_: list[Tensor],
+    x: Tensor,
+    placement: Placement,
+    mesh: dict[str, int],
+    sub_dims: Sizes | None = None,
+) -> None:
     """Assert that local tensors are those of whole `x` (each sum pending or done as it says)."""
-    every = all_coords(mesh)
+    every = all_coords(mesh, sub_dims)
     whole = []
     for local, coords in zip(locals_, every, strict=True):
         grid = torch.meshgrid(*index(placement, x.shape, coords), indexing="ij")
@@ -82,9 +120,8 @@ def check(locals_: list[Tensor], x: Tensor, placement: Placement, mesh: dict[str
     for m in placement.partial:
         mask = pending(placement, x.shape, m)
         summed = []
-        for coords in every:
-            family = [r for r, c in enumerate(every) if {**c, m: coords[m]} == coords]
-            summed.append(sum(whole[r] for r in family))
+        for rank in range(len(every)):
+            summed.append(sum(whole[r] for r in family(every, rank, m)))
         whole = [torch.where(mask, s, w) for s, w in zip(summed, whole, strict=True)]
     for filled in whole:
         known = ~filled.isnan()
