@@ -75,6 +75,20 @@ def with_sub_dims(coords: Coords, sub_dims: Mapping[str, Sequence[int]]) -> Coor
     return out
 
 
+def coords_of(mesh: Mapping[str, int], sub_dims: Mapping[str, Sequence[int]], rank: int) -> Coords:
+    """Where a rank stands on each mesh dim and sub-dim; the last mesh dim varies fastest.
+
+    Args:
+        mesh: Mesh dim -> its ranks.
+        sub_dims: Mesh dim -> the sizes of its sub-dims, major first.
+        rank: A number below the product of the mesh.
+    """
+    out: dict[str, tuple[int, int]] = {}
+    for name, size in reversed(mesh.items()):
+        rank, out[name] = rank // size, (rank % size, size)
+    return with_sub_dims(out, sub_dims)
+
+
 @dataclass(frozen=True)
 class Atom:
     """One axis; `size` None is known only at run time; `mesh` names the mesh dim that splits it."""

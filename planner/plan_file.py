@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardwright.errors import PlanError
+from shardwright.planner.layout import Coords, coords_of
 
 FORMAT = "shardwright.plan"
 VERSION = 1
@@ -170,6 +171,10 @@ class Plan(_Part):
         for size in self.mesh.values():
             n *= size
         return n
+
+    def coords(self, rank: int) -> Coords:
+        """Where a rank stands on each mesh dim and sub-dim; the last mesh dim varies fastest."""
+        return coords_of(self.mesh, self.sub_dims, rank)
 
     def module(self, name: str) -> ModulePlan | None:
         """The entry for module `name`: its own, else that of its pattern."""

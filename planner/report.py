@@ -134,7 +134,7 @@ def _rows(plan: Plan, name: str, spec: ModulePlan) -> Iterator[tuple[str, str, s
     ordered = sorted(spec.parameters.items(), key=lambda item: (item[0] != "weight", item[0]))
     for key, entry in ordered:
         placement = parse(entry.placement)
-        here = {mesh: (0, size) for mesh, size in plan.mesh.items()}
+        here = plan.coords(0)
         text = "\n".join(t for t in (border, _summed(entry)) if t)
         full = f"{name}.{key}" if name else key
         words = placement_in_words(spec.layer, entry)
@@ -175,7 +175,7 @@ def _attributes(plan: Plan) -> RenderableType:
         Column("ON_RANK_0", justify="right"),
         Column("AS", overflow="fold"),
     )
-    here = {mesh: (0, size) for mesh, size in plan.mesh.items()}
+    here = plan.coords(0)
     for _, name, spec in _ordered(plan):
         for key, text in sorted(spec.attributes.items()):
             dims = parse(text)

@@ -18,7 +18,7 @@ from torch import nn
 
 from shardwright.errors import ModelError, PlanError
 from shardwright.planner.borders import map_slots
-from shardwright.planner.layout import Coords, dim_size, parse, resolve, with_sub_dims
+from shardwright.planner.layout import Coords, dim_size, parse, resolve
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.source import Source, read_source
 from shardwright.planner.verify import calls_of, run_local, run_on_fake
@@ -65,11 +65,8 @@ def try_on_meta(plan: Plan, model: Any) -> Trial:
 
 def _corners(plan: Plan) -> Iterator[tuple[int, Coords]]:
     """The first and the last rank, with where they stand on each mesh dim."""
-    first: Coords = {name: (0, size) for name, size in plan.mesh.items()}
-    yield 0, with_sub_dims(first, plan.sub_dims)
-    if plan.world_size > 1:
-        last: Coords = {name: (size - 1, size) for name, size in plan.mesh.items()}
-        yield plan.world_size - 1, with_sub_dims(last, plan.sub_dims)
+    for rank in sorted({0, plan.world_size - 1}):
+        yield rank, plan.coords(rank)
 
 
 def predict(plan: Plan, whole: Shapes, coords: Coords) -> Shapes:
