@@ -29,10 +29,19 @@ BATCH, SEQ = 2, 11  # not the sizes of the trace
 
 @pytest.mark.parametrize(("name", "tp"), CASES, ids=[f"{n}-{tp}" for n, tp in CASES])
 def test_predictions_are_exact(name: str, tp: int) -> None:
-    """Collectives by kind and phase, the bytes that enter them, and bytes held, on every rank."""
     kind = KINDS.get(name, "causal")
     config, model = build(kind, name, torch.float32)
-    inputs = zoo.inputs(name, config, batch=BATCH, seq=SEQ, kind=kind)
+    assert_exact(model, zoo.inputs(name, config, batch=BATCH, seq=SEQ, kind=kind), tp)
+
+
+def test_predictions_of_folded_blocks_are_exact() -> None:
+    """Blocks that are traced once are run, and so predicted, as often as they stand there."""
+    config, model = zoo.build("llama", attn="sdpa", num_hidden_layers=5)
+    assert_exact(model, zoo.inputs("llama", config, batch=BATCH, seq=SEQ), 2)
+
+
+def assert_exact(model: torch.nn.Module, inputs: dict[str, Any], tp: int) -> None:
+    """Collectives by kind and phase, the bytes that enter them, and bytes held, on every rank."""
     plan = shardwright.plan(model, tp, batch=BATCH, seq=SEQ)
     assert plan.predicted.collectives
 
