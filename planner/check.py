@@ -272,7 +272,10 @@ def collectives(
     forward: list[Collective] = []
     backward: list[Collective] = []
     outer = graph.outer()
-    edges = [(u.stored, u.stored, u.used) for u in graph.uses]
+    edges = []
+    readings = graph.readings()  # of a parameter: each makes a gradient of its own
+    for use in graph.uses:
+        edges += [(use.stored, use.stored, use.used)] * max(readings[use.used], 1)
     stored = {u.stored for u in graph.uses}  # weights stay where they are
     for border in graph.borders:
         around = outer.get(border.target)

