@@ -39,6 +39,7 @@ def plan(
     phase: str | Mapping[Phase, int] = "prefill",
     tp_plan: Mapping[str, object] | str | None = None,
     sequence_parallel: bool = False,
+    optimizer_bytes: int = 8,
 ) -> Plan:
     """The cheapest correct way to split `model` over `tp` ranks; no weights are read.
 
@@ -48,8 +49,9 @@ def plan(
         args: Example inputs, needed for a module that is no transformers text model. Let sizes
             that vary at run time be 3 (batch) and 19 (sequence).
         kwargs: Example inputs by name.
-        memory: Bytes that parameters and buffers may take on a rank; by default the least
-            possible, plus 5 % where that saves time.
+        memory: Bytes that a rank may hold: parameters, buffers, KV cache, activations, and what
+            training needs (see `planner/memory.py`). By default the least possible without
+            activations that pass, plus 5 % where that saves time.
         solver: Name of an installed solver: "lp" (the default), "cpsat" (the default under
             `memory`), "backtracking", or another's. Where it cannot prove its plan in time,
             backtracking's plan stands.
@@ -69,6 +71,8 @@ def plan(
             "prefill,decode:128", or {"prefill": 1, "decode": 128}.
         sequence_parallel: Split hidden states between blocks along the sequence: fewer bytes of
             activations on a rank, reduce-scatter and all-gather instead of all-reduce.
+        optimizer_bytes: State that the optimizer keeps for an element of a parameter, if training:
+            8 for Adam's two in float32, 12 with a float32 copy of the parameter.
 
     Raises:
         UsageError: an argument that cannot be meant.
@@ -80,6 +84,7 @@ def plan(
     search = prepare(
         model, tp, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype, device=device,
         pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
+        optimizer_bytes=optimizer_bytes,
     )  # fmt: skip
     return search.run(solver, time_limit, memory)
 
@@ -98,6 +103,7 @@ def prepare(
     tp_plan: Mapping[str, object] | str | None = None,
     phase: str | Mapping[Phase, int] = "prefill",
     sequence_parallel: bool = False,
+    optimizer_bytes: int = 8,
 ) -> Search:
     """Read and trace a model: all that `plan` does before it looks for the cheapest way.
 
@@ -110,6 +116,8 @@ def prepare(
         raise UsageError(f"tp must be at least 1, not {tp}")
     if batch < 1 or seq < 1:
         raise UsageError(f"batch and seq must be at least 1, not {batch} and {seq}")
+    if optimizer_bytes < 0:
+        raise UsageError(f"optimizer_bytes must be at least 0, not {optimizer_bytes}")
     phases = parse_phases(phase)
     wanted = dict(pins or {})
     as_pins(wanted)  # what cannot be meant should not wait for the trace
@@ -126,6 +134,7 @@ def prepare(
         device=device,
         phases=phases,
         sequence_parallel=sequence_parallel,
+        optimizer_bytes=optimizer_bytes,
     )
     stage("axes")
     axes = refine(folding.graph, TRACE_SEQ if sequence_parallel else None)

@@ -216,7 +216,7 @@ def _wrong_sum(
 
 
 class Price(NamedTuple):
-    """Bytes stored, nanoseconds of all passes and of a backward pass where none is asked for."""
+    """Bytes held, nanoseconds of all passes and of a backward pass where none is asked for."""
 
     bytes: int
     time: int
@@ -229,8 +229,7 @@ def price(graph: Graph, costs: Costs, assignment: Assignment) -> Price:
     Raises:
         SolverError: a change of placement that the runtime cannot make.
     """
-    stored = dict.fromkeys(u.stored for u in graph.uses)
-    size = sum(costs.bytes(n, assignment[n]) for n in stored)
+    size = sum(costs.holdings.bytes(n, assignment[n]) for n in costs.holdings.names)
     once = times(graph, costs, assignment)
     time = sum(run.times * once[run.phase] for run in costs.passes)
     if any(run.trains for run in costs.passes):

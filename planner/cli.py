@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from shardwright.planner.commands.calibrate import calibrate
 from shardwright.planner.commands.check import check
 from shardwright.planner.commands.diff import diff
 from shardwright.planner.commands.explain import explain
@@ -22,7 +23,7 @@ Examples:
   shardwright explain plan.json 'model.layers.*.mlp' ./my-model
   shardwright check plan.json ./my-model --numeric --layers 2
 """
-COMMANDS = (plan, show, explain, diff, check, schema)
+COMMANDS = (plan, show, explain, diff, check, calibrate, schema)
 
 
 @click.group(

@@ -16,6 +16,7 @@ from shardwright.planner.crossings import SHARED, Step, steps, without
 from shardwright.planner.device import device
 from shardwright.planner.graph import Graph, Op
 from shardwright.planner.keys import ATTENTION, Keys, find_keys, last_of_two
+from shardwright.planner.memory import Holdings
 from shardwright.planner.moves import is_view
 from shardwright.planner.phases import Pass, passes
 from shardwright.planner.plan_file import Workload
@@ -52,9 +53,20 @@ class Toll(NamedTuple):
 
 
 class Costs:
-    """Prices states, modes and crossings of one graph."""
+    """Prices states, modes and crossings of one graph.
 
-    def __init__(self, graph: Graph, axes: Axes, states: States, workload: Workload) -> None:
+    Args:
+        graph: The traced model.
+        axes: Its refined dims.
+        states: Domains and modes.
+        workload: What is priced.
+        caches: Whether the model generates, and so keeps the keys and values of earlier tokens.
+    """
+
+    def __init__(
+        self, graph: Graph, axes: Axes, states: States, workload: Workload, caches: bool = False
+    ) -> None:
+        self.caches = caches
         self.graph, self.axes, self.states = graph, axes, states
         self.workload, self.device = workload, device(workload.device)
         self.passes = passes(workload)
@@ -76,6 +88,11 @@ class Costs:
     def keys(self) -> Keys:
         """Which dims count keys of attention, and which tensors a cache holds."""
         return find_keys(self.graph, self.axes, self.run_time)
+
+    @cached_property
+    def holdings(self) -> Holdings:
+        """What is held of each tensor."""
+        return Holdings(self)  # type: ignore[arg-type]  # pyright sees two of this module
 
     def length(self, dim: Dim, cut: Cut, run: Pass, keys: bool) -> int:
         """Length of `dim` in a pass on the rank that holds most, with `cut` split.
@@ -188,15 +205,10 @@ class Costs:
 
     def compute_once(self, op: Op, mode: Mode, run: Pass) -> int:
         """Nanoseconds that `op` takes in one pass, by arithmetic and traffic; a view takes none."""
-        if is_view(op.call.op) or not op.outputs:
+        if is_view(op.call) or not op.outputs:
             return 0
-        rule, names = self.axes.rules.get(op.name), (*op.inputs, *op.outputs)
-        letters_of_keys = self.keys.letters.get(op.name) if run.keys != run.queries else None
-        sizes = [self.bytes(n, s, run) for n, s in zip(names, mode.states, strict=True)]
-        if letters_of_keys and rule is not None:
-            for i, exprs in enumerate((*rule.operands, *rule.results)):
-                keys = {k for k, e in enumerate(exprs) if letters_of_keys & set(letters(e))}
-                sizes[i] = self.bytes(names[i], mode.states[i], run, frozenset(keys))
+        rule = self.axes.rules.get(op.name)
+        sizes = [self.bytes_at(op, i, s, run) for i, s in enumerate(mode.states)]
         traffic, made = sum(sizes), sum(sizes[len(op.inputs) :])
         if rule is not None and rule.lookup:  # it reads what it gives, not the whole table
             traffic = min(traffic, 2 * made)
@@ -205,6 +217,16 @@ class Costs:
         factor = 3 if trained else 1
         dtype = str(op.call.result_dtypes[0]).removeprefix("torch.")
         return self.device.compute(factor * flops, factor * traffic, dtype)
+
+    def bytes_at(self, op: Op, i: int, state: State, run: Pass) -> int:
+        """Bytes of number `i` of the operands and results of `op`, in a pass."""
+        name, rule = (*op.inputs, *op.outputs)[i], self.axes.rules.get(op.name)
+        found = self.keys.letters.get(op.name) if run.keys != run.queries else None
+        if not found or rule is None:
+            return self.bytes(name, state, run)
+        exprs = (*rule.operands, *rule.results)[i]
+        keys = {k for k, e in enumerate(exprs) if found & set(letters(e))}
+        return self.bytes(name, state, run, frozenset(keys))
 
     def flops(self, op: Op, mode: Mode, run: Pass) -> int:
         """Operations of the matrix products in `op`; of others, which wait for memory, none."""

@@ -8,7 +8,8 @@ it comes from a cache. The cache holds it before it is repeated over groups of h
 in question is the smallest on the way back over views and copies.
 
 This is an approximation where a model does it otherwise. A sliding window is not seen (its cache is
-counted at full length), nor are states of recurrences (not counted at all), and the encoder of an
+counted at full length), nor is a cache of latents from which keys and values are made anew (these
+are counted), nor are states of recurrences (not counted at all), and the encoder of an
 encoder-decoder is taken to cache, too.
 """
 
@@ -92,7 +93,7 @@ def _trace_back(
             name = sources[name]
             continue
         op = producers.get(name)
-        if op is None or not is_move(op.call.op):
+        if op is None or not is_move(op.call):
             break
         out.letters[op.name] = frozenset(
             x for x, d in axes.axes.get(op.name, {}).items() if counts_tokens(d, run_time)

@@ -6,14 +6,25 @@ from functools import cache
 
 import torch
 
+from shardwright.rules.call import OpCall
+
 COPIES = frozenset("_to_copy clone contiguous lift_fresh_copy repeat".split())
 UNDECLARED = frozenset({"_unsafe_view"})
 """Views whose schema does not say so."""
 
 
+def is_view(call: OpCall) -> bool:
+    """Whether an op gives back memory of its operand, by its schema.
+
+    A clone in no stated format is what becomes of dropout when it drops nothing: the operand.
+    """
+    if call.op == "clone":
+        return call.arguments.get("memory_format") is None
+    return _shares(call.op)
+
+
 @cache
-def is_view(op: str) -> bool:
-    """Whether the ATen op of that name gives back memory of its operand, by its schema."""
+def _shares(op: str) -> bool:
     if op in UNDECLARED:
         return True
     packet = getattr(torch.ops.aten, op, None)
@@ -24,6 +35,6 @@ def is_view(op: str) -> bool:
     return any(info is not None and not info.is_write for info in infos)
 
 
-def is_move(op: str) -> bool:
+def is_move(call: OpCall) -> bool:
     """Whether the results hold the operand's values and nothing else."""
-    return op in COPIES or is_view(op)
+    return call.op in COPIES or is_view(call)

@@ -19,7 +19,7 @@ from shardwright.planner.problem import Problem, Row
 from shardwright.planner.states import WHOLE, State, States
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
-"""Bytes stored, nanoseconds of all passes, and of a backward pass where none is asked for, changes
+"""Bytes held, nanoseconds of all passes, and of a backward pass where none is asked for, changes
 of placement (the fewest that do), and a number made of names, so that plans come out the same every
 time."""
 BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
@@ -108,11 +108,12 @@ class _Builder:
             self.unary(name, "logits", {s: FREE for s in domain if not s.partial})
 
     def add_stores(self) -> None:
-        """Bytes of what is stored."""
-        for name in dict.fromkeys(u.stored for u in self.graph.uses):
+        """Bytes of what is held."""
+        held = self.costs.holdings
+        for name in held.names:
             times, domain = self.graph.times(name), self.states.domain(name)
-            sizes = {s: times * self.costs.bytes(name, s) for s in domain}
-            self.unary(name, "store", {s: (n, 0, 0, 0, 0) for s, n in sizes.items()})
+            sizes = {s: times * held.bytes(name, s) for s in domain}
+            self.unary(name, "held", {s: (n, 0, 0, 0, 0) for s, n in sizes.items()})
 
     def add_ops(self) -> None:
         """The modes of each op, and the time that each takes; ops of blocks that are alike once."""

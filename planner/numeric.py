@@ -68,6 +68,7 @@ def compare(
             config, plan.world_size, batch=load.batch, seq=load.seq, device=load.device,
             dtype=getattr(torch, load.dtype), pins=plan.pins, phase=load.phases,
             sequence_parallel=load.sequence_parallel,
+            optimizer_bytes=load.optimizer_bytes,
         )  # fmt: skip
     answers = run_processes(plan.world_size, _on_rank, plan, config, dtype)
     parameters, logits, gradients, worst = answers[0]

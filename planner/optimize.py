@@ -27,6 +27,19 @@ SHARE, CAPPED = 0.5, 0.05
 """Shares of the time that the scout may take; under a budget its search may be long."""
 
 
+class OverBudget(InfeasibleError):
+    """No plan holds as few bytes as were asked for."""
+
+    def __init__(self, memory: int, floor: int, assignment: tuple[int, ...]) -> None:
+        super().__init__(
+            f"no plan fits {memory:,} bytes a rank: the least that would fit is {floor:,} bytes"
+        )
+        self.floor = floor
+        """The fewest bytes that a plan holds."""
+        self.assignment = assignment
+        """Such a plan."""
+
+
 @dataclass(frozen=True)
 class Optimum:
     """The best assignment found, its costs, how far it is proven, and by whom."""
@@ -42,16 +55,6 @@ class Optimum:
     optimal: bool
     scouted: bool
     """Whether it is the scout's answer, the other solver having proven nothing better."""
-
-
-class OverBudget(InfeasibleError):
-    """No plan fits a budget; `least` is the number of bytes a rank that one would."""
-
-    def __init__(self, memory: int, least: int) -> None:
-        super().__init__(
-            f"no plan fits {memory:,} bytes a rank: the least that would fit is {least:,} bytes"
-        )
-        self.least = least
 
 
 def optimize(
@@ -98,7 +101,7 @@ def optimize(
     least = first.assignment or ()
     floor = size(least)
     if memory is not None and floor > memory:
-        raise OverBudget(memory, floor)
+        raise OverBudget(memory, floor, small.expand(left.expand(least)))
 
     def priced(power: int) -> Problem:
         return left.problem.weighed([digits.price(power), (1, 0)][: 1 if memory is None else 2])

@@ -115,6 +115,26 @@ class Workload(_Part):
     sequence_parallel: bool = Field(
         default=False, description="hidden states between blocks are split along the sequence"
     )
+    optimizer_bytes: int = Field(
+        default=8, description="state of a parameter's element: Adam's two in float32"
+    )
+
+
+class Memory(_Part):
+    """Bytes that the fullest rank holds with the stated workload."""
+
+    parameters: int = Field(description="and buffers")
+    gradients: int = 0
+    optimizer: int = 0
+    cache: int = Field(default=0, description="keys and values of `seq` tokens")
+    activations: int = Field(
+        default=0, description="between ops, at their most; with those kept for a backward pass"
+    )
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(dict(self).values())
 
 
 class Prediction(_Part):
@@ -122,6 +142,7 @@ class Prediction(_Part):
 
     parameter_bytes: list[int] = Field(description="parameters and buffers of each rank")
     whole_bytes: int = Field(description="the same for the unsplit model")
+    memory: Memory | None = None
     time_ns: int = Field(description="of all that the workload asks for")
     phase_ns: dict[Phase, int] = Field(default={}, description="of each phase, run once")
     collectives: list[Collective] = []

@@ -34,6 +34,7 @@ LEAVES = {
     aten.rms_norm.default,
     aten.group_norm.default,
     aten.cross_entropy_loss.default,
+    aten.silu.default,
 }
 """Ops that have a rule of their own and so are not taken apart."""
 

@@ -13,7 +13,12 @@ from rich.text import Text
 from shardwright.planner.layout import parse
 from shardwright.planner.plan_file import Crossing, ModulePlan, ParameterPlan, Plan
 from shardwright.planner.sizes import human_bytes, human_time
-from shardwright.planner.wording import collectives_in_words, placement_in_words, solver_in_words
+from shardwright.planner.wording import (
+    collectives_in_words,
+    memory_in_words,
+    placement_in_words,
+    solver_in_words,
+)
 
 WIDTH = 100
 
@@ -69,6 +74,9 @@ def _summary(plan: Plan) -> RenderableType:
     held = human_bytes(max(sizes)) + (" on the fullest rank" if len(set(sizes)) > 1 else " a rank")
     share = f"{max(sizes) / max(whole, 1):.1%} of {human_bytes(whole)}"
     grid.add_row("  memory", f"{held}, {share} (parameters and buffers)")
+    held = plan.predicted.memory
+    if held is not None and held.total > held.parameters:
+        grid.add_row("  in use", f"{memory_in_words(held)}: in all {human_bytes(held.total)}")
     for phase, time in plan.predicted.phase_ns.items():
         grid.add_row(f"  {phase}", human_time(time))
     grid.add_row("  forward", _traffic(plan, "forward"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,10 +32,12 @@ from shardwright.planner.emit import (
 from shardwright.planner.folding import Folding
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Coords, Dim, dim_size, with_sub_dims
+from shardwright.planner.memory import memory as measure
 from shardwright.planner.network import BACKWARD, BYTES, TIME, Network, build_network
-from shardwright.planner.optimize import Optimum, OverBudget, optimize
+from shardwright.planner.optimize import Optimum, optimize
 from shardwright.planner.pins import Pin, as_table, resolve, restrict
 from shardwright.planner.plan_file import (
+    Memory,
     ModelIdentity,
     ModulePlan,
     Plan,
@@ -52,6 +54,8 @@ from shardwright.planner.stages import figures, stage
 from shardwright.planner.states import Shards, States
 from shardwright.planner.unfolding import Unfolded
 from shardwright.planner.verify import Mismatch, calls_of, run_local
+from shardwright.planner.within import within
+from shardwright.planner.wording import memory_in_words
 
 ATTEMPTS = 40
 """How often a plan that fails its trial is solved again without what failed."""
@@ -106,6 +110,11 @@ class Search:
         return calls_of(self.source.module, self.source.args, self.source.kwargs)
 
     @cached_property
+    def caches(self) -> bool:
+        """Whether the model generates tokens, and keeps keys and values for that."""
+        return bool(getattr(self.source.module, "can_generate", bool)())
+
+    @cached_property
     def lookups(self) -> frozenset[str]:
         """Lookups that the runtime can replace."""
         return replaceable(self.graph, self.source.module)
@@ -127,7 +136,7 @@ class Search:
     def blank(self, forbidden: Splits = frozenset()) -> tuple[Costs, Network]:
         """Prices, and the problem without any pin."""
         states = States(self.graph, self.axes, self.tp, self.lookups, forbidden, self.sequence)
-        costs = Costs(self.graph, self.axes, states, self.workload)
+        costs = Costs(self.graph, self.axes, states, self.workload, self.caches)
         return costs, build_network(self.graph, states, costs, self.rigid)
 
     def solve(self, solver: str | None, seconds: float, memory: int | None) -> Attempt:
@@ -171,11 +180,15 @@ class Search:
         )
         stage("solve")
         try:
-            optimum = optimize(small, asked, seconds, memory, backup)
-        except OverBudget as error:
-            least = optimize(small, asked, seconds, error.least, backup)
-            held = largest(self.graph, costs, network.assignment(least.assignment))
-            raise InfeasibleError(f"{error}, most of them in {held}") from None
+            optimum = within(
+                memory,
+                lambda cap: optimize(small, asked, seconds, cap, backup),
+                lambda values: self._held(costs, network, values).total,
+                lambda values: memory_in_words(
+                    self._held(costs, network, values),
+                    largest(self.graph, costs, network.assignment(tuple(values))),
+                ),
+            )
         except SolverError:
             with suppress(SolverError):  # the facts need OR-tools, which may be what is missing
                 refuse(network, self.graph, wanted)  # what has no solution need not end in time
@@ -183,12 +196,22 @@ class Search:
         stage("check")
         layouts = Layouts(self.graph, costs.states, network.assignment(optimum.assignment))
         whole = self._unfolded(layouts)
-        whole_costs = Costs(whole.graph, whole.states.axes, whole.states, self.workload)
+        whole_costs = self._costs(whole)
         check(whole.graph, whole.states, whole.assignment, self.rigid)
         agree(price(whole.graph, whole_costs, whole.assignment), optimum)
         report = reported(optimum, solver or solvers.default(memory), note)
         stage("emit")
         return Attempt(layouts, whole, whole_costs, report, possible(network, small), wanted)
+
+    def _costs(self, whole: Layouts) -> Costs:
+        """Prices of the whole graph."""
+        return Costs(whole.graph, whole.states.axes, whole.states, self.workload, self.caches)
+
+    def _held(self, costs: Costs, network: Network, values: Sequence[int]) -> Memory:
+        """Bytes that a rank of the whole model holds."""
+        assignment = network.assignment(tuple(values))
+        whole = self._unfolded(Layouts(self.graph, costs.states, assignment))
+        return measure(self._costs(whole), whole.assignment)
 
     def _unfolded(self, layouts: Layouts) -> Layouts:
         """The same plan on the whole graph."""
@@ -217,6 +240,7 @@ class Search:
         return Prediction(
             parameter_bytes=[rank_bytes(layouts, at) for at in self.ranks(layouts.states)],
             whole_bytes=rank_bytes(layouts, None),
+            memory=measure(attempt.costs, attempt.whole.assignment),
             time_ns=attempt.report.objective[2],
             phase_ns=times(self.whole.graph, attempt.costs, attempt.whole.assignment),
             collectives=count(self.whole.graph, attempt.costs, attempt.whole.assignment),

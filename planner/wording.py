@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from shardwright.planner.layout import Dim, Placement, atoms, parse
-from shardwright.planner.plan_file import Crossing, ParameterPlan, SolverReport
+from shardwright.planner.plan_file import Crossing, Memory, ParameterPlan, SolverReport
+from shardwright.planner.sizes import human_bytes
 
 STYLES = {
     "ColumnParallelLinear": "column",
@@ -86,3 +87,22 @@ def solver_in_words(report: SolverReport) -> str:
         f"found by {report.name}, at most {gap:.2%} above the optimum, not proven optimal "
         f"(objective {objective}, bound {bound})"
     )
+
+
+HELD = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "cache": "KV cache",
+    "activations": "activations",
+}
+"""Fields of `Memory` in words."""
+
+
+def memory_in_words(memory: Memory, parameters: str = "") -> str:
+    """What a rank holds, item by item; `parameters` says more of these."""
+    found = [
+        (name, human_bytes(n)) for field, name in HELD.items() if (n := getattr(memory, field))
+    ]
+    more = f" ({parameters})" if parameters else ""
+    return ", ".join(f"{name} {n}{more * (name == HELD['parameters'])}" for name, n in found)

@@ -47,6 +47,8 @@ Examples:
               help="Tokens of each; when decoding, in its KV cache.")  # fmt: skip
 @click.option("--phase", metavar="NAME,...", default="prefill", show_default=True,
               help="prefill, decode, train, or several: prefill,decode:128.")  # fmt: skip
+@click.option("--optimizer-bytes", type=click.IntRange(min=0), metavar="N", default=8,
+              show_default=True, help="State an element of a parameter, if training.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
 @click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
               help="Device that is priced: a known one, or a profile.json.")  # fmt: skip
@@ -74,6 +76,7 @@ def plan(
     batch: int,
     seq: int,
     phase: str,
+    optimizer_bytes: int,
     dtype: str | None,
     device: str,
     pins: tuple[str, ...],
@@ -112,7 +115,8 @@ def plan(
         named = OWN if table_file is None else read_table(table_file)
         search = prepare(
             model, tp, batch=batch, seq=seq, dtype=getattr(torch, dtype) if dtype else None,
-            device=device, phase=phase, pins=gather(pins, pin_file),
+            device=device, phase=phase, optimizer_bytes=optimizer_bytes,
+            pins=gather(pins, pin_file),
             tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
         )  # fmt: skip
         table = table_of(named, search.source.module) if compare else {}

@@ -20,13 +20,14 @@ from tests.cli.conftest import Run
 ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
-    "plan": "--batch --compare-tp-plan --device --dtype --help --json --memory --output --phase "
-    "--pin --pins --pins-from-tp-plan --quiet --seq --sequence-parallel --solver --time-limit --tp "
-    "--tp-plan -h -o -q",
+    "plan": "--batch --compare-tp-plan --device --dtype --help --json --memory --optimizer-bytes "
+    "--output --phase --pin --pins --pins-from-tp-plan --quiet --seq --sequence-parallel --solver "
+    "--time-limit --tp --tp-plan -h -o -q",
     "show": "--help --json -h",
     "explain": "--help --json -h",
     "diff": "--help --json -h",
     "check": "--dtype --help --json --layers --numeric -h",
+    "calibrate": "--help --output --quick -h -o",
     "schema": "--help -h",
 }
 
