@@ -154,9 +154,8 @@ class States:
         of positions) are of run-time size themselves.
         """
         fixed: set[int] = set()
-        for dims in self.axes.dims.values():
-            for dim in dims:
-                fixed |= _cut_at_run_time(dim)
+        for dim in {find(d).id: d for dims in self.axes.dims.values() for d in dims}.values():
+            fixed |= _cut_at_run_time(dim)
         out: dict[int, set[int]] = {self.sub.full: set()}
         for atom, found in masks(self.graph, self.axes, self.sub).items():
             for mask in found if atom not in fixed else ():
@@ -181,9 +180,9 @@ class States:
 
     def splits(self, name: str) -> list[Shards]:
         """Every way to split tensor `name`, in a fixed order."""
+        name = self.graph.one(name)
         if name not in self._splits:
-            one = self.graph.one(name)
-            self._splits[name] = [s for s in self._all(name) if (one, s) not in self.forbidden]
+            self._splits[name] = [s for s in self._all(name) if (name, s) not in self.forbidden]
         return self._splits[name]
 
     def handed(self) -> dict[str, tuple[State, ...]]:

@@ -81,6 +81,7 @@ class _Unfolder:
         copies: dict[str, list[str]] = {}
         for copy, name in self.origin.items():
             copies.setdefault(name, []).append(copy)
+        self.out.alike = {c: found[0] for found in copies.values() for c in found[1:]}
         self.out.logits = {c for n in g.logits for c in copies.get(n, ())}
         self.out.carried = {c for n in g.carried for c in copies.get(n, ())}
         self.out.fixed = {(c, d) for n, d in g.fixed for c in copies.get(n, ())}

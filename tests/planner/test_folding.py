@@ -42,7 +42,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "v_head_dim": 8,
     }),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {
-        **SIZES, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16,
+        **SIZES, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
         "decoder_sparse_step": 2, "mlp_only_layers": [],
     }),
     # two stacks; a bias that the first block makes for all others
