@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,15 @@ def table(rows: list[dict[str, Any]], cpu: bool) -> Table:
     return out
 
 
+def write(rows: list[dict[str, Any]], path: Path, repeat: int, cpu: bool) -> None:
+    """Write the rows that there are, and what they were measured with."""
+    about = {"cores": os.cpu_count(), "machine": platform.machine(), "repeat": repeat}
+    about |= {package: version(package) for package in ("torch", "transformers")}
+    about["clock"] = "processor" if cpu else "wall"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"about": about, "rows": rows}, indent=1, sort_keys=True) + "\n")
+
+
 def numbers(_context: Any, _option: Any, text: str) -> list[int]:
     """Whole numbers with commas between them."""
     try:
@@ -201,29 +211,18 @@ def main(
     if unknown:
         raise click.UsageError(f"no model {', '.join(unknown)}; known: {', '.join(MODELS)}")
     chosen = [n for n in MODELS if not names or n in names]
-    rows = []
+    rows: list[dict[str, Any]] = []
     found = each(chosen, sizes, How(layers, solver, repeat, cpu, limit))
     total = len(chosen) * len(sizes)
     shown = Console(stderr=True)
     for row in track(found, "planning", total, console=shown, disable=not sys.stderr.isatty()):
         rows.append(row)
+        if path:
+            write(rows, path, repeat, cpu)  # as they come: all of them take minutes
     Console(width=190).print(table(rows, cpu))
     for row in rows:
         if "error" in row:
             print(f"{row['model']} at tp {row['tp']}: {row['error']}")
-    if path:
-        import torch
-        import transformers
-
-        about = {
-            "cores": os.cpu_count(),
-            "machine": platform.machine(),
-            "repeat": repeat,
-            "clock": "processor" if cpu else "wall",
-        }
-        about |= {"torch": torch.__version__, "transformers": transformers.__version__}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"about": about, "rows": rows}, indent=1, sort_keys=True) + "\n")
     proven = sum(row.get("status") == "optimal" for row in rows)
     print(f"{proven} of {len(rows)} planned and proven optimal")
     sys.exit(0 if proven == len(rows) else 1)
