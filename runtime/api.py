@@ -15,6 +15,7 @@ from shardwright.errors import PlanError, ShardwrightError
 from shardwright.planner.plan_file import Plan
 from shardwright.runtime.build import empty_model, model_class
 from shardwright.runtime.checkpoint import write
+from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.read import Report
 from shardwright.runtime.checkpoint.source import Checkpoint
@@ -103,6 +104,7 @@ def _load(
     cls: Any = model_class(config)
     chosen = dtype or checkpoint.dtype
     model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
+    conversions = Conversions(model)
     apply(model, plan, mesh)
     report: Report = load_weights(
         model,
@@ -113,6 +115,7 @@ def _load(
         dtype=dtype,
         allow_surplus=allow_surplus,
         progress=progress,
+        conversions=conversions,
     )
     model.shardwright_report = report  # type: ignore[assignment]
     return _with_generation_config(model, name).eval()

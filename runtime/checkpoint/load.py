@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 
 from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.layout import Coords, Placement
-from shardwright.runtime.checkpoint.names import match_names, model_names, renamer
+from shardwright.runtime.checkpoint.conversion import Conversions
+from shardwright.runtime.checkpoint.names import match_names, model_names
 from shardwright.runtime.checkpoint.read import Report, Wanted, matches, read_shards
 from shardwright.runtime.checkpoint.source import Checkpoint
 
@@ -25,6 +27,7 @@ def load_weights(
     dtype: torch.dtype | None = None,
     allow_surplus: bool = False,
     progress: bool = False,
+    conversions: Conversions | None = None,
 ) -> Report:
     """Give every parameter and buffer of `model` its value on this rank, on `device`.
 
@@ -41,14 +44,21 @@ def load_weights(
         dtype: what floating tensors are cast to; None keeps the checkpoint's dtypes.
         allow_surplus: leave checkpoint tensors that the model has no place for unread.
         progress: show a bar on stderr if it is a terminal.
+        conversions: made of the model as it was before layers were swapped; needed if some were.
 
     Raises:
         CheckpointError: the checkpoint is not one of this model.
     """
     _refuse_quantized(model, checkpoint)
     names = model_names(model)
+    conversions = conversions or Conversions(model)
     match = match_names(
-        names, checkpoint.tensors, str(checkpoint.directory), renamer(model), allow_surplus
+        names,
+        conversions.order(checkpoint.tensors),
+        str(checkpoint.directory),
+        conversions.rename,
+        partial(conversions.convert, checkpoint.tensors),
+        allow_surplus,
     )
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     group_of = {group[0]: group for group in names.groups}

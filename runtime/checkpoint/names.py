@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
 from shardwright.errors import CheckpointError
+from shardwright.runtime.checkpoint.expressions import Expression
 
 Rename = Callable[[str], tuple[str, str | None]]
-"""Checkpoint key -> (name that transformers gives it, the operations that convert it or None)."""
+"""Checkpoint key -> (name that transformers gives it, the pattern of a converter or None)."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a tensor of the model comes from: now always one checkpoint tensor of the same shape.
-
-    The seam for conversions: a tensor merged from several (experts, say) will be another kind of
-    source, with its own keys and its own way to give the part inside a box.
-    """
+    """Where a tensor of the model comes from: one checkpoint tensor, or what is made of several."""
 
     key: str
+    """The checkpoint tensor, or what messages call them all."""
+    made: Expression | None = None
+
+
+Convert = Callable[[str, Mapping[str, list[str]]], Mapping[str, Source]]
+"""(what keys that are converted together were renamed to, pattern -> keys) -> what they fill."""
 
 
 @dataclass(frozen=True)
@@ -77,34 +79,20 @@ def model_names(model: nn.Module) -> ModelNames:
     )
 
 
-def renamer(model: nn.Module) -> Rename:
-    """How transformers renames the keys of this model's checkpoints while it loads them."""
-    if not hasattr(model, "base_model_prefix"):
-        return lambda key: (key, None)
-    from transformers import conversion_mapping as mapping
-    from transformers import core_model_loading as loading
-
-    steps = mapping.get_model_conversion_mapping(model)  # type: ignore[arg-type]
-    renamings = [s for s in steps if isinstance(s, loading.WeightRenaming)]
-    converters = [s for s in steps if isinstance(s, loading.WeightConverter)]
-    operations = {p: _operations(c) for c in converters for p in c.source_patterns}
-
-    def rename(key: str) -> tuple[str, str | None]:
-        name, pattern = loading.rename_source_key(key, renamings, converters)
-        return name, None if pattern is None else operations[pattern]
-
-    return rename
+def _kept(key: str) -> tuple[str, str | None]:
+    return key, None
 
 
-def _operations(converter: Any) -> str:
-    return ", ".join(type(operation).__name__ for operation in converter.operations)
+def _unconverted(name: str, keys: Mapping[str, list[str]]) -> Mapping[str, Source]:
+    raise NotImplementedError("a rename that finds converters comes with what they do")
 
 
 def match_names(
     names: ModelNames,
     keys: Iterable[str],
     where: str,
-    rename: Rename = lambda key: (key, None),
+    rename: Rename = _kept,
+    convert: Convert = _unconverted,
     allow_surplus: bool = False,
 ) -> Match:
     """Find for each tensor of the model the checkpoint tensor that fills it.
@@ -116,19 +104,20 @@ def match_names(
         names: what the model calls its tensors.
         keys: names in the checkpoint.
         where: what messages call the checkpoint.
-        rename: what to make of a key first.
+        rename: what to make of a key first; it is asked for each key once, in their order.
+        convert: what becomes of keys that a converter takes together.
         allow_surplus: leave tensors that the model has no place for unread.
 
     Raises:
-        CheckpointError: tensors are missing, surplus or ambiguous, or must be converted.
+        CheckpointError: tensors are missing, surplus or ambiguous, or cannot be converted.
     """
     keys = list(keys)
-    found, surplus = _assign(names, keys, where, rename)
+    found, surplus = _assign(names, keys, where, rename, convert)
     sources: dict[str, Source] = {}
     twins: dict[str, tuple[Source, ...]] = {}
     missing: list[str] = []
     for group in names.groups:
-        held = [Source(found[name]) for name in group if name in found]
+        held = [found[name] for name in group if name in found]
         if not held:
             missing.append(group[0])
             continue
@@ -144,36 +133,40 @@ def match_names(
 
 
 def _assign(
-    names: ModelNames, keys: list[str], where: str, rename: Rename
-) -> tuple[dict[str, str], list[str]]:
-    """Model name -> checkpoint key, and the keys that are left over."""
+    names: ModelNames, keys: list[str], where: str, rename: Rename, convert: Convert
+) -> tuple[dict[str, Source], list[str]]:
+    """Model name -> where it comes from, and the keys that are left over."""
     known = {name for group in names.groups for name in group}
-    found: dict[str, str] = {}
+    found: dict[str, Source] = {}
     surplus: list[str] = []
-    convert: dict[str, str] = {}
+    together: dict[str, dict[str, list[str]]] = {}
+
+    def fill(name: str, source: Source) -> None:
+        if name in found:
+            raise CheckpointError(
+                f"{where} holds {name} twice, as {found[name].key} and as {source.key}: "
+                "remove one of them"
+            )
+        found[name] = source
+
     for key in keys:
-        renamed, operations = rename(key)
+        renamed, pattern = rename(key)
         name = next((n for n in _variants(names.prefix, renamed) if n in known), None)
-        if name is not None and operations is not None:
-            convert[key] = operations
+        if name is not None and pattern is not None:
+            together.setdefault(name, {}).setdefault(pattern, []).append(key)
             continue
         # The rename may not have been meant for this key: transformers then takes it as it is.
         name = name or next((n for n in _variants(names.prefix, key) if n in known), None)
         if name is None:
             surplus.append(key)
-        elif name in found:
-            raise CheckpointError(
-                f"{where} holds {name} twice, as {found[name]} and as {key}: remove one of them"
-            )
         else:
-            found[name] = key
-    if convert:
-        key, operations = next(iter(convert.items()))
-        raise CheckpointError(
-            f"{where}: {_count(len(convert), 'tensor')} must be converted for {names.title}, {key} "
-            f"for one (by {operations}), which Shardwright cannot do yet: load it once with "
-            "transformers and save it with save_pretrained(directory, save_original_format=False)"
-        )
+            fill(name, Source(key))
+    for first, group in together.items():
+        for name, source in convert(first, group).items():
+            if name in known:
+                fill(name, source)
+            else:
+                surplus.append(f"{name} (made of {source.key})")
     return found, surplus
 
 

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.layout import Atom, Coords, Placement, local_ranges, resolve
-from shardwright.runtime.checkpoint.boxes import Box, box_bytes, boxes
+from shardwright.runtime.checkpoint.boxes import boxes
+from shardwright.runtime.checkpoint.expressions import stored
 from shardwright.runtime.checkpoint.names import Source
+from shardwright.runtime.checkpoint.slabs import Reader, inside
 from shardwright.runtime.checkpoint.source import Checkpoint, Entry
 
 CASTABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
@@ -75,23 +76,21 @@ def read_shards(
         CheckpointError: a shape or dtype is not the one wanted, or a file cannot be read.
     """
     out: dict[str, torch.Tensor] = {}
-    read = held = 0
-    with _bar(
-        progress, sum(checkpoint.tensors[w.source.key].nbytes for w in wanted.values())
-    ) as advance:
-        for file, names in _by_file(checkpoint, wanted).items():
-            with _open(file) as handle:
+    held = 0
+    entries = {name: _entry(checkpoint, w.source) for name, w in wanted.items()}
+    reader = Reader(checkpoint)
+    with _bar(progress, sum(e.nbytes for e in entries.values())) as advance:
+        for names in _by_file(entries):
+            with reader:
                 for name in names:
-                    item, entry = wanted[name], checkpoint.tensors[wanted[name].source.key]
+                    item, entry = wanted[name], entries[name]
                     placement = _fitting(name, item, entry)
                     target = _target(name, item, entry, placement, coords, device, dtype)
-                    read += _fill(
-                        target, handle.get_slice(item.source.key), entry, placement, coords
-                    )
+                    _fill(target, reader, item.source, entry, placement, coords)
                     held += target.nbytes
                     out[name] = target
                     advance(entry.nbytes)
-    return out, Report(len(out), read, held)
+    return out, Report(len(out), reader.read, held)
 
 
 def matches(
@@ -102,28 +101,39 @@ def matches(
     coords: Coords,
 ) -> bool:
     """Whether `tensor` already is what this rank holds of `source`."""
-    entry = checkpoint.tensors[source.key]
+    entry = _entry(checkpoint, source)
     try:
         placement = _fitting(source.key, Wanted(source, tensor, placement), entry)
     except CheckpointError:
         return False
-    with _open(entry.file) as handle:
-        slab = handle.get_slice(source.key)
+    with Reader(checkpoint) as reader:
         return all(
-            torch.equal(_get(slab, box).to(tensor.device, tensor.dtype), tensor[_inside(box)])
+            torch.equal(
+                reader.get(source, box).to(tensor.device, tensor.dtype), tensor[inside(box)]
+            )
             for box in boxes(
                 [local_ranges(d, coords) for d in placement.dims], entry.dtype.itemsize
             )
         )
 
 
-def _by_file(checkpoint: Checkpoint, wanted: Mapping[str, Wanted]) -> dict[Path, list[str]]:
-    """The wanted names file by file, in the order in which they lie there."""
-    place = {n: checkpoint.tensors[w.source.key] for n, w in wanted.items()}
+def _entry(checkpoint: Checkpoint, source: Source) -> Entry:
+    """The stored tensor; of one that is made of several, as if it lay where the first of them is.
+
+    All of them have one dtype: conversions move elements and do not cast.
+    """
+    if source.made is None:
+        return checkpoint.tensors[source.key]
+    first = checkpoint.tensors[next(stored(source.made))]
+    return first._replace(shape=source.made.shape)
+
+
+def _by_file(entries: Mapping[str, Entry]) -> list[list[str]]:
+    """Names for each file, in the order in which their tensors lie there."""
     out: dict[Path, list[str]] = {}
-    for name in sorted(place, key=lambda n: (place[n].file, place[n].offset)):
-        out.setdefault(place[name].file, []).append(name)
-    return out
+    for name in sorted(entries, key=lambda n: (entries[n].file, entries[n].offset)):
+        out.setdefault(entries[name].file, []).append(name)
+    return list(out.values())
 
 
 def _fitting(name: str, item: Wanted, entry: Entry) -> Placement:
@@ -191,39 +201,16 @@ def _short(dtype: torch.dtype) -> str:
 
 @torch.no_grad()
 def _fill(
-    target: torch.Tensor, slab: Any, entry: Entry, placement: Placement, coords: Coords
-) -> int:
-    """Copy this rank's part of `slab` into `target`; returns the bytes read."""
-    read = 0
+    target: torch.Tensor,
+    reader: Reader,
+    source: Source,
+    entry: Entry,
+    placement: Placement,
+    coords: Coords,
+) -> None:
+    """Copy this rank's part of `source` into `target`."""
     for box in boxes([local_ranges(d, coords) for d in placement.dims], entry.dtype.itemsize):
-        target[_inside(box)].copy_(_get(slab, box))
-        read += box_bytes(box, entry.dtype.itemsize)
-    return read
-
-
-def _inside(box: Box) -> tuple[slice, ...]:
-    """Where the box lies in the local tensor."""
-    return tuple(slice(s.to, s.to + s.held) for s in box)
-
-
-def _get(slab: Any, box: Box) -> torch.Tensor:
-    """What the rank holds of `box`, read from a safetensors slice."""
-    piece = slab[tuple(slice(s.start, s.stop) for s in box)]
-    for dim, span in enumerate(box):
-        if span.picked is not None:
-            piece = piece.index_select(dim, span.picked - span.start)
-    return piece
-
-
-@contextmanager
-def _open(file: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(file), framework="pt", device="cpu") as handle:
-            yield handle
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"cannot read {file} ({error}): fetch the file again") from None
+        target[inside(box)].copy_(reader.get(source, box))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import torch
 
 from shardwright.planner.layout import Range
 from shardwright.runtime.checkpoint.boxes import box_bytes, boxes
-from shardwright.runtime.checkpoint.read import _get, _inside
+from shardwright.runtime.checkpoint.slabs import get, inside
 
 
 def assemble(
@@ -19,8 +19,8 @@ def assemble(
     read = 0
     for box in boxes(ranges, whole.element_size(), chunk):
         assert box_bytes(box, 4) <= max(chunk, 4 * max(1, *(s.stop - s.start for s in box)))
-        assert out[_inside(box)].isnan().all(), "read twice"
-        out[_inside(box)] = _get(whole, box)
+        assert out[inside(box)].isnan().all(), "read twice"
+        out[inside(box)] = get(whole, box)
         read += box_bytes(box, 4)
     return out, read
 

@@ -215,30 +215,6 @@ def test_wrong_config(tmp_path: Path) -> None:
         load(LlamaForCausalLM, llama_config(num_hidden_layers=1), tmp_path)
 
 
-def test_experts_must_be_converted(tmp_path: Path) -> None:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    sizes = llama_config().to_dict()
-    keys = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "vocab_size",
-        "num_attention_heads",
-    )
-    config = MixtralConfig(
-        **{k: sizes[k] for k in keys}, num_key_value_heads=2, num_local_experts=2
-    )
-    model = MixtralForCausalLM(config)
-    model.save_pretrained(tmp_path / "original")
-    with pytest.raises(
-        CheckpointError, match=r"must be converted for MixtralForCausalLM.*MergeModulelist"
-    ):
-        load(MixtralForCausalLM, config, tmp_path / "original")
-    model.save_pretrained(tmp_path / "converted", save_original_format=False)
-    same(load(MixtralForCausalLM, config, tmp_path / "converted"), model)
-
-
 def test_quantized(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     config = llama_config()

@@ -1,18 +1,20 @@
 """What a checkpoint calls a tensor and what the model does."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import nn
 
 from shardwright.errors import CheckpointError
 from shardwright.runtime.build import empty_model
+from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.names import (
     Match,
     ModelNames,
     Source,
     match_names,
     model_names,
-    renamer,
 )
 from tests.checkpoint.make import gpt2_config, llama_config
 
@@ -118,16 +120,25 @@ def test_renamed_as_transformers_does() -> None:
     assert keys(match) == {"norm.weight": "norm.gamma", "x.gamma": "x.gamma"}
 
 
-def test_conversions_are_refused_by_name() -> None:
-    def rename(key: str) -> tuple[str, str | None]:
-        return ("experts", "MergeModulelist") if key.startswith("experts.") else (key, None)
+def by_pattern(key: str) -> tuple[str, str | None]:
+    return ("experts", key.partition(".")[0]) if "." in key else (key, None)
 
-    with pytest.raises(CheckpointError) as caught:
-        match_names(names("experts", "a"), ["a", "experts.0", "experts.1"], "DIR", rename)
-    assert "2 tensors must be converted for Net, experts.0 for one (by MergeModulelist)" in str(
-        caught.value
-    )
-    assert "save_original_format=False" in str(caught.value)
+
+def test_converted_together() -> None:
+    asked: list[object] = []
+
+    def convert(name: str, keys: Mapping[str, list[str]]) -> dict[str, Source]:
+        asked.append((name, keys))
+        return {"experts": Source("x.0 and 2 more"), "other": Source("x.0 and 2 more")}
+
+    held = ["a", "x.0", "y.0", "x.1"]
+    match = match_names(names("experts", "other", "a"), held, "DIR", by_pattern, convert)
+    assert asked == [("experts", {"x": ["x.0", "x.1"], "y": ["y.0"]})]
+    assert keys(match) == {"experts": "x.0 and 2 more", "other": "x.0 and 2 more", "a": "a"}
+    with pytest.raises(CheckpointError, match=r"no place for: other \(made of x\.0 and 2 more\)"):
+        match_names(names("experts", "a"), held, "DIR", by_pattern, convert)
+    with pytest.raises(CheckpointError, match="holds other twice, as other and as x.0 and 2 more"):
+        match_names(names("experts", "other"), ["other", "x.0"], "DIR", by_pattern, convert)
 
 
 def test_names_of_a_plain_module() -> None:
@@ -144,7 +155,9 @@ def test_names_of_a_plain_module() -> None:
     assert got.title == "Net"
     assert got.groups == (("one.weight", "two.weight"), ("kept",))
     assert got.transient == {"made"}
-    assert renamer(Net())("a.gamma") == ("a.gamma", None)
+    plain = Conversions(Net())
+    assert plain.rename("a.gamma") == ("a.gamma", None)
+    assert plain.order(["b", "a"]) == ["b", "a"]
 
 
 def test_names_of_transformers_models() -> None:
@@ -155,4 +168,4 @@ def test_names_of_transformers_models() -> None:
     assert ("transformer.wte.weight", "lm_head.weight") in gpt2.groups
     llama = empty_model(LlamaForCausalLM, llama_config())
     assert "model.rotary_emb.inv_freq" in model_names(llama).transient
-    assert renamer(llama)("x.LayerNorm.gamma") == ("x.LayerNorm.weight", None)
+    assert Conversions(llama).rename("x.LayerNorm.gamma") == ("x.LayerNorm.weight", None)
