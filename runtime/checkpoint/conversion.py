@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import CheckpointError
+from shardwright.runtime.checkpoint.computed import Computed
 from shardwright.runtime.checkpoint.expressions import Shape
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.record import Recorder, Unexpressed
@@ -27,6 +28,7 @@ class Conversions:
     """How the keys of a model's checkpoints are renamed, and tensors that are converted made.
 
     Made of a model before its layers are swapped for local ones: classes and whole shapes count.
+    `computed` gives the parameters that a checkpoint may lack.
 
     Raises:
         CheckpointError: this version of transformers keeps its conversions elsewhere.
@@ -38,6 +40,7 @@ class Conversions:
         self.shapes: dict[str, Shape] = {
             name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)
         }
+        self.computed = Computed(model)
         self.loading: Any = None
         if not hasattr(model, "base_model_prefix"):
             return

@@ -11,6 +11,7 @@ from torch import nn
 
 from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.layout import Coords, Placement
+from shardwright.runtime.checkpoint.computed import held
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.names import match_names, model_names
 from shardwright.runtime.checkpoint.read import Report, Wanted, matches, read_shards
@@ -32,7 +33,8 @@ def load_weights(
     """Give every parameter and buffer of `model` its value on this rank, on `device`.
 
     Parameters on meta become real, real ones are filled; tied names go on sharing one parameter.
-    Buffers that checkpoints do not hold keep their values and move to `device`.
+    Buffers that checkpoints do not hold keep their values and move to `device`; parameters that one
+    may lack get the values that the model computes for them.
 
     Args:
         model: as `empty_model` builds it, or with layers swapped for local ones of the same names.
@@ -62,7 +64,8 @@ def load_weights(
     )
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     group_of = {group[0]: group for group in names.groups}
-    _refuse_uncomputed(names.title, checkpoint, [n for n in match.computed if tensors[n].is_meta])
+    made = {n: conversions.computed.value(n) for n in match.computed if tensors[n].is_meta}
+    _refuse_uncomputed(names.title, checkpoint, [n for n, value in made.items() if value is None])
     placed = {name: _placement(placements, group_of[name]) for name in match.sources}
     wanted = {n: Wanted(s, tensors[n], placed[n]) for n, s in match.sources.items()}
     filled, report = read_shards(
@@ -78,7 +81,12 @@ def load_weights(
     for name, tensor in filled.items():
         if tensor is not tensors[name]:
             put(model, group_of[name], tensor)
-    for buffers in _together({name: tensors[name] for name in (*names.transient, *match.computed)}):
+    for name, value in made.items():
+        assert value is not None
+        part = held(value, _placement(placements, group_of[name]), coords)
+        put(model, group_of[name], part.to(device, dtype))
+    kept = (*names.transient, *(name for name in match.computed if name not in made))
+    for buffers in _together({name: tensors[name] for name in kept}):
         put(model, buffers, tensors[buffers[0]].to(device))
     return replace(report, unread=match.unread)
 
@@ -130,6 +138,6 @@ def _refuse_quantized(model: nn.Module, checkpoint: Checkpoint) -> None:
 def _refuse_uncomputed(title: str, checkpoint: Checkpoint, names: list[str]) -> None:
     if names:
         raise CheckpointError(
-            f"{checkpoint.directory} lacks {names[0]}, which {title} computes when it is built "
-            "and Shardwright does not: save it from transformers (save_pretrained) and use that"
+            f"{checkpoint.directory} lacks {names[0]}, which {title} draws at random where it is "
+            "missing: use a checkpoint that holds it"
         )

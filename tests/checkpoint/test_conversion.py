@@ -347,3 +347,20 @@ def test_under_a_plan(tmp_path: Path, ranks: int) -> None:
             torch.testing.assert_close(model(ids).logits, expected_logits)
 
     run_ranks(ranks, work)
+
+
+@pytest.mark.parametrize("prefixed", [True, False])
+@pytest.mark.parametrize("name", ["gpt_oss", "llama4", "phi3", "bloom", "falcon", "gpt2"])
+def test_with_and_without_the_base_model_prefix(tmp_path: Path, name: str, prefixed: bool) -> None:
+    cls, model = saved(name, tmp_path)
+    prefix = cls.base_model_prefix + "."
+    tensors = load_file(tmp_path / "model.safetensors")
+    bare = {n.removeprefix(prefix): t for n, t in tensors.items()}
+    if prefixed:
+        tensors = {n if n.startswith("lm_head") else prefix + n: t for n, t in bare.items()}
+    write(tmp_path, tensors if prefixed else bare)
+    reference = cls.from_pretrained(tmp_path)
+    for key, tensor in reference.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[key]), key
+    for dim in (0, -1):
+        check(cls, reference, tmp_path, 2, dim)

@@ -243,12 +243,56 @@ def test_computed_buffer(tmp_path: Path) -> None:
     assert got.steps.tolist() == [0, 1, 2, 3]
 
 
-def test_computed_parameter_is_refused(tmp_path: Path) -> None:
-    class Net(Lenient):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.ones(2))
+class Initialised(Lenient):
+    """A parameter that may be missing too, and what it is then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.table = nn.Parameter(torch.ones(4, 3))
+
+
+def test_computed_parameter(tmp_path: Path) -> None:
+    class Net(Initialised):
+        def _init_weights(self, module: Any) -> None:
+            if hasattr(module, "table"):
+                module.table.copy_(torch.arange(12).reshape(module.table.shape))
 
     write(tmp_path, {"weight": torch.ones(3)})
-    with pytest.raises(CheckpointError, match="lacks table, which Net computes when it is built"):
-        load_weights(empty_model(Net), Checkpoint.open(tmp_path), {}, {})
+    placed = {"inner.table": parse("4@tp, 3"), "weight": parse("3")}
+    for rank in range(2):
+        model = empty_model(Net)
+        load_weights(model, Checkpoint.open(tmp_path), placed, {"tp": (rank, 2)})
+        expected = torch.arange(12.0).reshape(4, 3).chunk(2)[rank]
+        assert torch.equal(model.get_parameter("inner.table"), expected)
+
+
+def test_random_parameter_is_refused(tmp_path: Path) -> None:
+    class Random(Initialised):
+        def _init_weights(self, module: Any) -> None:
+            if hasattr(module, "table"):
+                module.table.normal_()
+
+    class Untouched(Initialised):
+        def _init_weights(self, module: Any) -> None:
+            pass
+
+    write(tmp_path, {"weight": torch.ones(3)})
+    for cls in (Random, Untouched, Initialised):
+        text = f"lacks inner.table, which {cls.__name__} draws at random where it is missing"
+        with pytest.raises(CheckpointError, match=text):
+            load_weights(empty_model(cls), Checkpoint.open(tmp_path), {}, {})
+
+
+def test_sinusoids_that_checkpoints_lack(tmp_path: Path) -> None:
+    """For one model, save_pretrained leaves out what the model computes."""
+    from tests import zoo
+
+    _, model = zoo.build("marian", kind="seq2seq")
+    model.save_pretrained(tmp_path)  # type: ignore[operator]
+    cls: Any = type(model)
+    reference = cls.from_pretrained(tmp_path)
+    name = "model.encoder.embed_positions.weight"
+    assert name not in Checkpoint.open(tmp_path).tensors
+    got = load(cls._from_config, reference.config, tmp_path)
+    same(got, reference)
