@@ -15,7 +15,7 @@ from shardwright.planner.axes import ATOM, Axes, Dim, find, leaves_of
 from shardwright.planner.crossings import SHARED, Step, steps, without
 from shardwright.planner.device import device
 from shardwright.planner.graph import Graph, Op
-from shardwright.planner.keys import ATTENTION, Keys, find_keys, last_of_two
+from shardwright.planner.keys import ATTENTION, Keys, counts_tokens, find_keys, last_of_two
 from shardwright.planner.memory import Holdings
 from shardwright.planner.moves import is_view
 from shardwright.planner.phases import Pass, passes
@@ -70,6 +70,7 @@ class Costs:
         self.graph, self.axes, self.states = graph, axes, states
         self.workload, self.device = workload, device(workload.device)
         self.passes = passes(workload)
+        self._counts: dict[int, bool] = {}
 
     @cached_property
     def run_time(self) -> dict[int, str]:
@@ -84,10 +85,17 @@ class Costs:
         known = {find(d).id for name in stored for d in self.axes.dims[name]}
         return {d.id: words[d.size] for d in dims if d.size in words and d.id not in known}
 
+    def counts_tokens(self, dim: Dim) -> bool:
+        """Whether the length of `dim` depends on that of the sequence."""
+        at = find(dim).id  # once for all copies of a block, which share their dims
+        if at not in self._counts:
+            self._counts[at] = counts_tokens(dim, self.run_time)
+        return self._counts[at]
+
     @cached_property
     def keys(self) -> Keys:
         """Which dims count keys of attention, and which tensors a cache holds."""
-        return find_keys(self.graph, self.axes, self.run_time)
+        return find_keys(self.graph, self.axes, self.counts_tokens)
 
     @cached_property
     def holdings(self) -> Holdings:
@@ -124,7 +132,7 @@ class Costs:
         """
         dims, run = self.axes.dims[name], run or self.passes[0]
         if keys is None:
-            keys = frozenset() if run.keys == run.queries else last_of_two(dims, self.run_time)
+            keys = frozenset() if run.keys == run.queries else last_of_two(dims, self.counts_tokens)
         n = prod(
             self.length(d, cut_of(state.shards, k), run, k in keys) for k, d in enumerate(dims)
         )

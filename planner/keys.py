@@ -15,7 +15,7 @@ encoder-decoder is taken to cache, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -35,9 +35,9 @@ class Keys:
     cached: list[str] = field(default_factory=list)
 
 
-def last_of_two(dims: Sequence[Dim], sequence: Mapping[int, str]) -> frozenset[int]:
-    """The dim of a table of scores that counts keys."""
-    found = [i for i, dim in enumerate(dims) if counts_tokens(dim, sequence)]
+def last_of_two(dims: Sequence[Dim], counts: Callable[[Dim], bool]) -> frozenset[int]:
+    """The dim of a table of scores that counts keys; `counts` says which dims count tokens."""
+    found = [i for i, dim in enumerate(dims) if counts(dim)]
     return frozenset(found[-1:] if len(found) > 1 else ())
 
 
@@ -46,8 +46,8 @@ def counts_tokens(dim: Dim, run_time: Mapping[int, str]) -> bool:
     return any(run_time.get(d.id) == "seq" for d in (find(dim), *leaves_of(dim)))
 
 
-def find_keys(graph: Graph, axes: Axes, run_time: Mapping[int, str]) -> Keys:
-    """Keys and caches of a graph; `run_time` says which dims are "batch" and which "seq"."""
+def find_keys(graph: Graph, axes: Axes, counts: Callable[[Dim], bool]) -> Keys:
+    """Keys and caches of a graph; `counts` says which dims count tokens."""
     out, producers = Keys(), graph.producers()
     sources = {b.target: b.source for b in graph.borders}
     for op in graph.ops:
@@ -59,18 +59,18 @@ def find_keys(graph: Graph, axes: Axes, run_time: Mapping[int, str]) -> Keys:
         keys = {"k"} if op.call.op == ATTENTION else set[str]()
         queries: set[str] = set()
         for name, exprs in sides:
-            last = last_of_two(axes.dims[name], run_time)
+            last = last_of_two(axes.dims[name], counts)
             for i, expr in enumerate(exprs):
                 (keys if i in last else queries).update(letters(expr))
-        keys &= {x for x in keys if counts_tokens(axes.axes[op.name][x], run_time)}
+        keys &= {x for x in keys if counts(axes.axes[op.name][x])}
         if not keys:
             continue
         out.letters[op.name] = frozenset(keys)
-        asked = {x for x in queries - keys if counts_tokens(axes.axes[op.name][x], run_time)}
+        asked = {x for x in queries - keys if counts(axes.axes[op.name][x])}
         for name, exprs in sides[: len(op.inputs)]:
             has = {x for expr in exprs for x in letters(expr)}
             if has & keys and not has & asked and graph.tensors[name].differentiable:
-                _trace_back(name, graph, axes, run_time, producers, sources, out)
+                _trace_back(name, graph, axes, counts, producers, sources, out)
     out.cached = list(dict.fromkeys(out.cached))
     return out
 
@@ -79,7 +79,7 @@ def _trace_back(
     name: str,
     graph: Graph,
     axes: Axes,
-    run_time: Mapping[int, str],
+    counts: Callable[[Dim], bool],
     producers: Mapping[str, Op],
     sources: Mapping[str, str],
     out: Keys,
@@ -96,7 +96,7 @@ def _trace_back(
         if op is None or not is_move(op.call):
             break
         out.letters[op.name] = frozenset(
-            x for x, d in axes.axes.get(op.name, {}).items() if counts_tokens(d, run_time)
+            x for x, d in axes.axes.get(op.name, {}).items() if counts(d)
         )
         name = op.inputs[0]
     out.cached.append(best)
