@@ -9,6 +9,7 @@ whatever order. Dims with no common refinement stay whole, and the place of the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from math import prod
@@ -283,7 +284,23 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
         rule = out.rules[op.name] = rule_for(op.call)
         if rule is not None:
             _bind(op, rule, out)
+        else:
+            _follow(op, graph.inputs, out)
     return out
+
+
+def _follow(op: Op, inputs: Sequence[str], out: Axes) -> None:
+    """What an op without a rule makes varies at run time as what goes in, where it is as long."""
+    given = (find(d) for name in (*op.inputs, *inputs) for d in out.dims[name])
+    varying: dict[int, Dim] = {}
+    for dim in given:
+        if dim.size > 1 and all(a.whole for a in atoms_of(dim)):
+            varying.setdefault(dim.size, dim)
+    for name in op.outputs:
+        for dim in out.dims[name]:
+            if dim.size in varying:
+                with suppress(Conflict):  # of parts that are known better already
+                    unify(dim, varying[dim.size])
 
 
 def _unify_repeated_slots(graph: Graph, out: Axes) -> None:

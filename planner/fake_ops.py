@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GROUPED_MM = torch.ops.aten._grouped_mm.default
+GROUPED_MM_TAKES = (torch.float32, torch.float16, torch.bfloat16)
 ALIGNMENT = 16
 """Bytes that rows of a grouped product must be a multiple of, on every device."""
 
@@ -17,14 +18,14 @@ class LikeReal(TorchDispatchMode):
     """Entered after a `FakeTensorMode`: sees each op before it does.
 
     The shape-only kernel of `_grouped_mm` (experts) wants bfloat16, the real ones take float32 and
-    float16 too (torch 2.13).
+    float16 too, but nothing else (torch 2.13).
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """The op, or what stands in for it."""
-        if func is GROUPED_MM and args[0].dtype in (torch.float32, torch.float16):
+        if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
             return grouped_mm(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -43,9 +44,14 @@ def grouped_mm(
     [groups, m, n].
 
     Raises:
-        RuntimeError: what the real kernel raises it for: sizes that do not fit, or rows that are
-            not aligned.
+        RuntimeError: what the real kernel raises it for: another dtype, sizes that do not fit, or
+            rows that are not aligned.
     """
+    if x.dtype not in GROUPED_MM_TAKES:
+        raise RuntimeError(
+            f"torch's grouped product takes float32, bfloat16 or float16, not {x.dtype}: "
+            "choose another implementation of experts, or another dtype"
+        )
     split = x.dim() == weight.dim() == 2  # the contraction itself is in groups
     if x.shape[-1] != weight.shape[-2]:
         raise RuntimeError(f"cannot multiply {list(x.shape)} by {list(weight.shape)}")

@@ -98,6 +98,9 @@ class Graph:
     """Dims whose length makes new tensors (positions, masks): those would be of a part's length."""
 
     pinned: set[tuple[str, str]] = field(default_factory=set)
+    untraced: frozenset[str] = frozenset()
+    """Modules that stand in it as one op each."""
+
     carried: set[str] = field(default_factory=set)
     """Tensors that one block of a stack hands to the next: users see them as hidden states."""
 

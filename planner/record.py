@@ -19,10 +19,11 @@ from torch._decomp import _core_aten_decompositions_post_autograd
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.func import functional_call
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.planner.borders import BORDER
+from shardwright.planner.opaque import Opaque, Spec
 
 aten = torch.ops.aten
 
@@ -37,6 +38,13 @@ LEAVES = {
     aten.silu.default,
 }
 """Ops that have a rule of their own and so are not taken apart."""
+
+
+@dataclass(frozen=True)
+class Untraced:
+    """Stands for the op of a call of a whole module."""
+
+    _opname: str
 
 
 @dataclass(frozen=True)
@@ -65,11 +73,16 @@ class Record:
 
 
 def record(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], entered: Sequence[str]
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    entered: Sequence[str],
+    opaque: Opaque,
 ) -> Record:
     """Run `module(*args, **kwargs)`; its tensors and the inputs' are on meta.
 
-    `entered` holds the paths of the modules that run at present, the innermost last.
+    `entered` holds the paths of the modules that run at present, the innermost last. The modules in
+    `opaque` do not run: a call of one is a call of an op.
     """
     recorder, functional = _Recorder(entered), _Functional()
     # In inference mode composite ops come in one piece, so LEAVES can be kept. (Gradients are
@@ -77,8 +90,15 @@ def record(
     with torch.inference_mode(), recorder, _exporting():
         stored, given = tree_map(_like, (dict(_state(module)), (args, dict(kwargs))))
         recorder.calls.clear()
+
+        def note(name: str, taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
+            kind = type(module.get_submodule(name)).__name__
+            with _disable_current_modes():
+                made = recorder.whole_module(kind, tree_map(inner, taken), given)
+            return [functional.wrap(t) for t in made]
+
         state, (inputs, named) = tree_map(functional.wrap, (stored, given))
-        with functional:
+        with functional, opaque.standing_in(module, note):
             returned = functional_call(module, state, inputs, named, tie_weights=False)
             pairs = zip(_tensors((stored, given)), _tensors((state, inputs, named)), strict=True)
             changed = [after for before, after in pairs if after is not before]
@@ -152,7 +172,7 @@ class _Recorder(FakeTensorMode):
     """Fake tensors, and a note of every call of an op on them."""
 
     def __init__(self, entered: Sequence[str]) -> None:
-        super().__init__(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+        super().__init__(allow_non_fake_inputs=True)
         self.entered = entered
         self.calls: list[Call] = []
         self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
@@ -186,6 +206,20 @@ class _Recorder(FakeTensorMode):
         module = self.entered[-1] if self.entered else ""
         self.calls.append(Call(func, tuple(args), kwargs, result, module, _source()))
         return result
+
+    def whole_module(
+        self, kind: str, taken: list[torch.Tensor], given: list[Spec]
+    ) -> list[torch.Tensor]:
+        """Note a call of a module that is not traced."""
+        self.noting = False
+        try:
+            with self:
+                made = [spec.empty() for spec in given]
+        finally:
+            self.noting = True
+        op, module = Untraced(f"module {kind}"), self.entered[-1]
+        self.calls.append(Call(op, tuple(taken), {}, made, module, _source()))
+        return made
 
 
 def _source() -> str:

@@ -34,6 +34,7 @@ from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Coords, Dim, dim_size, with_sub_dims
 from shardwright.planner.memory import memory as measure
 from shardwright.planner.network import BACKWARD, BYTES, TIME, Network, build_network
+from shardwright.planner.opaque import Opaque
 from shardwright.planner.optimize import Optimum, optimize
 from shardwright.planner.pins import Pin, as_table, resolve, restrict
 from shardwright.planner.plan_file import (
@@ -107,7 +108,14 @@ class Search:
     @cached_property
     def calls(self) -> Calls | None:
         """What the code of the whole model calls."""
-        return calls_of(self.source.module, self.source.args, self.source.kwargs)
+        return calls_of(self.source.module, self.source.args, self.source.kwargs, self.untraced)
+
+    @cached_property
+    def untraced(self) -> Opaque:
+        """The modules of the whole model that are like one that was not traced."""
+        names = (n for n, _ in self.source.module.named_modules())
+        traced = ((n, self.folding.traced_name(n)) for n in names)
+        return Opaque(self.source.module, {n: t for n, t in traced if t in self.graph.untraced})
 
     @cached_property
     def caches(self) -> bool:
@@ -309,7 +317,7 @@ class Search:
         for module, slot, tensor in self.whole.graph.watched:
             predicted.setdefault((module, slot), []).append(sizes[self.whole.origin[tensor]])
         run = (self.source.module, self.source.args, self.source.kwargs)
-        return run_local(*run, result, coords, predicted, self.calls)
+        return run_local(*run, result, coords, predicted, self.untraced, self.calls)
 
     def _blame(self, mismatch: Mismatch, layouts: Layouts) -> Splits:
         """The splits to forbid after `mismatch`.

@@ -17,6 +17,7 @@ from torch import nn
 from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner import borders, origins, tidy
 from shardwright.planner.graph import Graph
+from shardwright.planner.opaque import DATA_DEPENDENT, Opaque, Unknown
 from shardwright.planner.record import Record, record
 from shardwright.planner.translate import translate
 
@@ -30,8 +31,11 @@ def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     Raises:
         ModelError: the module does not run on meta; the message says on what it stumbled.
     """
-    graph = translate(run(module, args, kwargs), module, origins.SIZES, origins.SOURCES)
-    graph.pinned = set(origins.PINNED)
+    opaque = Opaque(module)
+    found = run(module, args, kwargs, opaque)
+    graph = translate(found, module, origins.SIZES, origins.SOURCES)
+    graph.untraced = frozenset(opaque.alike)
+    graph.pinned = set(origins.PINNED) | inside(graph)
     reads_as_numbers, reads_as_counts = set(origins.FIXED), set(origins.COUNTED)
     graph.carried = tidy.carried(graph, module)
     tidy.prune_borders(graph)
@@ -43,18 +47,45 @@ def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return graph
 
 
-def run(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Record:
-    """Run the module with markers; what its sizes come from is in `origins` afterwards."""
+def run(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], opaque: Opaque
+) -> Record:
+    """Run the module with markers; what its sizes come from is in `origins` afterwards.
+
+    Modules in it that branch on data are put into `opaque`, and it is run again without them.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            with borders.marked(module) as entered, origins.marked(module):
-                return record(module, args, kwargs, entered)
-        except ShardwrightError:
-            raise
-        except Exception as error:
-            text = str(error).strip().split("\n")[0][:300]
-            raise ModelError(
-                f"cannot trace {type(module).__name__}: {type(error).__name__}: {text}; "
-                "give inputs with which its forward runs on meta tensors"
-            ) from error
+        while True:
+            entered: list[str] = []
+            try:
+                with borders.marked(module) as entered, origins.marked(module):
+                    found = record(module, args, kwargs, entered, opaque)
+                if not (around := opaque.used_from_outside(called(found))):
+                    return found
+                entered = around
+                raise Unknown(f"a module in '{around[-1]}' is called from outside of it too")
+            except ShardwrightError:
+                raise
+            except Exception as error:
+                needs_data = isinstance(error, DATA_DEPENDENT)
+                if needs_data and opaque.widen(entered):
+                    continue
+                text = str(error).strip().split("\n")[0][:300]
+                kind = "data-dependent" if needs_data else type(error).__name__
+                raise ModelError(
+                    f"cannot trace {type(module).__name__}: {kind}: {text}; "
+                    "give inputs with which its forward runs on meta tensors"
+                ) from error
+
+
+def called(found: Record) -> set[str]:
+    """The modules that took or gave a tensor in a run."""
+    calls = (call for call in found.calls if call.op is borders.BORDER)
+    return {borders.read_tag(call.args[1])[0] for call in calls}
+
+
+def inside(graph: Graph) -> set[tuple[str, str]]:
+    """Attributes of modules that are not traced: they run as they are."""
+    read = {a for size in graph.sizes for a in origins.attributes_of(size.expression)}
+    return {a for a in read if any(f"{a[0]}.".startswith(f"{n}.") for n in graph.untraced)}

@@ -19,6 +19,7 @@ from torch import nn
 from shardwright.errors import ModelError, PlanError
 from shardwright.planner.borders import map_slots
 from shardwright.planner.layout import Coords, dim_size, parse, resolve
+from shardwright.planner.opaque import DATA_DEPENDENT, Opaque
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.source import Source, read_source
 from shardwright.planner.verify import calls_of, run_local, run_on_fake
@@ -45,15 +46,16 @@ def try_on_meta(plan: Plan, model: Any) -> Trial:
     """
     source = read_source(model, dtype=getattr(torch, plan.workload.dtype, None))
     check_identity(source.module, plan)
-    whole = output_shapes(source)
+    opaque = Opaque(source.module)
+    whole = output_shapes(source, opaque)
     compared = 0
     corners = list(_corners(plan))
     run = (source.module, source.args, source.kwargs)
-    calls = calls_of(*run)
+    calls = calls_of(*run, opaque)
     for rank, coords in corners:
         predicted = predict(plan, whole, coords)
         compared = sum(map(len, predicted.values()))
-        wrong = run_local(*run, plan, coords, predicted, calls)
+        wrong = run_local(*run, plan, coords, predicted, opaque, calls)
         if wrong is not None:
             where = f" in '{wrong.module}'" if wrong.module else ""
             raise PlanError(
@@ -94,28 +96,41 @@ def predict(plan: Plan, whole: Shapes, coords: Coords) -> Shapes:
     return out
 
 
-def output_shapes(source: Source) -> Shapes:
+def output_shapes(source: Source, opaque: Opaque) -> Shapes:
     """Shapes of all that every module of the unsplit model gives out.
+
+    Modules that branch on data are put into `opaque`.
 
     Raises:
         ModelError: the model does not run on meta.
     """
-    module, found = copy.deepcopy(source.module), Shapes()
-    for name, child in module.named_modules():
+    while True:
+        module, found, entered = copy.deepcopy(source.module), Shapes(), list[str]()
+        for name, child in module.named_modules():
+            _watch(name, child, found, entered)
+        try:
+            run_on_fake(module, source.args, source.kwargs, opaque)
+            return found
+        except Exception as error:  # whatever model code raises
+            if isinstance(error, DATA_DEPENDENT) and opaque.widen(entered):
+                continue
+            raise ModelError(f"the unsplit model fails on meta: {_first_line(error)}") from error
 
-        def leave(_: nn.Module, _args: Any, output: Any, name: str = name) -> None:
-            def note(x: torch.Tensor, slot: str) -> torch.Tensor:
-                found.setdefault((name, slot), []).append(tuple(x.shape))
-                return x
 
-            map_slots(output, "", note)
+def _watch(name: str, module: nn.Module, found: Shapes, entered: list[str]) -> None:
+    def enter(_: nn.Module, _args: Any) -> None:
+        entered.append(name)
 
-        child.register_forward_hook(leave)
-    try:
-        run_on_fake(module, source.args, source.kwargs)
-    except Exception as error:  # whatever model code raises
-        raise ModelError(f"the unsplit model fails on meta: {_first_line(error)}") from error
-    return found
+    def leave(_: nn.Module, _args: Any, output: Any) -> None:
+        def note(x: torch.Tensor, slot: str) -> torch.Tensor:
+            found.setdefault((name, slot), []).append(tuple(x.shape))
+            return x
+
+        entered.pop()
+        map_slots(output, "", note)
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave)
 
 
 def _first_line(error: BaseException) -> str:

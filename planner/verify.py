@@ -24,6 +24,7 @@ from shardwright.planner.borders import map_slots
 from shardwright.planner.calls import Calls, Notes, difference
 from shardwright.planner.fake_ops import LikeReal
 from shardwright.planner.layout import Coords
+from shardwright.planner.opaque import Opaque, Spec
 from shardwright.planner.plan_file import Plan
 from shardwright.runtime.api import apply_modules
 from shardwright.runtime.mesh import Mesh
@@ -37,7 +38,9 @@ class Mismatch:
     text: str
 
 
-def calls_of(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Calls | None:
+def calls_of(
+    root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], opaque: Opaque
+) -> Calls | None:
     """What the code of each module calls when `root` runs as it is; None if it does not run."""
     module, entered = copy.deepcopy(root), list[str]()
     for name, child in module.named_modules():
@@ -51,21 +54,27 @@ def calls_of(root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         child.register_forward_pre_hook(enter)
         child.register_forward_hook(leave)
     try:
-        return _run(module, args, kwargs, entered)
+        return _run(module, args, kwargs, entered, opaque)
     except Exception:  # whatever model code raises: its trial as a part will raise it again
         return None
 
 
 def _run(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], entered: list[str]
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    entered: list[str],
+    opaque: Opaque,
 ) -> Calls:
     with Notes(entered) as notes:
-        run_on_fake(module, args, kwargs)
+        run_on_fake(module, args, kwargs, opaque)
     return notes.found
 
 
-def run_on_fake(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Run `module`, which is on meta, for what its hooks see.
+def run_on_fake(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], opaque: Opaque
+) -> None:
+    """Run `module`, which is on meta, for what its hooks see; those in `opaque` do not run.
 
     On fake rather than plain meta tensors: model code knows them and does not ask for their values.
     """
@@ -73,7 +82,11 @@ def run_on_fake(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     inputs, named = tree_map(
         lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, dict(kwargs))
     )
-    with torch.no_grad(), fake, LikeReal(), _quiet():
+
+    def empty(_name: str, _taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
+        return [spec.empty() for spec in given]
+
+    with torch.no_grad(), opaque.standing_in(module, empty), fake, LikeReal(), _quiet():
         module(*inputs, **named)
 
 
@@ -95,6 +108,7 @@ def run_local(
     plan: Plan,
     coords: Coords,
     predicted: Mapping[tuple[str, str], list[tuple[int, ...]]],
+    opaque: Opaque,
     whole_calls: Calls | None = None,
 ) -> Mismatch | None:
     """Apply `plan` to a copy of `root` without a process group, run it, compare output shapes.
@@ -134,7 +148,7 @@ def run_local(
 
         handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:
-        noted = _run(local, args, kwargs, entered)
+        noted = _run(local, args, kwargs, entered, opaque)
         if whole_calls is not None and (other := difference(whole_calls, noted)) is not None:
             found.append(Mismatch(*other))
     except Exception as error:  # whatever model code raises on sizes it does not expect

@@ -9,6 +9,7 @@ from click.testing import Result
 
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.numeric import Difference, cut, differences
+from shardwright.planner.opaque import Opaque
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.source import read_source
 from shardwright.planner.trial import output_shapes, predict, try_on_meta
@@ -31,7 +32,8 @@ def test_as_json(run: Run, model: Path, planned: tuple[Path, Result]) -> None:
 def test_predicted_shapes_are_whole_logits_and_what_crossings_lead_to(
     plan: Plan, model: Path
 ) -> None:
-    whole = output_shapes(read_source(model))
+    source = read_source(model)
+    whole = output_shapes(source, Opaque(source.module))
     found = predict(plan, whole, {"tp": (0, 2)})
     assert found[("", "logits")] == [(3, 19, 256)]
     assert found[("lm_head", "")] == [(3, 19, 256)]

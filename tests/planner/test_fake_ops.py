@@ -19,7 +19,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", SHAPES)
 def test_grouped_product(name: str, dtype: torch.dtype) -> None:
     """The same shape, stride and dtype, or an error where the real one raises one."""

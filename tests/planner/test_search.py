@@ -129,10 +129,10 @@ def test_a_wrong_prediction_is_a_mismatch(monkeypatch) -> None:
     seen = []
     run_local = search.run_local
 
-    def lying(root, args, kwargs, plan, coords, predicted, calls) -> Mismatch | None:
+    def lying(root, args, kwargs, plan, coords, predicted, *others) -> Mismatch | None:
         (key, shapes), *rest = predicted.items()
         longer = {key: [(*s, s[-1]) for s in shapes], **dict(rest)}
-        seen.append(run_local(root, args, kwargs, plan, coords, longer, calls))
+        seen.append(run_local(root, args, kwargs, plan, coords, longer, *others))
         return None
 
     monkeypatch.setattr(search, "run_local", lying)
