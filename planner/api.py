@@ -11,6 +11,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.axes import refine
 from shardwright.planner.cost import TRACE_SEQ
 from shardwright.planner.folded_trace import trace_folded
+from shardwright.planner.mesh_dims import TP, read_mesh, replicas
 from shardwright.planner.phases import parse_phases
 from shardwright.planner.pins import as_pins
 from shardwright.planner.plan_file import Phase, Plan, Workload
@@ -24,14 +25,15 @@ from shardwright.planner.tp_plan import table_of
 
 def plan(
     model: Any,
-    tp: int,
+    tp: int | None = None,
     *,
+    mesh: Mapping[str, int] | None = None,
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     memory: int | None = None,
     solver: str | None = None,
     time_limit: float = 60.0,
-    batch: int = 1,
+    batch: int | None = None,
     seq: int = 512,
     dtype: torch.dtype | None = None,
     device: str = "h100-nvlink",
@@ -41,11 +43,13 @@ def plan(
     sequence_parallel: bool = False,
     optimizer_bytes: int = 8,
 ) -> Plan:
-    """The cheapest correct way to split `model` over `tp` ranks; no weights are read.
+    """The cheapest correct way to split `model` over ranks; no weights are read.
 
     Args:
         model: Hub id, local directory, transformers config, or `nn.Module`.
-        tp: Ranks.
+        tp: Ranks to split over; short for `mesh={"tp": tp}`.
+        mesh: Mesh dims and their ranks: "tp" splits the model, all others share the batch:
+            {"dp": 2, "tp": 4} is two copies of a model over four ranks each.
         args: Example inputs, needed for a module that is no transformers text model. Let sizes
             that vary at run time be 3 (batch) and 19 (sequence).
         kwargs: Example inputs by name.
@@ -56,7 +60,8 @@ def plan(
             `memory`), "backtracking", or another's. Where it cannot prove its plan in time,
             backtracking's plan stands.
         time_limit: Seconds for the solver.
-        batch: Sequences in the passes that are priced.
+        batch: Sequences in the passes that are priced, of all copies of the model together; by
+            default one each.
         seq: Tokens in each of them; when decoding, in the KV cache of each.
         dtype: Of the parameters; else the config's own.
         device: Name of the device profile that is priced, or a file with one (`calibrate` writes
@@ -82,8 +87,8 @@ def plan(
         SolverError: the solver is missing or found nothing in time.
     """
     search = prepare(
-        model, tp, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype, device=device,
-        pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
+        model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
+        device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
         optimizer_bytes=optimizer_bytes,
     )  # fmt: skip
     return search.run(solver, time_limit, memory)
@@ -91,11 +96,12 @@ def plan(
 
 def prepare(
     model: Any,
-    tp: int,
+    tp: int | None = None,
     *,
+    mesh: Mapping[str, int] | None = None,
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
-    batch: int = 1,
+    batch: int | None = None,
     seq: int = 512,
     dtype: torch.dtype | None = None,
     device: str = "h100-nvlink",
@@ -112,10 +118,13 @@ def prepare(
         ModelError: the model cannot be read or traced.
         InfeasibleError: the model has no sequence to split between blocks, if it is to be split.
     """
-    if tp < 1:
-        raise UsageError(f"tp must be at least 1, not {tp}")
+    dims = read_mesh(tp, mesh)
+    copies = replicas(dims)
+    batch = copies if batch is None else batch
     if batch < 1 or seq < 1:
         raise UsageError(f"batch and seq must be at least 1, not {batch} and {seq}")
+    if batch < copies:
+        raise UsageError(f"a batch of {batch} cannot be shared by {copies} copies of the model")
     if optimizer_bytes < 0:
         raise UsageError(f"optimizer_bytes must be at least 0, not {optimizer_bytes}")
     phases = parse_phases(phase)
@@ -133,10 +142,11 @@ def prepare(
         dtype=str(source.dtype).removeprefix("torch."),
         device=device,
         phases=phases,
+        replicas=copies,
         sequence_parallel=sequence_parallel,
         optimizer_bytes=optimizer_bytes,
     )
     stage("axes")
     axes = refine(folding.graph, TRACE_SEQ if sequence_parallel else None)
     sequence = open_sequence(folding.graph, axes, TRACE_SEQ) if sequence_parallel else None
-    return Search(source, folding, whole, axes, workload, tp, as_pins(wanted), sequence)
+    return Search(source, folding, whole, axes, workload, dims[TP], as_pins(wanted), sequence, dims)

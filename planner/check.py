@@ -294,4 +294,7 @@ def collectives(
             )
         forward += crossing.forward
         backward += crossing.backward
+    for name in sorted(stored):
+        if (averaging := costs.gradient(name, assignment[name])) is not None:
+            backward.append(averaging)
     return forward, backward

@@ -176,6 +176,20 @@ class Costs:
             return Collective(kind, min(sizes) * ranks, ranks)
         return Collective(kind, min(sizes), ranks)
 
+    def gradient(self, name: str, state: State) -> Collective | None:
+        """What averages the gradient of a stored tensor over the copies of the model."""
+        copies = self.workload.replicas
+        if copies < 2 or not self.graph.tensors[name].differentiable or name in self.states.rigid:
+            return None
+        return Collective("all_reduce", self.bytes(name, state), copies)
+
+    def gradient_toll(self, name: str, state: State) -> Toll:
+        """What that takes in all passes."""
+        found = self.gradient(name, state)
+        once = self.nanoseconds((found,)) if found else 0
+        trained = sum(run.times for run in self.passes if run.trains)
+        return Toll(trained * once, 0 if trained else once)
+
     def _plain(self, name: str, state: State) -> bool:
         """Whether no axis of run-time size is split within a larger dim: none can be cut there."""
         opened = self.states.sequence.axes if self.states.sequence else ()

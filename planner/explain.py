@@ -70,7 +70,7 @@ def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
     """
     load = plan.workload
     search = prepare(
-        model, plan.world_size, batch=load.batch, seq=load.seq, device=load.device,
+        model, mesh=plan.mesh, batch=load.batch, seq=load.seq, device=load.device,
         dtype=getattr(torch, load.dtype, None), phase=load.phases, pins=plan.pins,
         sequence_parallel=load.sequence_parallel,
     )  # fmt: skip

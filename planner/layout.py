@@ -84,7 +84,7 @@ def coords_of(mesh: Mapping[str, int], sub_dims: Mapping[str, Sequence[int]], ra
         rank: A number below the product of the mesh.
     """
     out: dict[str, tuple[int, int]] = {}
-    for name, size in reversed(mesh.items()):
+    for name, size in reversed(list(mesh.items())):
         rank, out[name] = rank // size, (rank % size, size)
     return with_sub_dims(out, sub_dims)
 

@@ -108,12 +108,18 @@ class _Builder:
             self.unary(name, "logits", {s: FREE for s in domain if not s.partial})
 
     def add_stores(self) -> None:
-        """Bytes of what is held."""
+        """Bytes of what is held, and the time to average gradients over copies of the model."""
         held = self.costs.holdings
         for name in held.names:
             times, domain = self.graph.times(name), self.states.domain(name)
             sizes = {s: times * held.bytes(name, s) for s in domain}
             self.unary(name, "held", {s: (n, 0, 0, 0, 0) for s, n in sizes.items()})
+        for name in dict.fromkeys(u.stored for u in self.graph.uses):
+            times, domain = self.graph.times(name), self.states.domain(name)
+            tolls = {s: self.costs.gradient_toll(name, s) for s in domain}
+            if any(any(toll) for toll in tolls.values()):
+                price = {s: (0, times * t.time, times * t.backward, 0, 0) for s, t in tolls.items()}
+                self.unary(name, "averaged", price)
 
     def add_ops(self) -> None:
         """The modes of each op, and the time that each takes; ops of blocks that are alike once."""

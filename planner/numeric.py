@@ -65,7 +65,7 @@ def compare(
     if layers is not None:
         config, load = cut(config, layers), plan.workload
         plan = make_plan(
-            config, plan.world_size, batch=load.batch, seq=load.seq, device=load.device,
+            config, mesh=plan.mesh, batch=load.batch, seq=load.seq, device=load.device,
             dtype=getattr(torch, load.dtype), pins=plan.pins, phase=load.phases,
             sequence_parallel=load.sequence_parallel,
             optimizer_bytes=load.optimizer_bytes,

@@ -38,8 +38,8 @@ class Pass:
 
 
 def passes(workload: Workload) -> list[Pass]:
-    """The passes of a workload, prefill first, then decode, then train."""
-    batch, seq = workload.batch, workload.seq
+    """The passes of one copy of the model, prefill first, then decode, then train."""
+    batch, seq = -(-workload.batch // workload.replicas), workload.seq
     return [
         Pass(phase, workload.phases[phase], batch, 1 if phase == "decode" else seq, seq)
         for phase in PHASES

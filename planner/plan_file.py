@@ -112,6 +112,9 @@ class Workload(_Part):
     phases: dict[Phase, int] = Field(
         default={"prefill": 1}, description="phase -> how often; see planner/phases.py"
     )
+    replicas: int = Field(
+        default=1, description="copies of the model that share the batch, as equally as can be"
+    )
     sequence_parallel: bool = Field(
         default=False, description="hidden states between blocks are split along the sequence"
     )
@@ -168,6 +171,11 @@ class Plan(_Part):
     version: Literal[1] = VERSION
     model: ModelIdentity
     mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
+    batch_dims: list[str] = Field(
+        default=[],
+        description="mesh dims whose ranks take different sequences: each holds the whole model, "
+        "split over the other dims, and gradients are averaged over these",
+    )
     sub_dims: dict[str, list[int]] = Field(
         default={},
         description="mesh dim -> sizes of its sub-dims, major first, where layouts name them: "

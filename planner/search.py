@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
+from math import prod
 from typing import TypeVar
 
 from torch import nn
@@ -31,8 +32,9 @@ from shardwright.planner.emit import (
 )
 from shardwright.planner.folding import Folding
 from shardwright.planner.graph import Graph
-from shardwright.planner.layout import Coords, Dim, dim_size, with_sub_dims
+from shardwright.planner.layout import Coords, Dim, coords_of, dim_size
 from shardwright.planner.memory import memory as measure
+from shardwright.planner.mesh_dims import TP, batch_dims
 from shardwright.planner.network import BACKWARD, BYTES, TIME, Network, build_network
 from shardwright.planner.opaque import Opaque
 from shardwright.planner.optimize import Optimum, optimize
@@ -97,6 +99,7 @@ class Search:
     tp: int
     pins: tuple[Pin, ...] = ()
     sequence: OpenSequence | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
     strikes: Counter[str] = field(default_factory=Counter)
     forbidden: Splits = frozenset()
 
@@ -245,8 +248,10 @@ class Search:
     def predicted(self, attempt: Attempt) -> Prediction:
         """What an attempt should cost, per rank."""
         layouts = attempt.layouts
+        ranks = self.ranks(layouts.states)
+        sizes = {at[TP]: rank_bytes(layouts, at) for at in {r[TP]: r for r in ranks}.values()}
         return Prediction(
-            parameter_bytes=[rank_bytes(layouts, at) for at in self.ranks(layouts.states)],
+            parameter_bytes=[sizes[at[TP]] for at in ranks],
             whole_bytes=rank_bytes(layouts, None),
             memory=measure(attempt.costs, attempt.whole.assignment),
             time_ns=attempt.report.objective[2],
@@ -255,20 +260,18 @@ class Search:
         )
 
     def ranks(self, states: States) -> list[Coords]:
-        """Where each rank stands, on the sub-dims of the mesh dim too."""
-        return [
-            with_sub_dims({"tp": (rank, self.tp)}, states.sub.table()) for rank in range(self.tp)
-        ]
+        """Where each rank stands, on the sub-dims of tp too; the last mesh dim varies fastest."""
+        table = states.sub.table()
+        return [coords_of(self.mesh, table, rank) for rank in range(prod(self.mesh.values()))]
 
     def _try(self, attempt: Attempt) -> Plan | Splits:
         """The plan, or the splits that it may not have."""
         ranks, source, layouts = self.ranks(attempt.costs.states), self.source, attempt.layouts
-        corners = [ranks[0], ranks[-1]] if self.tp > 1 else ranks
+        corners = [ranks[0], ranks[-1]] if self.tp > 1 else ranks[:1]
+        every = {at[TP]: at for at in ranks}.values() if layouts.states.sub.table() else corners
         try:
             traced = {n: layouts.traced(n) for n in self.graph.tensors}
-            attributes = local_attributes(
-                self.graph, traced, ranks if len(ranks[0]) > 1 else corners
-            )
+            attributes = local_attributes(self.graph, traced, list(every))
         except Unsolvable as failure:
             near = splits_near(self.graph, layouts, failure.size.tensor)
             return near or self._blame(Mismatch("", str(failure)), layouts)
@@ -280,7 +283,8 @@ class Search:
                 config_hash=source.config_hash,
                 parameters=shapes(source.module),
             ),
-            mesh={"tp": self.tp},
+            mesh=dict(self.mesh),
+            batch_dims=batch_dims(self.mesh),
             sub_dims=layouts.states.sub.table(),
             workload=self.workload,
             modules=folded(source.module, plans),

@@ -167,7 +167,7 @@ class States:
         return frozenset(u.stored for u in self.graph.uses)
 
     @cached_property
-    def _rigid(self) -> frozenset[str]:
+    def rigid(self) -> frozenset[str]:
         """Stored tensors that stay whole: buffers, and parameters that the trace does not use.
 
         A buffer is small and code may swap it: modules take their part of it as they read it. Of
@@ -245,7 +245,7 @@ class States:
         return self._domains[name]
 
     def _make_domain(self, name: str) -> tuple[State, ...]:
-        if name in self.graph.inputs or name in self._rigid:
+        if name in self.graph.inputs or name in self.rigid:
             return (WHOLE,)
         split = self.splits(name)
         if name in self._stored or not self.graph.tensors[name].differentiable:

@@ -27,6 +27,7 @@ from shardwright.runtime.local import link_origins, mesh_of, placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.parameters import LocalTensors
 from shardwright.runtime.processes import agree, device_mesh_for, pick_device
+from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import wrap_root
 
 
@@ -105,12 +106,12 @@ def _load(
     chosen = dtype or checkpoint.dtype
     model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
     conversions = Conversions(model)
-    apply(model, plan, mesh)
+    mesh = _split(model, plan, mesh)
     report: Report = load_weights(
         model,
         checkpoint,
         placements(model),
-        mesh.with_sub_dims(plan.sub_dims).coords,
+        mesh.coords,
         device=device,
         dtype=dtype,
         allow_surplus=allow_surplus,
@@ -118,6 +119,7 @@ def _load(
         conversions=conversions,
     )
     model.shardwright_report = report  # type: ignore[assignment]
+    average_gradients(model, [mesh[name] for name in plan.batch_dims])
     return _with_generation_config(model, name).eval()
 
 
@@ -138,7 +140,8 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
     Args:
         model: A whole module, the same on each rank, on a device or on meta.
         plan: The plan, or the file it is in.
-        mesh: A device mesh with a dim for each of the plan's.
+        mesh: A device mesh with a dim for each of the plan's. Over those that share a batch,
+            gradients are averaged from then on (see `runtime/replicas.py`).
 
     Returns:
         `model`.
@@ -149,6 +152,13 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     if isinstance(mesh, DeviceMesh):
         mesh = Mesh.from_device_mesh(mesh)
+    mesh = _split(model, plan, mesh)
+    average_gradients(model, [mesh[name] for name in plan.batch_dims])
+    return model
+
+
+def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
+    """Split `model` over `mesh`, which is given back with groups for the plan's sub-dims."""
     for name, size in plan.mesh.items():
         have = mesh.coords.get(name, (0, 0))[1]
         if have != size:
@@ -156,8 +166,9 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
                 f"the plan is for {size} ranks on mesh dim '{name}', the mesh has {have}"
             )
     check_identity(model, plan)
-    apply_modules(model, plan, mesh.with_sub_dims(plan.sub_dims))
-    return model
+    mesh = mesh.with_sub_dims(plan.sub_dims)
+    apply_modules(model, plan, mesh)
+    return mesh
 
 
 def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5GB") -> None:

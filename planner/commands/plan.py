@@ -32,7 +32,9 @@ Examples:
 """
 )
 @click.argument("model")
-@click.option("--tp", type=COUNT, metavar="N", required=True, help="Ranks to split over.")
+@click.option("--tp", type=COUNT, metavar="N", help="Ranks to split over.")
+@click.option("--mesh", metavar="NAME=N,...",
+              help="dp=2,tp=4: 2 copies share the batch, each split over 4 ranks.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
 @click.option("--memory", type=Size(), help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.")
 @click.option("--solver", metavar="NAME",
@@ -41,8 +43,8 @@ Examples:
     "--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS",
     show_default=True, help="For the solver.",
 )  # fmt: skip
-@click.option("--batch", type=COUNT, metavar="N", default=1, show_default=True,
-              help="Sequences that are priced.")  # fmt: skip
+@click.option("--batch", type=COUNT, metavar="N",
+              help="Sequences that are priced.  [default: 1 a copy]")  # fmt: skip
 @click.option("--seq", type=COUNT, metavar="N", default=512, show_default=True,
               help="Tokens of each; when decoding, in its KV cache.")  # fmt: skip
 @click.option("--phase", metavar="NAME,...", default="prefill", show_default=True,
@@ -68,12 +70,13 @@ Examples:
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
 def plan(
     model: str,
-    tp: int,
+    tp: int | None,
+    mesh: str | None,
     output: str | None,
     memory: int | None,
     solver: str | None,
     time_limit: float,
-    batch: int,
+    batch: int | None,
     seq: int,
     phase: str,
     optimizer_bytes: int,
@@ -93,6 +96,8 @@ def plan(
         raise click.UsageError("--json and --quiet exclude each other")
     if compare and quiet:
         raise click.UsageError("--compare-tp-plan and --quiet exclude each other")
+    if (tp is None) == (mesh is None):
+        raise click.UsageError("give either --tp, as in --tp 4, or --mesh, as in --mesh dp=2,tp=4")
     if table_file is not None and not (compare or follow):
         raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
     if output is not None:
@@ -104,17 +109,19 @@ def plan(
         from shardwright.planner.api import prepare
         from shardwright.planner.device import device as profile
         from shardwright.planner.hand_written import price
+        from shardwright.planner.mesh_dims import parse_mesh, read_mesh
         from shardwright.planner.phases import parse_phases
         from shardwright.planner.pins import gather, read_table
         from shardwright.planner.tp_plan import OWN, table_of
 
+        dims = read_mesh(tp, None) if mesh is None else parse_mesh(mesh)
         profile(device)  # what can be refused at once should not wait for the trace
         parse_phases(phase)
         if solver is not None:
             solvers.load(solver)
         named = OWN if table_file is None else read_table(table_file)
         search = prepare(
-            model, tp, batch=batch, seq=seq, dtype=getattr(torch, dtype) if dtype else None,
+            model, mesh=dims, batch=batch, seq=seq, dtype=getattr(torch, dtype) if dtype else None,
             device=device, phase=phase, optimizer_bytes=optimizer_bytes,
             pins=gather(pins, pin_file),
             tp_plan=named if follow else None, sequence_parallel=sequence_parallel,

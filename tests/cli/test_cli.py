@@ -20,9 +20,9 @@ from tests.cli.conftest import Run
 ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
-    "plan": "--batch --compare-tp-plan --device --dtype --help --json --memory --optimizer-bytes "
-    "--output --phase --pin --pins --pins-from-tp-plan --quiet --seq --sequence-parallel --solver "
-    "--time-limit --tp --tp-plan -h -o -q",
+    "plan": "--batch --compare-tp-plan --device --dtype --help --json --memory --mesh "
+    "--optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet --seq "
+    "--sequence-parallel --solver --time-limit --tp --tp-plan -h -o -q",
     "show": "--help --json -h",
     "explain": "--help --json -h",
     "diff": "--help --json -h",

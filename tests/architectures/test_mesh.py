@@ -1,0 +1,115 @@
+"""Several mesh dims: copies of a split model share the batch, and their gradients are averaged."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import shardwright
+from shardwright.errors import PlanError, UsageError
+from shardwright.planner.mesh_dims import parse_mesh
+from shardwright.runtime.audit import count_collectives, counts
+from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.mesh import Mesh
+from tests.architectures.test_heads import llama
+from tests.ranks import run_ranks
+
+IDS = torch.randint(0, 131, (4, 11), generator=torch.Generator().manual_seed(2))
+
+
+def gradients(model: nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    """Of a mean loss over `ids`, in float64 (that of transformers computes in float32)."""
+    logits = model(ids, use_cache=False).logits
+    F.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+    return {n: p.grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "keys"),
+    [
+        ({"dp": 2, "tp": 2}, 4),
+        ({"dp": 2, "tp": 4}, 2),
+        ({"tp": 2, "dp": 2}, 4),
+        ({"dp": 4, "tp": 1}, 4),
+    ],
+)
+def test_gradients_are_those_of_the_whole_batch(mesh: dict[str, int], keys: int) -> None:
+    """Twice in a row, since they accumulate; logits are those of a copy's own sequences."""
+    model = llama(8, keys)
+    plan = shardwright.plan(model, mesh=mesh, phase="train", batch=4)
+    assert (plan.mesh, plan.batch_dims, plan.workload.replicas) == (mesh, ["dp"], mesh["dp"])
+    logits = model(IDS).logits.detach()
+    gradients(model, IDS)
+    want = {n: g.clone() for n, g in gradients(model, IDS).items() if g is not None}
+    model.zero_grad()
+
+    def work(at: Mesh) -> tuple[int, dict[str, int]]:
+        local = shardwright.apply(copy.deepcopy(model), plan, at)
+        mine = IDS.chunk(mesh["dp"])[at["dp"].rank]
+        whole = logits.chunk(mesh["dp"])[at["dp"].rank]
+        torch.testing.assert_close(local(mine).logits, whole, rtol=0, atol=1e-9)
+        gradients(local, mine)
+        found = full_tensors(local, gradients(local, mine))
+        for name, value in want.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9)
+        with count_collectives() as ahead:
+            out = local(mine)
+        with count_collectives() as back:
+            out.logits.square().sum().backward()
+        held = sum(p.numel() * p.element_size() for p in local.parameters())
+        held += sum(b.numel() * b.element_size() for b in local.buffers())
+        return held, counts([*ahead, *back])
+
+    found = run_ranks(mesh["dp"] * mesh["tp"], work, mesh)
+    assert [held for held, _ in found] == plan.predicted.parameter_bytes
+    predicted: dict[str, int] = {}
+    for c in plan.predicted.collectives:
+        predicted[c.kind] = predicted.get(c.kind, 0) + c.count
+    assert all(seen == predicted for _, seen in found)
+
+
+def test_the_batch_is_shared_and_its_gradients_priced() -> None:
+    """A copy runs its share of the batch, and averages the gradient of each parameter."""
+    model, pins = llama(8, 2), {"lm_head.weight": "shard:0"}
+    alone = shardwright.plan(model, 4, batch=2, phase="train", pins=pins)
+    shared = shardwright.plan(model, mesh={"dp": 2, "tp": 4}, batch=4, phase="train", pins=pins)
+    assert shared.modules == alone.modules
+    assert shared.predicted.time_ns > alone.predicted.time_ns
+    assert shared.predicted.parameter_bytes == alone.predicted.parameter_bytes * 2
+    more = [
+        [(c.count, c.bytes) for c in plan.predicted.collectives if c.phase == phase]
+        for plan in (alone, shared)
+        for phase in ("forward", "backward")
+    ]
+    assert more[0] == more[2]
+    averaged = [b[0] - a[0] for a, b in zip(more[1], more[3], strict=True)]
+    assert sum(averaged) == len(list(model.parameters()))
+
+
+def test_tp_is_short_for_a_mesh_of_one_dim() -> None:
+    model = llama(8, 4)
+    assert shardwright.plan(model, 2) == shardwright.plan(model, mesh={"tp": 2})
+
+
+def test_a_mesh_that_cannot_be_meant() -> None:
+    assert parse_mesh("dp=2, tp=4") == {"dp": 2, "tp": 4}
+    for text, why in [
+        ("dp=2", "no dim 'tp'"),
+        ("tp", "write names and ranks"),
+        ("tp=2,tp=4", "named twice"),
+        ("tp=0", "at least 1"),
+        ("tp=2,d.p=2", "no name for a mesh dim"),
+    ]:
+        with pytest.raises(UsageError, match=why):
+            parse_mesh(text)
+    with pytest.raises(UsageError, match="either tp"):
+        shardwright.plan(llama(8, 4), 2, mesh={"tp": 2})
+    with pytest.raises(UsageError, match="cannot be shared by 4 copies"):
+        shardwright.plan(llama(8, 4), mesh={"dp": 4, "tp": 2}, batch=2)
+    plan = shardwright.plan(llama(8, 4), mesh={"dp": 2, "tp": 2})
+    with pytest.raises(PlanError, match="2 ranks on mesh dim 'dp', the mesh has 0"):
+        shardwright.apply(llama(8, 4), plan, Mesh.shape_only({"tp": (0, 2)}))
