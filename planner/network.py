@@ -35,6 +35,8 @@ class Network:
     problem: Problem
     variables: dict[str, int]
     states: States
+    movable: int = 0
+    """Least bytes of those parameters that may be split: what slack is a share of."""
 
     def assignment(self, values: tuple[int, ...]) -> dict[str, State]:
         """Tensor name -> state."""
@@ -59,7 +61,7 @@ def build_network(
     builder.add_ops()
     builder.add_uses()
     builder.add_borders(rigid)
-    return Network(builder.problem, builder.variables, states)
+    return Network(builder.problem, builder.variables, states, builder.movable)
 
 
 class _Builder:
@@ -68,6 +70,7 @@ class _Builder:
     def __init__(self, graph: Graph, states: States, costs: Costs) -> None:
         self.graph, self.states, self.costs = graph, states, costs
         self.problem = Problem(COMPONENTS)
+        self.movable = 0
         self.variables: dict[str, int] = {}
         self.index: dict[str, dict[State, int]] = {}
         for name in graph.tensors:
@@ -109,12 +112,14 @@ class _Builder:
 
     def add_stores(self) -> None:
         """Bytes of what is held, and the time to average gradients over copies of the model."""
-        held = self.costs.holdings
+        held, stored = self.costs.holdings, dict.fromkeys(u.stored for u in self.graph.uses)
         for name in held.names:
             times, domain = self.graph.times(name), self.states.domain(name)
             sizes = {s: times * held.bytes(name, s) for s in domain}
+            if name in stored and len(domain) > 1:
+                self.movable += min(sizes.values())
             self.unary(name, "held", {s: (n, 0, 0, 0, 0) for s, n in sizes.items()})
-        for name in dict.fromkeys(u.stored for u in self.graph.uses):
+        for name in stored:
             times, domain = self.graph.times(name), self.states.domain(name)
             tolls = {s: self.costs.gradient_toll(name, s) for s in domain}
             if any(any(toll) for toll in tolls.values()):

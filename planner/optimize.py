@@ -63,6 +63,7 @@ def optimize(
     seconds: float,
     memory: int | None = None,
     backup: Solver | None = None,
+    movable: int | None = None,
 ) -> Optimum:
     """The cheapest assignment of a network of `planner/network.py`.
 
@@ -72,6 +73,7 @@ def optimize(
         seconds: Time limit for all calls of solvers together.
         memory: Budget in bytes a rank, if the user set one.
         backup: The solver where none was asked for; without it, the scout.
+        movable: Bytes that the slack is a share of; by default all that could be held otherwise.
 
     Raises:
         OverBudget: nothing fits; the message says the least that would.
@@ -117,7 +119,9 @@ def optimize(
 
     power = POWERS.start  # bytes within a budget are nearly free
     if memory is None:
-        budget = floor + int(SLACK * _movable(small.problem, left.expand(least)))
+        if movable is None:
+            movable = _movable(small.problem, left.expand(least))
+        budget = floor + int(SLACK * movable)
         fastest = run(left.problem.weighed([(0, 1)]), {}, least).assignment or least
         if size(fastest) > budget:
             guess = digits.guess(left.problem.price(least), left.problem.price(fastest))

@@ -193,7 +193,7 @@ class Search:
         try:
             optimum = within(
                 memory,
-                lambda cap: optimize(small, asked, seconds, cap, backup),
+                lambda cap: optimize(small, asked, seconds, cap, backup, network.movable),
                 lambda values: self._held(costs, network, values).total,
                 lambda values: memory_in_words(
                     self._held(costs, network, values),
