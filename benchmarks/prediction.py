@@ -169,7 +169,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
 @click.command()
 @click.option("--tp", type=click.IntRange(min=2), default=2, help="Ranks.")
 @click.option("--device", default="cpu-gloo", help="Profile; one that `calibrate` wrote is best.")
-@click.option("--repeat", type=click.IntRange(min=1), default=11, help="Runs of each plan.")
+@click.option("--repeat", type=click.IntRange(min=1), default=21, help="Runs of each plan.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
 def main(tp: int, device: str, repeat: int, path: Path | None) -> None:
     """Compare predicted with measured time."""
