@@ -11,7 +11,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.axes import refine
 from shardwright.planner.cost import TRACE_SEQ
 from shardwright.planner.folded_trace import trace_folded
-from shardwright.planner.mesh_dims import TP, read_mesh, replicas
+from shardwright.planner.mesh_dims import read_mesh, replicas
 from shardwright.planner.phases import parse_phases
 from shardwright.planner.pins import as_pins
 from shardwright.planner.plan_file import Phase, Plan, Workload
@@ -149,4 +149,4 @@ def prepare(
     stage("axes")
     axes = refine(folding.graph, TRACE_SEQ if sequence_parallel else None)
     sequence = open_sequence(folding.graph, axes, TRACE_SEQ) if sequence_parallel else None
-    return Search(source, folding, whole, axes, workload, dims[TP], as_pins(wanted), sequence, dims)
+    return Search(source, folding, whole, axes, workload, dims, as_pins(wanted), sequence)

@@ -96,12 +96,16 @@ class Search:
     whole: Unfolded
     axes: Axes
     workload: Workload
-    tp: int
+    mesh: Mapping[str, int]
     pins: tuple[Pin, ...] = ()
     sequence: OpenSequence | None = None
-    mesh: Mapping[str, int] = field(default_factory=dict)
     strikes: Counter[str] = field(default_factory=Counter)
     forbidden: Splits = frozenset()
+
+    @property
+    def tp(self) -> int:
+        """Ranks that one copy of the model is split over."""
+        return self.mesh[TP]
 
     @property
     def graph(self) -> Graph:

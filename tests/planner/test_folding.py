@@ -72,7 +72,7 @@ def whole(source: Source) -> Folding:
 
 def planned(source: Source, folding: Folding, tp: int = 2) -> Plan:
     workload = Workload(batch=1, seq=64, dtype="bfloat16", device="h100-nvlink")
-    found = Search(source, folding, unfold(folding), refine(folding.graph), workload, tp)
+    found = Search(source, folding, unfold(folding), refine(folding.graph), workload, {"tp": tp})
     return found.run(None, 60, None)
 
 
