@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shardwright.errors import SolverError
 from shardwright.planner.axes import atoms_of
-from shardwright.planner.cost import Collective, Costs, Crossing
+from shardwright.planner.cost import Collective, Costs
 from shardwright.planner.graph import Graph, Op
 from shardwright.planner.phases import Pass
 from shardwright.planner.plan_file import Phase
@@ -270,23 +270,10 @@ def collectives(
     """Every collective of a forward and of a backward pass, by default the workload's first."""
     forward: list[Collective] = []
     backward: list[Collective] = []
-    outer = graph.outer()
-    edges = []
-    readings = graph.readings()  # of a parameter: each makes a gradient of its own
-    for use in graph.uses:
-        edges += [(use.stored, use.stored, use.used)] * max(readings[use.used], 1)
     stored = {u.stored for u in graph.uses}  # weights stay where they are
-    for border in graph.borders:
-        around = outer.get(border.target)
-        before = around.source if around else border.source
-        edges.append((before, border.source, border.target))
-    known: dict[object, Crossing | None] = {}
-    for before, source, target in edges:
+    for before, source, target in costs.edges:
         states = (assignment[before], assignment[source], assignment[target])
-        key = (id(costs.axes.dims[source]), graph.tensors[source].dtype, source in stored, states)
-        if key not in known:
-            known[key] = costs.inner_crossing(source, *states, run)[0]
-        crossing = known[key]
+        crossing, _ = costs.inner_crossing(source, *states, run)
         if crossing is None or (source in stored and crossing.forward):
             raise SolverError(
                 f"the plan takes '{source}' from {assignment[source]} to {assignment[target]}, "

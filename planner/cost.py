@@ -7,6 +7,7 @@ is differentiated is counted three times where it trains: a product has two in t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
@@ -71,6 +72,8 @@ class Costs:
         self.workload, self.device = workload, device(workload.device)
         self.passes = passes(workload)
         self._counts: dict[int, bool] = {}
+        self._bytes: dict[object, int] = {}
+        self._crossings: dict[object, tuple[Crossing | None, bool]] = {}
 
     @cached_property
     def run_time(self) -> dict[int, str]:
@@ -131,12 +134,20 @@ class Costs:
             keys: Dims that count keys; else the last of a table of scores.
         """
         dims, run = self.axes.dims[name], run or self.passes[0]
+        itemsize = self.graph.tensors[name].dtype.itemsize
+        at = (id(dims), itemsize, state.shards, run, keys)  # copies of a block share their dims
+        if at not in self._bytes:
+            self._bytes[at] = self._measure(dims, state, run, keys) * itemsize
+        return self._bytes[at]
+
+    def _measure(
+        self, dims: Sequence[Dim], state: State, run: Pass, keys: frozenset[int] | None
+    ) -> int:
         if keys is None:
             keys = frozenset() if run.keys == run.queries else last_of_two(dims, self.counts_tokens)
-        n = prod(
+        return prod(
             self.length(d, cut_of(state.shards, k), run, k in keys) for k, d in enumerate(dims)
         )
-        return n * self.graph.tensors[name].dtype.itemsize
 
     def nanoseconds(self, collectives: tuple[Collective, ...]) -> int:
         """Time that these collectives take."""
@@ -204,9 +215,27 @@ class Costs:
         Where that made a pending sum of it (a residual that is added to pending sums, all in one
         all-reduce), what it was before is still there. Second: whether that is taken instead.
         """
-        if not made_pending(before, source) or target == source:
-            return self.crossing(name, source, target, run), False
-        return self.crossing(name, before, target, run), True
+        tensor = self.graph.tensors[name]
+        kind = (id(self.axes.dims[name]), tensor.dtype, tensor.differentiable)
+        at = (kind, before, source, target, run)  # copies of a block share their dims
+        if at not in self._crossings:
+            instead = made_pending(before, source) and target != source
+            start = before if instead else source
+            self._crossings[at] = self.crossing(name, start, target, run), instead
+        return self._crossings[at]
+
+    @cached_property
+    def edges(self) -> list[tuple[str, str, str]]:
+        """(before, source, target) of every change of placement, as `inner_crossing` takes them."""
+        out, outer = [], self.graph.outer()
+        readings = self.graph.readings()  # of a parameter: each makes a gradient of its own
+        for use in self.graph.uses:
+            out += [(use.stored, use.stored, use.used)] * max(readings[use.used], 1)
+        for border in self.graph.borders:
+            around = outer.get(border.target)
+            before = around.source if around else border.source
+            out.append((before, border.source, border.target))
+        return out
 
     def toll(self, name: str, before: State, source: State, target: State) -> Toll | None:
         """What that takes in all passes; None if it cannot be."""

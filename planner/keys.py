@@ -34,6 +34,14 @@ class Keys:
     letters: dict[str, frozenset[str]] = field(default_factory=dict)
     cached: list[str] = field(default_factory=list)
 
+    def unfolded(self, origin: Mapping[str, str]) -> Keys:
+        """The same for a graph whose ops and tensors are copies of those of this one."""
+        cached = set(self.cached)
+        return Keys(
+            {copy: self.letters[n] for copy, n in origin.items() if n in self.letters},
+            [copy for copy, n in origin.items() if n in cached],
+        )
+
 
 def last_of_two(dims: Sequence[Dim], counts: Callable[[Dim], bool]) -> frozenset[int]:
     """The dim of a table of scores that counts keys; `counts` says which dims count tokens."""

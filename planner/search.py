@@ -211,22 +211,24 @@ class Search:
         stage("check")
         layouts = Layouts(self.graph, costs.states, network.assignment(optimum.assignment))
         whole = self._unfolded(layouts)
-        whole_costs = self._costs(whole)
+        whole_costs = self._costs(whole, costs)
         check(whole.graph, whole.states, whole.assignment, self.rigid)
         agree(price(whole.graph, whole_costs, whole.assignment), optimum)
         report = reported(optimum, solver or solvers.default(memory), note)
         stage("emit")
         return Attempt(layouts, whole, whole_costs, report, possible(network, small), wanted)
 
-    def _costs(self, whole: Layouts) -> Costs:
+    def _costs(self, whole: Layouts, folded: Costs) -> Costs:
         """Prices of the whole graph."""
-        return Costs(whole.graph, whole.states.axes, whole.states, self.workload, self.caches)
+        out = Costs(whole.graph, whole.states.axes, whole.states, self.workload, self.caches)
+        out.keys = folded.keys.unfolded(self.whole.origin)
+        return out
 
     def _held(self, costs: Costs, network: Network, values: Sequence[int]) -> Memory:
         """Bytes that a rank of the whole model holds."""
         assignment = network.assignment(tuple(values))
         whole = self._unfolded(Layouts(self.graph, costs.states, assignment))
-        return measure(self._costs(whole), whole.assignment)
+        return measure(self._costs(whole, costs), whole.assignment)
 
     def _unfolded(self, layouts: Layouts) -> Layouts:
         """The same plan on the whole graph."""
