@@ -94,6 +94,16 @@ def plan(
     return search.run(solver, time_limit, memory)
 
 
+def as_planned(plan: Plan) -> dict[str, Any]:
+    """The arguments of `plan` and `prepare` that ask for a plan's mesh, workload and pins again."""
+    load = plan.workload
+    return {
+        "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
+        "dtype": getattr(torch, load.dtype), "device": load.device, "pins": plan.pins,
+        "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
+    }  # fmt: skip
+
+
 def prepare(
     model: Any,
     tp: int | None = None,

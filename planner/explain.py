@@ -10,10 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from shardwright.errors import InfeasibleError, UsageError
-from shardwright.planner.api import prepare
+from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.axes import atoms_of
 from shardwright.planner.layout import parse
 from shardwright.planner.pins import Pin, matches, parameters
@@ -68,12 +66,7 @@ def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
         UsageError: nothing has that name.
         PlanError: the plan is for another model.
     """
-    load = plan.workload
-    search = prepare(
-        model, mesh=plan.mesh, batch=load.batch, seq=load.seq, device=load.device,
-        dtype=getattr(torch, load.dtype, None), phase=load.phases, pins=plan.pins,
-        sequence_parallel=load.sequence_parallel,
-    )  # fmt: skip
+    search = prepare(model, **as_planned(plan))
     check_identity(search.source.module, plan)
     # Of blocks that are alike the graph may have one alone, so names are those of the module.
     every = [n for n, _ in search.source.module.named_parameters(remove_duplicate=False)]

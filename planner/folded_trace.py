@@ -40,7 +40,9 @@ def trace_folded(
                 graph = trace(module, source.args, source.kwargs)
                 folding = fold(graph, stacks, shared_beyond(module, stacks, owners))
             return folding, unfold(folding)
-        except (Unfoldable, ModelError):
-            pass  # with more blocks, or whole
+        except Unfoldable:
+            continue  # with more blocks, or whole
+        except ModelError:
+            break  # its code counts on all blocks, or the model cannot be traced at all
     folding = Folding(trace(module, source.args, source.kwargs))
     return folding, unfold(folding)

@@ -46,6 +46,11 @@ class Segment:
         """Kind of the block."""
         return self.stack.kinds[self.stack.picks[self.place]]
 
+    @property
+    def blocks(self) -> list[int]:
+        """Numbers of the blocks of the whole stack that are copies of this one."""
+        return [i for i, place in enumerate(self.stack.traced) if place == self.place]
+
     def own(self, key: object, name: str) -> None:
         """Add a tensor."""
         self.keys[name] = key
@@ -94,8 +99,8 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
         row = segments_of(graph, stack, shared)
         folding.segments.append(row)
         first: dict[int, Segment] = {}
-        for place, segment in enumerate(row):
-            times = stack.traced.count(place)
+        for segment in row:
+            times = len(segment.blocks)
             for item in segment.items:
                 graph.counts[item.name if isinstance(item, Op) else item.target] = times
             graph.counts |= dict.fromkeys(segment.keys, times)
@@ -103,17 +108,18 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
             if base is not segment:
                 match(base, segment, row)
                 graph.alike |= {segment.tensors[k]: n for k, n in base.tensors.items()}
-    graph.fixed = {
-        (n, d) for name, d in graph.fixed for n in _class_of(graph, name)
-    }  # what holds in one block holds in those like it
-    graph.counted = {(n, d) for name, d in graph.counted for n in _class_of(graph, name)}
-    graph.carried = {n for name in graph.carried for n in _class_of(graph, name)}
+    classes: dict[str, set[str]] = {}
+    for name, one in graph.alike.items():
+        classes.setdefault(one, {one}).add(name)
+
+    def like(name: str) -> set[str]:
+        return classes.get(graph.one(name), {name})
+
+    # What holds in one block holds in those like it.
+    graph.fixed = {(n, d) for name, d in graph.fixed for n in like(name)}
+    graph.counted = {(n, d) for name, d in graph.counted for n in like(name)}
+    graph.carried = {n for name in graph.carried for n in like(name)}
     return folding
-
-
-def _class_of(graph: Graph, name: str) -> set[str]:
-    one = graph.alike.get(name, name)
-    return {one, name, *(n for n, o in graph.alike.items() if o == one)}
 
 
 def timeline(graph: Graph) -> list[Item]:

@@ -113,18 +113,14 @@ def memories(costs: Costs, assignment: Assignment | None) -> dict[str, str]:
 
     Without an assignment, as if there were no collectives.
     """
-    graph = costs.graph
-    outer = graph.outer()
-    source = {u.used: u.stored for u in graph.uses}
-    for border in graph.borders:
-        new = False
+    graph, source = costs.graph, dict[str, str]()
+    for before, start, end in costs.edges:
+        crossing = None
         if assignment is not None:
-            before = outer[border.target].source if border.target in outer else border.source
-            was, has, gets = (assignment[n] for n in (before, border.source, border.target))
-            crossing, _ = costs.inner_crossing(border.source, was, has, gets)
-            new = crossing is not None and bool(crossing.forward)
-        if not new:
-            source[border.target] = border.source
+            states = (assignment[before], assignment[start], assignment[end])
+            crossing, _ = costs.inner_crossing(start, *states)
+        if crossing is None or not crossing.forward:
+            source[end] = start
     source |= {out: op.inputs[0] for op in graph.ops if is_view(op.call) for out in op.outputs}
     base: dict[str, str] = {}
     for name in graph.tensors:

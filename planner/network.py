@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import TypeVar
 
 from shardwright.planner.cost import Costs, Toll
-from shardwright.planner.graph import Border, Graph, Op, Use
+from shardwright.planner.graph import Border, Graph
 from shardwright.planner.plan_file import pattern
 from shardwright.planner.problem import Problem, Row
 from shardwright.planner.states import WHOLE, State, States
@@ -24,6 +25,7 @@ of placement (the fewest that do), and a number made of names, so that plans com
 time."""
 BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
 
+T = TypeVar("T")
 Vector = tuple[int, ...]
 FREE: Vector = (0,) * len(COMPONENTS)
 
@@ -85,6 +87,17 @@ class _Builder:
         """The variables of these tensors."""
         return tuple(self.variables[n] for n in names)
 
+    def added_up(
+        self, found: Iterable[tuple[tuple[str, ...], T, int]]
+    ) -> dict[tuple[int, ...], tuple[T, int]]:
+        """Of (tensors, thing, times): per variables of the tensors the first thing, times added."""
+        out: dict[tuple[int, ...], tuple[T, int]] = {}
+        for names, thing, times in found:
+            scope = self.scope(names)
+            first, before = out.get(scope, (thing, 0))
+            out[scope] = first, before + times
+        return out
+
     def unary(self, name: str, label: str, price: Mapping[State, Vector]) -> None:
         """A factor over the state of one tensor: those that are not priced are forbidden."""
         index = self.index[name]
@@ -128,12 +141,8 @@ class _Builder:
 
     def add_ops(self) -> None:
         """The modes of each op, and the time that each takes; ops of blocks that are alike once."""
-        found: dict[tuple[int, ...], tuple[Op, int]] = {}
-        for op in self.graph.ops:
-            scope = self.scope((*op.inputs, *op.outputs))
-            first, times = found.get(scope, (op, 0))
-            found[scope] = first, times + self.graph.times(op.name)
-        for scope, (op, times) in found.items():
+        ops = (((*op.inputs, *op.outputs), op, self.graph.times(op.name)) for op in self.graph.ops)
+        for scope, (op, times) in self.added_up(ops).items():
             index = [self.index[n] for n in (*op.inputs, *op.outputs)]
             rows = [
                 Row(
@@ -147,12 +156,11 @@ class _Builder:
     def add_uses(self) -> None:
         """From each parameter as stored to the same as its module sees it, at each reading."""
         readings = self.graph.readings()
-        found: dict[tuple[int, ...], tuple[Use, int]] = {}
-        for use in self.graph.uses:
-            scope = self.scope((use.stored, use.used))
-            first, times = found.get(scope, (use, 0))
-            found[scope] = first, times + max(readings[use.used], self.graph.times(use.used))
-        for scope, (use, times) in found.items():
+        uses = (
+            ((u.stored, u.used), u, max(readings[u.used], self.graph.times(u.used)))
+            for u in self.graph.uses
+        )
+        for scope, (use, times) in self.added_up(uses).items():
             rows = []
             for s, i in self.index[use.stored].items():
                 for t, j in self.index[use.used].items():
@@ -166,13 +174,11 @@ class _Builder:
         """What changes of placement cost, and that a module does the same in each of its calls."""
         outer, sequence = self.graph.outer(), self.states.sequence
         first: dict[tuple[str, str, str], tuple[str, str]] = {}
-        found: dict[tuple[int, ...], tuple[Border, tuple[str, ...], int]] = {}
+        crossed: list[tuple[tuple[str, ...], tuple[Border, tuple[str, ...]], int]] = []
         for border in self.graph.borders:
             around = outer.get(border.target)
             names = (*([around.source] if around else []), border.source, border.target)
-            scope = self.scope(names)
-            one, its, times = found.get(scope, (border, names, 0))
-            found[scope] = one, its, times + self.graph.times(border.target)
+            crossed.append((names, (border, names), self.graph.times(border.target)))
             key = (border.module, border.side, border.slot)
             ends = first.setdefault(key, (border.source, border.target))
             if ends != (border.source, border.target):  # called again: the same change each time
@@ -182,7 +188,7 @@ class _Builder:
                         Row((i, index[s]), FREE) for s, i in self.index[a].items() if s in index
                     ]
                     self.problem.factor(f"again {key}", self.scope((a, b)), same)
-        for scope, (border, names, times) in found.items():
+        for scope, ((border, names), times) in self.added_up(crossed).items():
             # Where several would do, the module that makes a tensor, not a dropout behind it.
             action = 4 if not border.has_parameters else 2 if border.side == "out" else 3
             rows = []

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from shardwright.errors import ModelError, UsageError
+from shardwright.planner.api import as_planned
 from shardwright.planner.api import plan as make_plan
 from shardwright.planner.launch import run_processes
 from shardwright.planner.plan_file import Plan
@@ -63,13 +64,8 @@ def compare(
     """
     config = model if hasattr(model, "to_dict") else read_config(model)
     if layers is not None:
-        config, load = cut(config, layers), plan.workload
-        plan = make_plan(
-            config, mesh=plan.mesh, batch=load.batch, seq=load.seq, device=load.device,
-            dtype=getattr(torch, load.dtype), pins=plan.pins, phase=load.phases,
-            sequence_parallel=load.sequence_parallel,
-            optimizer_bytes=load.optimizer_bytes,
-        )  # fmt: skip
+        config = cut(config, layers)
+        plan = make_plan(config, **as_planned(plan))
     answers = run_processes(plan.world_size, _on_rank, plan, config, dtype)
     parameters, logits, gradients, worst = answers[0]
     depth = getattr(config.get_text_config(), "num_hidden_layers", 0)

@@ -131,7 +131,10 @@ class Opaque:
         """
         key = name, given, str(spec)
         if key not in self._known:
-            with ThreadPoolExecutor(1) as thread, _eager():  # no mode is on in another thread
+            with (
+                ThreadPoolExecutor(1) as thread,
+                exporting(False),
+            ):  # no mode is on in another thread
                 runs = [
                     thread.submit(_run, self._copies[name], given, spec, seed).result()
                     for seed in range(len(SCALES))
@@ -236,13 +239,13 @@ def _spec(leaf: Any) -> Any:
 
 
 @contextmanager
-def _eager() -> Iterator[None]:
-    """Within, nothing says to model code that it is being exported."""
+def exporting(value: bool) -> Iterator[None]:
+    """Within, torch says to model code that it is being exported (there is no data), or is not."""
     flags = ("_is_compiling_flag", "_is_exporting_flag")
     before = {flag: getattr(torch.compiler, flag) for flag in flags}
     try:
         for flag in flags:
-            setattr(torch.compiler, flag, False)
+            setattr(torch.compiler, flag, value)
         yield
     finally:
         for flag, value in before.items():

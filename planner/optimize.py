@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from shardwright.errors import InfeasibleError, SolverError
 from shardwright.planner.eliminate import Eliminated, eliminate
-from shardwright.planner.network import BYTES
 from shardwright.planner.objective import POWERS, Digits, primary, rank
 from shardwright.planner.problem import Costs, Problem, Result, Solver
 from shardwright.planner.simplify import Simplified, simplify
@@ -63,7 +62,8 @@ def optimize(
     seconds: float,
     memory: int | None = None,
     backup: Solver | None = None,
-    movable: int | None = None,
+    *,
+    movable: int,
 ) -> Optimum:
     """The cheapest assignment of a network of `planner/network.py`.
 
@@ -73,7 +73,7 @@ def optimize(
         seconds: Time limit for all calls of solvers together.
         memory: Budget in bytes a rank, if the user set one.
         backup: The solver where none was asked for; without it, the scout.
-        movable: Bytes that the slack is a share of; by default all that could be held otherwise.
+        movable: Bytes that the slack is a share of (`Network.movable`).
 
     Raises:
         OverBudget: nothing fits; the message says the least that would.
@@ -119,8 +119,6 @@ def optimize(
 
     power = POWERS.start  # bytes within a budget are nearly free
     if memory is None:
-        if movable is None:
-            movable = _movable(small.problem, left.expand(least))
         budget = floor + int(SLACK * movable)
         fastest = run(left.problem.weighed([(0, 1)]), {}, least).assignment or least
         if size(fastest) > budget:
@@ -141,19 +139,6 @@ def _least(fits: Callable[[int], bool], guess: int) -> int:
             low, at = at, at + step
         step *= 2
     return high
-
-
-def _movable(problem: Problem, least: Sequence[int]) -> int:
-    """Bytes, in the least assignment, of what could also be stored otherwise.
-
-    The slack is a share of these: the bytes of what no plan can split excuse nothing.
-    """
-    total = 0
-    for factor in problem.factors:
-        if len({r.costs[BYTES] for r in factor.rows}) > 1:
-            values = tuple(least[v] for v in factor.scope)
-            total += next(r.costs[BYTES] for r in factor.rows if r.values == values)
-    return total
 
 
 def _proven(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.planner.borders import BORDER
-from shardwright.planner.opaque import Opaque, Spec
+from shardwright.planner.opaque import Opaque, Spec, exporting
 
 aten = torch.ops.aten
 
@@ -87,7 +86,7 @@ def record(
     recorder, functional = _Recorder(entered), _Functional()
     # In inference mode composite ops come in one piece, so LEAVES can be kept. (Gradients are
     # still required of parameters: `matmul` looks.)
-    with torch.inference_mode(), recorder, _exporting():
+    with torch.inference_mode(), recorder, exporting(True):
         stored, given = tree_map(_like, (dict(_state(module)), (args, dict(kwargs))))
         recorder.calls.clear()
 
@@ -132,20 +131,6 @@ def _like(value: Any) -> Any:
         return value
     like = {"dtype": value.dtype, "device": value.device, "requires_grad": value.requires_grad}
     return torch.empty_strided(value.shape, value.stride(), **like)
-
-
-@contextmanager
-def _exporting() -> Iterator[None]:
-    """Say to model code what `torch.export` says: there is no data to branch on."""
-    flags = ("_is_compiling_flag", "_is_exporting_flag")
-    before = [getattr(torch.compiler, flag) for flag in flags]
-    try:
-        for flag in flags:
-            setattr(torch.compiler, flag, True)
-        yield
-    finally:
-        for flag, value in zip(flags, before, strict=True):
-            setattr(torch.compiler, flag, value)
 
 
 class _Functional(FunctionalTensorMode):

@@ -55,6 +55,7 @@ from shardwright.planner.simplify import Simplified, simplify
 from shardwright.planner.source import Source
 from shardwright.planner.stages import figures, stage
 from shardwright.planner.states import Shards, States
+from shardwright.planner.sub_dims import find_sub_dims
 from shardwright.planner.unfolding import Unfolded
 from shardwright.planner.verify import Mismatch, calls_of, run_local
 from shardwright.planner.within import within
@@ -120,9 +121,14 @@ class Search:
     @cached_property
     def untraced(self) -> Opaque:
         """The modules of the whole model that are like one that was not traced."""
+        found = {n: t for n, t in self.traced_names.items() if t in self.graph.untraced}
+        return Opaque(self.source.module, found)
+
+    @cached_property
+    def traced_names(self) -> dict[str, str]:
+        """Module of the whole model -> the traced one that stands for it."""
         names = (n for n, _ in self.source.module.named_modules())
-        traced = ((n, self.folding.traced_name(n)) for n in names)
-        return Opaque(self.source.module, {n: t for n, t in traced if t in self.graph.untraced})
+        return {n: self.folding.traced_name(n) for n in names}
 
     @cached_property
     def caches(self) -> bool:
@@ -197,7 +203,7 @@ class Search:
         try:
             optimum = within(
                 memory,
-                lambda cap: optimize(small, asked, seconds, cap, backup, network.movable),
+                lambda cap: optimize(small, asked, seconds, cap, backup, movable=network.movable),
                 lambda values: self._held(costs, network, values).total,
                 lambda values: memory_in_words(
                     self._held(costs, network, values),
@@ -232,9 +238,16 @@ class Search:
 
     def _unfolded(self, layouts: Layouts) -> Layouts:
         """The same plan on the whole graph."""
-        graph, origin, axes = self.whole.graph, self.whole.origin, self.axes
+        graph, origin = self.whole.graph, self.whole.origin
         if graph is self.graph:
             return layouts
+        assignment = {n: layouts.assignment[origin[n]] for n in graph.tensors}
+        return Layouts(graph, self._whole_states, assignment)
+
+    @cached_property
+    def _whole_states(self) -> States:
+        """Axes and domains of the whole graph, with nothing forbidden: for checking and pricing."""
+        graph, origin, axes = self.whole.graph, self.whole.origin, self.axes
         ops = {op.name: origin[op.name] for op in graph.ops}
         whole_axes = Axes(
             dims={n: axes.dims[origin[n]] for n in graph.tensors},
@@ -243,13 +256,9 @@ class Search:
             conflicts=axes.conflicts,
         )
         lookups = frozenset(copy for copy, op in ops.items() if op in self.lookups)
-        sequence = self.sequence and self.sequence.unfolded(
-            origin, {b.module: self.folding.traced_name(b.module) for b in graph.borders}
-        )
-        states = States(
-            graph, whole_axes, self.tp, lookups, sequence=sequence, sub=layouts.states.sub
-        )
-        return Layouts(graph, states, {n: layouts.assignment[origin[n]] for n in graph.tensors})
+        sequence = self.sequence and self.sequence.unfolded(origin, self.traced_names)
+        sub = find_sub_dims(self.graph, axes, self.tp)
+        return States(graph, whole_axes, self.tp, lookups, sequence=sequence, sub=sub)
 
     def predicted(self, attempt: Attempt) -> Prediction:
         """What an attempt should cost, per rank."""
@@ -314,9 +323,7 @@ class Search:
 
     def _spread(self, plans: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:
         """Plans of the modules of the whole model, from those of the traced blocks."""
-        names = (n for n, _ in self.source.module.named_modules())
-        traced = ((n, self.folding.traced_name(n)) for n in names)
-        return {n: plans[t] for n, t in traced if t in plans}
+        return {n: plans[t] for n, t in self.traced_names.items() if t in plans}
 
     def _mismatch(
         self, result: Plan, traced: Mapping[str, tuple[Dim, ...]], coords: Coords

@@ -11,10 +11,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from shardwright.errors import ModelError, PlanError
 from shardwright.planner.borders import map_slots
@@ -22,7 +22,7 @@ from shardwright.planner.layout import Coords, dim_size, parse, resolve
 from shardwright.planner.opaque import DATA_DEPENDENT, Opaque
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.source import Source, read_source
-from shardwright.planner.verify import calls_of, run_local, run_on_fake
+from shardwright.planner.verify import calls_of, follow, run_local, run_on_fake
 from shardwright.runtime.identity import check_identity
 
 Shapes = dict[tuple[str, str], list[tuple[int, ...]]]
@@ -105,9 +105,8 @@ def output_shapes(source: Source, opaque: Opaque) -> Shapes:
         ModelError: the model does not run on meta.
     """
     while True:
-        module, found, entered = copy.deepcopy(source.module), Shapes(), list[str]()
-        for name, child in module.named_modules():
-            _watch(name, child, found, entered)
+        module, found = copy.deepcopy(source.module), Shapes()
+        entered = follow(module, partial(_note, found))
         try:
             run_on_fake(module, source.args, source.kwargs, opaque)
             return found
@@ -117,20 +116,12 @@ def output_shapes(source: Source, opaque: Opaque) -> Shapes:
             raise ModelError(f"the unsplit model fails on meta: {_first_line(error)}") from error
 
 
-def _watch(name: str, module: nn.Module, found: Shapes, entered: list[str]) -> None:
-    def enter(_: nn.Module, _args: Any) -> None:
-        entered.append(name)
+def _note(found: Shapes, name: str, output: Any) -> None:
+    def note(x: torch.Tensor, slot: str) -> torch.Tensor:
+        found.setdefault((name, slot), []).append(tuple(x.shape))
+        return x
 
-    def leave(_: nn.Module, _args: Any, output: Any) -> None:
-        def note(x: torch.Tensor, slot: str) -> torch.Tensor:
-            found.setdefault((name, slot), []).append(tuple(x.shape))
-            return x
-
-        entered.pop()
-        map_slots(output, "", note)
-
-    module.register_forward_pre_hook(enter)
-    module.register_forward_hook(leave)
+    map_slots(output, "", note)
 
 
 def _first_line(error: BaseException) -> str:

@@ -113,16 +113,14 @@ class _Unfolder:
         if segment is None:
             yield None, 0
         else:
-            traced = segment.stack.traced
-            yield from ((segment, i) for i, place in enumerate(traced) if place == segment.place)
+            yield from ((segment, i) for i in segment.blocks)
 
     def copies_in(self, module: str) -> Iterator[tuple[Segment | None, int]]:
         """The blocks that have a copy of `module`."""
         for row in self.folding.segments:
             place = place_of(row[0].stack, module)
             if place is not None:
-                traced = row[0].stack.traced
-                yield from ((row[place], i) for i, p in enumerate(traced) if p == place)
+                yield from ((row[place], i) for i in row[place].blocks)
                 return
         yield None, 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,21 +42,33 @@ def calls_of(
     root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], opaque: Opaque
 ) -> Calls | None:
     """What the code of each module calls when `root` runs as it is; None if it does not run."""
-    module, entered = copy.deepcopy(root), list[str]()
-    for name, child in module.named_modules():
-
-        def enter(_: nn.Module, _args: Any, name: str = name) -> None:
-            entered.append(name)
-
-        def leave(_: nn.Module, _args: Any, _output: Any) -> None:
-            entered.pop()
-
-        child.register_forward_pre_hook(enter)
-        child.register_forward_hook(leave)
+    module = copy.deepcopy(root)
     try:
-        return _run(module, args, kwargs, entered, opaque)
+        return _run(module, args, kwargs, follow(module), opaque)
     except Exception:  # whatever model code raises: its trial as a part will raise it again
         return None
+
+
+def follow(
+    root: nn.Module, leave: Callable[[str, Any], None] = lambda name, output: None
+) -> list[str]:
+    """Put hooks on the modules of `root`, for good: `leave` gets the name and output of each call.
+
+    Gives the paths of the modules that run, the innermost last.
+    """
+    entered: list[str] = []
+    for name, module in root.named_modules():
+
+        def before(_: nn.Module, _args: Any, name: str = name) -> None:
+            entered.append(name)
+
+        def after(_: nn.Module, _args: Any, output: Any, name: str = name) -> None:
+            entered.pop()
+            leave(name, output)
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+    return entered
 
 
 def _run(
@@ -121,32 +133,21 @@ def run_local(
     except PlanError as error:
         return Mismatch("", str(error))
     calls: dict[tuple[str, str], int] = {}
-    entered: list[str] = []
     found: list[Mismatch] = []
-    handles = []
-    for name, module in local.named_modules():
 
-        def enter(_: nn.Module, _args: Any, name: str = name) -> None:
-            entered.append(name)
+    def leave(name: str, output: Any) -> None:
+        def compare(x: torch.Tensor, slot: str) -> torch.Tensor:
+            k = calls.get((name, slot), 0)
+            calls[(name, slot)] = k + 1
+            want = predicted.get((name, slot), [])
+            if k < len(want) and tuple(x.shape) != want[k]:
+                text = f"output '{slot}' has shape {list(x.shape)}, not {list(want[k])}"
+                found.append(Mismatch(name, text))
+            return x
 
-        def leave(_: nn.Module, _args: Any, output: Any, name: str = name) -> None:
-            entered.pop()
+        map_slots(output, "", compare)
 
-            def compare(x: torch.Tensor, slot: str) -> torch.Tensor:
-                k = calls.get((name, slot), 0)
-                calls[(name, slot)] = k + 1
-                want = predicted.get((name, slot), [])
-                if k < len(want) and tuple(x.shape) != want[k]:
-                    found.append(
-                        Mismatch(
-                            name, f"output '{slot}' has shape {list(x.shape)}, not {list(want[k])}"
-                        )
-                    )
-                return x
-
-            map_slots(output, "", compare)
-
-        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    entered = follow(local, leave)
     try:
         noted = _run(local, args, kwargs, entered, opaque)
         if whole_calls is not None and (other := difference(whole_calls, noted)) is not None:
@@ -154,7 +155,4 @@ def run_local(
     except Exception as error:  # whatever model code raises on sizes it does not expect
         text = str(error).strip().split("\n")[0]
         found.append(Mismatch(entered[-1] if entered else "", f"{type(error).__name__}: {text}"))
-    finally:
-        for handle in handles:
-            handle.remove()
     return found[0] if found else None

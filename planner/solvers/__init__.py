@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from shardwright.errors import UsageError
+from shardwright.errors import SolverError, UsageError
 from shardwright.planner.problem import Solver
 
 GROUP = "shardwright.solvers"
@@ -34,6 +34,13 @@ def load(name: str) -> Solver:
     if name in OWN:
         return import_module(f"{__name__}.{name}").solve
     raise UsageError(f"unknown solver '{name}'; installed: {', '.join(names())}")
+
+
+def needs_ortools(name: str) -> SolverError:
+    """What to raise where OR-tools is missing."""
+    return SolverError(
+        f"solver '{name}' needs OR-tools: pip install ortools, or use --solver backtracking"
+    )
 
 
 def default(memory: int | None) -> str:

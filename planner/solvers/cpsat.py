@@ -16,6 +16,7 @@ from typing import Any
 
 from shardwright.errors import SolverError
 from shardwright.planner.problem import Factor, Problem, Result
+from shardwright.planner.solvers import needs_ortools
 
 WORKERS = 1
 SEED = 0
@@ -36,9 +37,7 @@ def solve(
     try:
         from ortools.sat.python import cp_model as cp
     except ImportError:
-        raise SolverError(
-            "solver 'cpsat' needs OR-tools: pip install ortools, or use --solver backtracking"
-        ) from None
+        raise needs_ortools("cpsat") from None
     if not all(factor.rows for factor in problem.factors):
         return Result("infeasible", None, 0)
     model = cp.CpModel()

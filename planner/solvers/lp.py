@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shardwright.errors import SolverError
 from shardwright.planner.problem import Problem, Result
+from shardwright.planner.solvers import needs_ortools
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.polytope import Moves, Node, root
 
@@ -44,9 +44,7 @@ def solve(
     try:
         from ortools.linear_solver import pywraplp
     except ImportError:
-        raise SolverError(
-            "solver 'lp' needs OR-tools: pip install ortools, or use --solver backtracking"
-        ) from None
+        raise needs_ortools("lp") from None
     deadline = time.monotonic() + seconds
     problem = problem.only([component, *caps])
     incumbent = Incumbent(problem, list(caps.values()))

@@ -22,23 +22,24 @@ class Found(Exception):
     """The problem that planning came to."""
 
 
-def network(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Simplified:
-    """The problem of splitting a model over two ranks."""
+def network(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Simplified, int]:
+    """The problem of splitting a model over two ranks, and the bytes that could be split."""
 
-    def stop(small: Simplified, *_: object) -> None:
-        raise Found(small)
+    def stop(small: Simplified, *_: object, movable: int) -> None:
+        raise Found(small, movable)
 
     _, model = build(kind, name, torch.float32)
     with monkeypatch.context() as patch, pytest.raises(Found) as found:
         patch.setattr(search, "optimize", stop)
         shardwright.plan(model, tp=2)
-    return found.value.args[0]
+    small, movable = found.value.args
+    return small, movable
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[n for _, n in CASES])
 def test_all_solvers_prove_the_same_plan(kind: str, name: str, monkeypatch) -> None:
-    small = network(kind, name, monkeypatch)
-    found = [optimize(small, m.solve, SECONDS) for m in (lp, cpsat, backtracking)]
+    small, movable = network(kind, name, monkeypatch)
+    found = [optimize(small, m.solve, SECONDS, movable=movable) for m in (lp, cpsat, backtracking)]
     for optimum in found:
         assert optimum.optimal and optimum.objective == optimum.bound
         assert optimum.assignment == found[0].assignment

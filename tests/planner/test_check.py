@@ -52,7 +52,7 @@ def test_agrees_on_what_is_wrong(name: str, data: st.DataObject) -> None:
     """A plan with a few states changed is refused by both or priced alike by both."""
     it = toy(name)
     domains = it.network.problem.domains
-    values = list(optimize(it.small, backtracking.solve, 60).assignment)
+    values = list(optimize(it.small, backtracking.solve, 60, movable=it.network.movable).assignment)
     for v in data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=3)):
         values[v] = data.draw(st.sampled_from(domains[v]))
     changed = tuple(values)
@@ -63,7 +63,7 @@ def test_agrees_on_what_is_wrong(name: str, data: st.DataObject) -> None:
 def test_every_single_change(name: str) -> None:
     """Each tensor in turn, in each of its other states."""
     it = toy(name)
-    best = optimize(it.small, backtracking.solve, 60).assignment
+    best = optimize(it.small, backtracking.solve, 60, movable=it.network.movable).assignment
     for v, domain in enumerate(it.network.problem.domains):
         for value in domain:
             changed = (*best[:v], value, *best[v + 1 :])
@@ -73,7 +73,9 @@ def test_every_single_change(name: str) -> None:
 def test_says_where() -> None:
     """The message names the op, the module and the source line."""
     it = toy("column, row")
-    assignment = it.network.assignment(optimize(it.small, backtracking.solve, 60).assignment)
+    assignment = it.network.assignment(
+        optimize(it.small, backtracking.solve, 60, movable=it.network.movable).assignment
+    )
     weight = next(u.used for u in it.graph.uses if u.fqn == "inner.down.weight")
     with pytest.raises(
         SolverError, match=r"at linear in 'inner.down' \(toys.py:\d+\)|'inner.down'"
@@ -137,7 +139,7 @@ def test_where_a_solver_runs_out_of_time_the_plan_says_so(monkeypatch) -> None:
 def test_wrong_costs_are_refused() -> None:
     """The checker's own sums must be the solver's to the unit."""
     it = toy("column, row")
-    optimum = optimize(it.small, backtracking.solve, 60)
+    optimum = optimize(it.small, backtracking.solve, 60, movable=it.network.movable)
     found = accepted(it, it.network.assignment(optimum.assignment))
     assert found is not None
     agree(found, optimum)

@@ -64,7 +64,7 @@ def test_each_component_alone(name: str, component: int, solve) -> None:
 def test_the_plan_is_the_best_of_all(name: str, solve) -> None:
     """Objective, bound, assignment: all as trying everything says, ties broken by name alike."""
     it = toy(name)
-    optimum = optimize(it.small, solve, SECONDS)
+    optimum = optimize(it.small, solve, SECONDS, movable=it.network.movable)
     lowest, chosen = best(name, lambda c: rank(c, optimum.power))
     assert optimum.optimal
     assert optimum.objective == optimum.bound == lowest[0]
@@ -77,7 +77,7 @@ def test_the_plan_is_the_best_of_all(name: str, solve) -> None:
 def test_no_smaller_price_of_a_byte_would_do(name: str) -> None:
     """At half the price, no best plan keeps to the slack."""
     it = toy(name)
-    optimum = optimize(it.small, backtracking.solve, SECONDS)
+    optimum = optimize(it.small, backtracking.solve, SECONDS, movable=it.network.movable)
     if optimum.power > POWERS.start:
         _, chosen = best(name, lambda c: primary(c, optimum.power - 1))
         sizes = [price[BYTES] for c in chosen if (price := it.small.problem.price(c))]
@@ -91,7 +91,7 @@ def test_within_a_budget(name: str, solve) -> None:
     it = toy(name)
     sizes = sorted({costs[BYTES] for _, costs in every(name)})
     for memory in (sizes[0], sizes[len(sizes) // 2], sizes[-1]):
-        optimum = optimize(it.small, solve, SECONDS, memory)
+        optimum = optimize(it.small, solve, SECONDS, memory, movable=it.network.movable)
         lowest, chosen = best(name, lambda c: rank(c, POWERS.start), memory)
         assert (optimum.objective, optimum.bound, optimum.optimal) == (lowest[0], lowest[0], True)
         assert optimum.assignment in [it.small.expand(c) for c in chosen]
@@ -103,8 +103,10 @@ def test_below_the_least(solve) -> None:
     """The error says the least that would fit, and that does fit."""
     it, floor = toy("column, row"), least("column, row", BYTES)
     with pytest.raises(InfeasibleError, match=f"the least that would fit is {floor:,} bytes"):
-        optimize(it.small, solve, SECONDS, floor - 1)
-    assert optimize(it.small, solve, SECONDS, floor).costs[BYTES] == floor
+        optimize(it.small, solve, SECONDS, floor - 1, movable=it.network.movable)
+    assert (
+        optimize(it.small, solve, SECONDS, floor, movable=it.network.movable).costs[BYTES] == floor
+    )
 
 
 def test_rules_that_contradict_each_other() -> None:
@@ -133,7 +135,7 @@ def test_simplify_loses_no_plan(name: str) -> None:
 
 def planned(name: str) -> tuple[Toy, Optimum]:
     it = toy(name)
-    optimum = optimize(it.small, backtracking.solve, SECONDS)
+    optimum = optimize(it.small, backtracking.solve, SECONDS, movable=it.network.movable)
     assignment = it.network.assignment(optimum.assignment)
     check.check(it.graph, it.states, assignment)
     found = check.price(it.graph, it.costs, assignment)
