@@ -7,7 +7,7 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint
+.PHONY: demo test lint zoo
 
 demo: $(INSTALLED)
 	$(BIN)/python -m benchmarks.demo
@@ -15,6 +15,12 @@ demo: $(INSTALLED)
 # One thread per test process: torch would start as many as there are cores in each.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Every architecture of transformers on real ranks: the better part of an hour on two cores.
+zoo: $(INSTALLED)
+	for tp in 2 4 8; do \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo --tp $$tp --json benchmarks/results/zoo_tp$$tp.json || failed=1; \
+	done; exit $${failed:-0}
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

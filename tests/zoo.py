@@ -115,6 +115,14 @@ def inputs(
     return out
 
 
+def example(name: str, config: Any, kind: str = "causal") -> dict[str, Any] | None:
+    """Arguments to plan a model with, where those made for any text model do not fit it."""
+    if name not in DIRECT or kind != "causal":
+        return None
+    books = getattr(config, "decoder", config).num_codebooks
+    return {"input_ids": torch.zeros(3 * books, 19, dtype=torch.int64), "use_cache": False}
+
+
 def logits(output: Any) -> torch.Tensor:
     """The first tensor that a model returns."""
     found = getattr(output, "logits", None)

@@ -10,7 +10,8 @@ import torch
 
 import shardwright
 from benchmarks.compare import weighing_loss
-from benchmarks.zoo import FIRST, build
+from benchmarks.zoo import FIRST
+from benchmarks.zoo_case import build
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives
 from shardwright.runtime.mesh import Mesh

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import shardwright
-from benchmarks.zoo import FIRST, build
+from benchmarks.zoo import FIRST
+from benchmarks.zoo_case import build
 from shardwright.planner import search
 from shardwright.planner.eliminate import eliminate
 from shardwright.planner.objective import Digits

@@ -1,0 +1,112 @@
+"""Gloo processes that compare one model after the other, and are replaced when one fails."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+
+from benchmarks.zoo_case import compared
+from shardwright.runtime.mesh import Mesh
+
+Job = tuple[str, str]
+"""A kind and a name."""
+
+
+def sweep(
+    jobs: Sequence[Job], tp: int, dtype: torch.dtype, groups: int, limit: float
+) -> Iterator[dict[str, Any]]:
+    """A row for each job, in the order in which they end.
+
+    Args:
+        jobs: What to compare.
+        tp: Processes in a group.
+        dtype: Of the models.
+        groups: How many groups work at once.
+        limit: Seconds for a job; a group that takes longer is ended.
+    """
+    pool, local, started = ThreadPoolExecutor(groups), threading.local(), []
+
+    def run(job: Job) -> dict[str, Any]:
+        group = getattr(local, "group", None)
+        if group is None or not group.alive:
+            group = local.group = _Group(tp, dtype)
+            started.append(group)
+        return group.run(job, limit)
+
+    try:
+        for future in as_completed([pool.submit(run, job) for job in jobs]):
+            yield future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for group in started:
+            group.end()
+
+
+class _Group:
+    """As many processes as there are ranks."""
+
+    def __init__(self, tp: int, dtype: torch.dtype) -> None:
+        context, self.alive = mp.get_context("spawn"), True
+        self.jobs = [context.Queue() for _ in range(tp)]
+        self.results = context.Queue()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.ranks = [
+            context.Process(
+                target=_serve, args=(r, tp, port, dtype, self.jobs[r], self.results), daemon=True
+            )
+            for r in range(tp)
+        ]
+        for process in self.ranks:
+            process.start()
+
+    def run(self, job: Job, limit: float) -> dict[str, Any]:
+        """The row of a job; if that raised or took too long the group is no longer alive."""
+        for each in self.jobs:
+            each.put(job)
+        kind, name = job
+        try:
+            row = self.results.get(timeout=limit)
+        except queue.Empty:
+            row = {"kind": kind, "name": name, "raised": "", "error": f"no result in {limit:.0f} s"}
+        if "raised" in row:
+            self.end()
+        return row
+
+    def end(self) -> None:
+        """End all of its processes."""
+        self.alive = False
+        for process in self.ranks:
+            process.kill()
+
+
+def _serve(rank: int, tp: int, port: int, dtype: torch.dtype, jobs: Any, results: Any) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=tp, timeout=timedelta(minutes=20))
+    mesh = Mesh.from_device_mesh(init_device_mesh("cpu", (tp,), mesh_dim_names=("tp",)))
+    while True:
+        kind, name = jobs.get()
+        try:
+            row = compared(kind, name, dtype, rank, tp, mesh)
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"rank {rank}: {type(error).__name__}: {error} ({at.filename}:{at.lineno})"
+            row = {"kind": kind, "name": name, "error": text, "raised": traceback.format_exc()}
+            results.put(row)
+            return
+        if rank == 0:
+            results.put(row)
