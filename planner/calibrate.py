@@ -1,8 +1,15 @@
 """Measure a device profile on the machine this runs on: one process for each rank, under torchrun.
 
+All is measured as a model does it: after a product of matrices, which leaves the caches full of
+other things, the ranks out of step and the backend's threads asleep; on tensors just made, with
+results that are new memory. The ranks only meet in the collectives, so that a rank that is ahead
+waits there, and that is part of what collectives take: the times of a rank, one after the other,
+make up those of its forward pass. A time is the mean over the ranks, and of many runs the median:
+a plan takes the sum of what its parts mostly take, and the least of each comes together never.
+
 A collective's latency and speed are the straight line through its times for several sizes that has
 the least sum of squares; of relative errors, since a small collective matters as much as a large
-one. Each time is the least of several runs, of the slowest rank.
+one.
 """
 
 from __future__ import annotations
@@ -15,9 +22,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from shardwright.errors import UsageError
 from shardwright.planner.device import SECOND, Device, Flops, Link, Links, sent
+from shardwright.runtime.collectives import all_gather, reduce_scatter
+from shardwright.runtime.mesh import Group
 
 HOW = "run it under torchrun: torchrun --nproc-per-node 2 -m shardwright calibrate -o profile.json"
 SIZES = tuple(2**n for n in range(12, 27, 2))
@@ -28,21 +38,20 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: the largest collective, sides of matrices, and bytes copied."""
+    """How much is measured: the largest collective, the sides of matrices, and how often."""
 
     largest: int
     side: int
-    copied: int
-    runs: int = 7
+    runs: int
 
 
 def effort(device: torch.device, quick: bool) -> Effort:
-    """What a device can do in a few seconds; `quick` for less than that."""
+    """What a device can do in half a minute; `quick` for less than that."""
     if quick:
-        return Effort(2**18, 128, 2**22, 2)
+        return Effort(2**18, 128, 2)
     if device.type == "cuda":
-        return Effort(2**26, 8192, 2**30, 20)
-    return Effort(2**24, 1024, 2**28)
+        return Effort(2**26, 8192, 30)
+    return Effort(2**24, 1024, 30)
 
 
 def start() -> torch.device:
@@ -127,41 +136,42 @@ def _sizes(much: Effort) -> list[int]:
 def _link(kind: str, device: torch.device, much: Effort, tick: Callable[[], None]) -> Link:
     ranks, points = dist.get_world_size(), []
     for size in _sizes(much):
-        points.append((size, _seconds(_collective(kind, size, device), device, much.runs)))
+        seconds = _seconds(_collective(kind), _given(size, device), torch.float32, device, much)
+        points.append((size, round(seconds * SECOND)))
         tick()
-    latency, slope = fit([(s, round(t * SECOND)) for s, t in points])
+    latency, slope = fit(points)
     moved = sent(kind, SECOND, ranks) / ranks / SECOND  # bytes sent for one that enters
     speed = moved / max(slope, 1e-6) * SECOND
     return Link(latency_ns=round(latency), bytes_per_s=max(round(speed), 1))
 
 
-def _collective(kind: str, size: int, device: torch.device) -> Callable[[], object]:
-    """One call of a collective that `size` bytes enter on each rank."""
+def _given(size: int, device: torch.device) -> Callable[[], Tensor]:
+    """Makes what enters a collective: `size` bytes, a row for each rank."""
     ranks = dist.get_world_size()
-    elements = -(-size // 4 // ranks) * ranks
-    given = torch.ones(elements, device=device)
+    return lambda: torch.ones(ranks, -(-size // 4 // ranks), device=device)
+
+
+def _collective(kind: str) -> Callable[[Tensor], object]:
+    """A collective as the runtime calls it; the copy that an all-reduce begins with is no part."""
+    group = Group.of(dist.group.WORLD)
     if kind == "all_reduce":
-        return lambda: dist.all_reduce(given)
-    if kind == "all_gather":
-        made = torch.empty(elements * ranks, device=device)
-        return lambda: dist.all_gather_into_tensor(made, given)
-    part = torch.empty(elements // ranks, device=device)
-    return lambda: dist.reduce_scatter_tensor(part, given)
+        return dist.all_reduce
+    call = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}[kind]
+    return lambda given: call(given, group)
 
 
 def _flops(dtype: torch.dtype, device: torch.device, much: Effort) -> int:
     """Operations a second in a product of square matrices; all ranks compute at once."""
-    side = much.side
-    a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
-    seconds = _seconds(lambda: a @ b, device, much.runs)
-    return max(round(2 * side**3 / seconds), 1)
+    given = torch.ones(much.side, much.side, dtype=dtype, device=device)
+    seconds = _seconds(lambda x: x @ x, lambda: given, dtype, device, much)
+    return max(round(2 * much.side**3 / seconds), 1)
 
 
 def _bandwidth(device: torch.device, much: Effort) -> int:
     """Bytes a second that are read and written in a copy."""
-    a = torch.ones(much.copied // 4, device=device)
-    b = torch.empty_like(a)
-    return round(2 * a.nbytes / _seconds(lambda: b.copy_(a), device, much.runs))
+    given = torch.ones(much.side, much.side, device=device)
+    seconds = _seconds(torch.clone, lambda: given * 1, torch.float32, device, much)
+    return round(2 * given.nbytes / seconds)
 
 
 def _memory(device: torch.device) -> int:
@@ -172,25 +182,32 @@ def _memory(device: torch.device) -> int:
     return have // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def _seconds(call: Callable[[], object], device: torch.device, runs: int) -> float:
-    """The least time of a call, of the rank that takes longest."""
+def _seconds(
+    call: Callable[[Tensor], object],
+    given: Callable[[], Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    much: Effort,
+) -> float:
+    """The usual time of `call` on what `given` makes, after a product of matrices of `dtype`."""
 
-    def wait() -> None:
+    def now() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+        return time.perf_counter()
 
-    call()
-    wait()
-    least = float("inf")
-    for _ in range(runs):
-        dist.barrier()
-        begin = time.perf_counter()
-        call()
-        wait()
-        least = min(least, time.perf_counter() - begin)
-    slowest = torch.tensor([least], dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return max(slowest.item(), 1e-9)
+    a = torch.ones(much.side // 2, much.side, dtype=dtype, device=device)
+    b = torch.ones(much.side, much.side, dtype=dtype, device=device)
+    spent = []
+    for _ in range(much.runs + 1):  # the first warms up
+        made, x = a @ b, given()
+        begun = now()
+        result = call(x)
+        spent.append(now() - begun)
+        del made, x, result
+    times = torch.tensor(spent[1:], dtype=torch.float64, device=device)
+    dist.all_reduce(times)
+    return max(times.median().item() / dist.get_world_size(), 1e-9)
 
 
 def _shared_least(value: int) -> int:
