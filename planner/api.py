@@ -11,6 +11,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.axes import refine
 from shardwright.planner.cost import TRACE_SEQ
 from shardwright.planner.folded_trace import trace_folded
+from shardwright.planner.garbage import uncollected
 from shardwright.planner.mesh_dims import read_mesh, replicas
 from shardwright.planner.phases import parse_phases
 from shardwright.planner.pins import as_pins
@@ -23,6 +24,7 @@ from shardwright.planner.tp_plan import pins as hand_written_pins
 from shardwright.planner.tp_plan import table_of
 
 
+@uncollected()
 def plan(
     model: Any,
     tp: int | None = None,
@@ -104,6 +106,7 @@ def as_planned(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@uncollected()
 def prepare(
     model: Any,
     tp: int | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +24,7 @@ class Tensor:
     differentiable: bool
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(NamedTuple):
     """One ATen call; `inputs` and `outputs` are tensor names in the order of the call.
 
     `literals` names the slice bounds that the model's code states as bare numbers.
@@ -40,8 +39,7 @@ class Op:
     literals: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Border:
+class Border(NamedTuple):
     """A tensor that enters or leaves a module: the only places where it may be resharded."""
 
     module: str
@@ -138,6 +136,8 @@ class Graph:
 
     def readings(self) -> Counter[str]:
         """How often ops of the whole model read each tensor."""
+        if not self.counts:
+            return Counter(n for op in self.ops for n in {*op.inputs})
         out: Counter[str] = Counter()
         for op in self.ops:
             for name in {*op.inputs}:

@@ -93,12 +93,12 @@ def prune_borders(graph: Graph) -> None:
             rename[border.target] = source
             del graph.tensors[border.target]
         else:
-            kept.append(replace(border, source=source))
+            kept.append(border._replace(source=source))
     graph.watched = [
         (b.module, b.slot, rename.get(b.target, b.target)) for b in graph.borders if b.side == "out"
     ]
     graph.borders = kept
-    graph.ops = [replace(op, inputs=tuple(rename.get(n, n) for n in op.inputs)) for op in graph.ops]
+    graph.ops = [op._replace(inputs=tuple(rename.get(n, n) for n in op.inputs)) for op in graph.ops]
     graph.outputs = [rename.get(n, n) for n in graph.outputs]
     graph.carried = {rename.get(n, n) for n in graph.carried}
     graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
@@ -135,8 +135,8 @@ def name_literals(graph: Graph) -> None:
     for i, op in enumerate(graph.ops):
         if op.call.op in ("slice", "select"):
             bounds = ("index",) if op.call.op == "select" else ("start", "stop")
-            graph.ops[i] = replace(
-                op, literals=frozenset(b for b in bounds if (op.name, b) not in known)
+            graph.ops[i] = op._replace(
+                literals=frozenset(b for b in bounds if (op.name, b) not in known)
             )
 
 

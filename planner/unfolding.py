@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from shardwright.planner.folding import (
     Folding,
     Item,
     Segment,
     Unfoldable,
-    made_by,
     place_of,
-    taken_by,
     timeline,
 )
-from shardwright.planner.graph import Border, Graph, Op
+from shardwright.planner.graph import Border, Graph, Op, Use
 
 
 @dataclass
@@ -38,6 +36,28 @@ def unfold(folding: Folding) -> Unfolded:
     return _Unfolder(folding).run()
 
 
+class _Names(dict[str, str]):
+    """Names in the folded graph -> names in the whole one, worked out when first asked for."""
+
+    def __init__(self, known: Mapping[str, str], find: Callable[[str], str]) -> None:
+        super().__init__(known)
+        self.find = find
+
+    def __missing__(self, name: str) -> str:
+        found = self[name] = self.find(name)
+        return found
+
+
+class _Copy:
+    """Names as block number `block`, a copy of `segment`, has them; without one, as all else."""
+
+    def __init__(self, unfolder: _Unfolder, segment: Segment | None, block: int) -> None:
+        self.segment, self.at = segment, f"@{block}" if segment else ""
+        own = {} if segment is None else {n: n + self.at for n in segment.keys}
+        self.tensors = _Names(own, lambda name: unfolder.name(name, segment, block))
+        self.modules = _Names({}, lambda name: unfolder.module(name, segment, block))
+
+
 class _Unfolder:
     """Goes through the folded graph once and writes the whole one."""
 
@@ -45,84 +65,95 @@ class _Unfolder:
         self.folding, self.folded = folding, folding.graph
         self.out, self.origin = Graph(), dict[str, str]()
         self.rows = {row[0].stack.path: row for row in folding.segments}
+        self.outside = _Copy(self, None, 0)
+        self.blocks = {
+            path: [_Copy(self, row[p], block) for block, p in enumerate(row[0].stack.traced)]
+            for path, row in self.rows.items()
+        }
+        self.copies: dict[int, list[_Copy]] = {}
+        for copy in (c for copies in self.blocks.values() for c in copies):
+            self.copies.setdefault(id(copy.segment), []).append(copy)
 
     def run(self) -> Unfolded:
         """The whole graph."""
-        g = self.folded
-        for name in g.tensors:
-            if name not in self.folding.owner:
-                self.tensor(name, name)
+        g, out = self.folded, self.out
+        self.add_tensors((n for n in g.tensors if n not in self.folding.owner), self.outside)
         within = {id(i): s for row in self.folding.segments for s in row for i in s.items}
         done: set[str] = set()
         for item in timeline(g):
             segment = within.get(id(item))
             if segment is None:
-                self.item(item, None, 0)
+                self.add_items([item], self.outside)
             elif segment.stack.path not in done:
                 done.add(segment.stack.path)
-                row = self.rows[segment.stack.path]
-                for block, place in enumerate(segment.stack.traced):
-                    for name in row[place].keys:
-                        self.tensor(f"{name}@{block}", name)
-                    for each in row[place].items:
-                        self.item(each, row[place], block)
+                for copy in self.blocks[segment.stack.path]:
+                    assert copy.segment is not None
+                    self.add_tensors(copy.segment.keys, copy)
+                    self.add_items(copy.segment.items, copy)
         for use in g.uses:
-            for segment, block in self.copies_of(use.used):
-                stored = self.name(use.stored, segment, block)
-                used = self.name(use.used, segment, block)
-                fqn = self.module(use.fqn, segment, block)
-                self.out.uses.append(replace(use, fqn=fqn, stored=stored, used=used))
+            for copy in self.copies_of(self.folding.owner.get(use.used)):
+                stored, used = copy.tensors[use.stored], copy.tensors[use.used]
+                out.uses.append(Use(copy.modules[use.fqn], stored, used, use.is_buffer))
         for module, slot, name in g.watched:
-            for segment, block in self.copies_in(module):
-                made = self.name(name, segment, block)
-                self.out.watched.append((self.module(module, segment, block), slot, made))
-        self.out.inputs = list(g.inputs)
-        self.out.outputs = [self.name(n, None, 0) for n in g.outputs]
-        copies: dict[str, list[str]] = {}
-        for copy, name in self.origin.items():
-            copies.setdefault(name, []).append(copy)
-        self.out.alike = {c: found[0] for found in copies.values() for c in found[1:]}
-        self.out.logits = {c for n in g.logits for c in copies.get(n, ())}
-        self.out.carried = {c for n in g.carried for c in copies.get(n, ())}
-        self.out.fixed = {(c, d) for n, d in g.fixed for c in copies.get(n, ())}
-        self.out.counted = {(c, d) for n, d in g.counted for c in copies.get(n, ())}
-        self.out.pinned = g.pinned
-        return Unfolded(self.out, self.origin)
+            for copy in self.copies_of(self.around(module)):
+                out.watched.append((copy.modules[module], slot, copy.tensors[name]))
+        out.inputs = list(g.inputs)
+        out.outputs = [self.outside.tensors[n] for n in g.outputs]
+        self.add_marks()
+        return Unfolded(out, self.origin)
 
-    def tensor(self, name: str, origin: str) -> None:
-        """Add a tensor."""
-        self.out.tensors[name] = self.folded.tensors[origin]
-        self.origin[name] = origin
+    def add_tensors(self, names: Iterable[str], copy: _Copy) -> None:
+        """Add the copies of tensors."""
+        for name in names:
+            made = copy.tensors[name]
+            self.out.tensors[made] = self.folded.tensors[name]
+            self.origin[made] = name
 
-    def item(self, item: Item, segment: Segment | None, block: int) -> None:
-        """Add a copy of an op or border, as it stands in block number `block`."""
-        module = self.module(item.module, segment, block)
-        taken = tuple(self.name(n, segment, block) for n in taken_by(item))
-        made = tuple(self.name(n, segment, block) for n in made_by(item))
-        if isinstance(item, Border):
-            copy = Border(module, item.side, item.slot, taken[0], made[0], item.has_parameters)
-            self.out.borders.append(copy)
-            return
-        name = item.name if segment is None else f"{item.name}@{block}"
-        self.out.ops.append(Op(name, item.call, taken, made, module, item.source, item.literals))
-        self.origin[name] = item.name
+    def add_items(self, items: Iterable[Item], copy: _Copy) -> None:
+        """Add the copies of ops and borders."""
+        ops, borders, modules, name = self.out.ops, self.out.borders, copy.modules, copy.tensors
+        each = copy.tensors.__getitem__
+        for item in items:
+            module = modules[item.module]
+            if isinstance(item, Border):
+                ends = name[item.source], name[item.target]
+                borders.append(Border(module, item.side, item.slot, *ends, item.has_parameters))
+                continue
+            ends = tuple(map(each, item.inputs)), tuple(map(each, item.outputs))
+            made = item.name + copy.at
+            ops.append(Op(made, item.call, *ends, module, item.source, item.literals))
+            self.origin[made] = item.name
 
-    def copies_of(self, tensor: str) -> Iterator[tuple[Segment | None, int]]:
-        """The blocks that have a copy of `tensor`."""
-        segment = self.folding.owner.get(tensor)
-        if segment is None:
-            yield None, 0
-        else:
-            yield from ((segment, i) for i in segment.blocks)
+    def add_marks(self) -> None:
+        """What is known of some tensors holds for all their copies."""
+        g, out = self.folded, self.out
+        dims = {*g.fixed, *g.counted}
+        marked = {*g.logits, *g.carried, *(n for n, _ in dims)}
+        copies: dict[str, list[str]] = {n: [] for n in marked}
+        first: dict[str, str] = {}
+        for copy in out.tensors:
+            name = self.origin[copy]
+            if name in marked:
+                copies[name].append(copy)
+            if (one := first.setdefault(name, copy)) is not copy:
+                out.alike[copy] = one
+        out.logits = {c for n in g.logits for c in copies[n]}
+        out.carried = {c for n in g.carried for c in copies[n]}
+        out.fixed = {(c, d) for n, d in g.fixed for c in copies[n]}
+        out.counted = {(c, d) for n, d in g.counted for c in copies[n]}
+        out.pinned = g.pinned
 
-    def copies_in(self, module: str) -> Iterator[tuple[Segment | None, int]]:
-        """The blocks that have a copy of `module`."""
+    def copies_of(self, segment: Segment | None) -> list[_Copy]:
+        """The blocks that are copies of `segment`, or what is outside of all."""
+        return [self.outside] if segment is None else self.copies.get(id(segment), [])
+
+    def around(self, module: str) -> Segment | None:
+        """The traced block that `module` is in."""
         for row in self.folding.segments:
             place = place_of(row[0].stack, module)
             if place is not None:
-                yield from ((row[place], i) for i in row[place].blocks)
-                return
-        yield None, 0
+                return row[place]
+        return None
 
     @staticmethod
     def module(module: str, segment: Segment | None, block: int) -> str:
