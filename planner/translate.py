@@ -105,7 +105,7 @@ class _Translator:
 
     def add(self, name: str, value: torch.Tensor, differentiable: bool) -> None:
         """Put a tensor into the graph."""
-        can = differentiable and value.dtype.is_floating_point
+        can = differentiable and (value.dtype.is_floating_point or value.dtype.is_complex)
         shape = tuple(int(s) for s in value.shape)
         self.graph.tensors[name] = Tensor(name, shape, value.dtype, can)
         self.names[id(value)] = name

@@ -127,6 +127,26 @@ class Grouped(nn.Module):
         return self.o(attend(q, self.spread(k), self.spread(v)).reshape(b, t, -1))
 
 
+class TurnedByComplex(Grouped):
+    """Rotary positions as complex products, of keys that are made once for all heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.v = nn.Linear(WIDTH, self.d), nn.Linear(WIDTH, WIDTH)
+
+    def turn(self, y: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(y.reshape(*y.shape[:-1], -1, 2))
+        angles = torch.arange(y.shape[1], device=y.device, dtype=y.dtype)[:, None, None]
+        turned = pairs * torch.polar(torch.ones_like(angles), angles)
+        return torch.view_as_real(turned).flatten(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q, k, v = (m(x).view(b, t, -1, self.d) for m in (self.q, self.k, self.v))
+        k = self.turn(k).expand(b, t, q.shape[2], self.d)
+        return self.o(attend(self.turn(q), k, v).reshape(b, t, -1))
+
+
 class MultiQuery(nn.Module):
     """One key-value head, repeated."""
 

@@ -19,7 +19,8 @@ from tests.planner.equal import assert_equal, features, planned
 MODULES = (
     m.LiteralHead, m.DividedByHeads, m.InverseHeads, m.RootOfHeads, m.BranchOnHeads,
     m.LoopOverHeads, m.SlopePerHead, m.LiteralHeadsAndHead, m.LiteralHeads, m.UnflattenedLiteral,
-    m.HeadReadOffPart, m.Grouped, m.MultiQuery, mlps.Mlp, mlps.GatedByNumbers, mlps.GatedByHalf,
+    m.HeadReadOffPart, m.TurnedByComplex,
+    m.Grouped, m.MultiQuery, mlps.Mlp, mlps.GatedByNumbers, mlps.GatedByHalf,
     mlps.GatedByAttribute, mlps.GatedFromTheEnd, mlps.GatedBySteps, mlps.OneFeature,
     mlps.ChosenFeatures, mlps.InPlace, mlps.Softmax, mlps.MeanBySize, mlps.InverseSize,
     mlps.Lengths, mlps.OwnZeros, mlps.Shuffled, m.Unequal, m.Mixer, m.Vision, m.Language, m.Again,
@@ -48,7 +49,8 @@ class Within(nn.Module):
 
 # Four heads over three ranks, and features: where parts are unlike.
 UNEVEN = {
-    "LiteralHead", "LiteralHeads", "HeadReadOffPart", "SlopePerHead", "Grouped", "MultiQuery",
+    "LiteralHead", "LiteralHeads", "HeadReadOffPart", "SlopePerHead", "Grouped", "TurnedByComplex",
+    "MultiQuery",
     "Mlp", "GatedByHalf", "Unequal", "Shuffled", "Vision", "Language", "Again", "Fused-groups",
     "Fused-chunk", "TorchAttention",
 }  # fmt: skip
