@@ -1,44 +1,46 @@
-"""An independent look at a plan: does every op of the whole graph hold, and what does it cost?
+"""An independent look at a plan: does every op of the whole graph hold?
 
-It reads the rules and the prices, but not the network, its simplification or any solver: for each
-op it works out from the states alone whether the rule allows them together.
+It reads the rules, but not the network, its simplification or any solver: for each op it works out
+from the states alone whether the rule allows them together. What they cost is in `bill.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from shardwright.errors import SolverError
 from shardwright.planner.axes import atoms_of
-from shardwright.planner.cost import Collective, Costs
 from shardwright.planner.graph import Graph, Op
-from shardwright.planner.phases import Pass
-from shardwright.planner.plan_file import Phase
 from shardwright.planner.sequence import OpenSequence
-from shardwright.planner.states import WHOLE, Mode, Shards, Split, State, States, covers
+from shardwright.planner.states import WHOLE, Shards, Split, State, States, covers
 from shardwright.rules.notation import Dims, Rule, letters
 
 Assignment = Mapping[str, State]
 
 
 def check(
-    graph: Graph, states: States, assignment: Assignment, rigid: Collection[str] = ()
+    graph: Graph,
+    states: States,
+    assignment: Assignment,
+    rigid: Collection[str] = (),
+    ops: Iterable[Op] | None = None,
 ) -> None:
     """Check every op, border, use, input and output of the unfolded graph.
 
-    What a change of placement costs, and whether there is a collective for it, is `price`'s part.
+    What a change of placement costs, and whether there is a collective for it, is the bill's part.
 
     Args:
         graph: The traced model.
         states: Its axes, and which of them are covered.
         assignment: The plan.
         rigid: Modules at whose borders nothing may change.
+        ops: One of each that are alike, if that is known: see `distinct`.
 
     Raises:
         SolverError: something does not hold; the message names the op and the place.
     """
-    for op, _ in distinct(graph, states, assignment):
+    for op in ops or (op for op, _ in distinct(graph, states, assignment)):
         if (why := _wrong(op, states, assignment)) is not None:
             raise SolverError(
                 f"the plan does not hold at {op.call.op} in '{op.module}' ({op.source}): {why}; "
@@ -69,14 +71,17 @@ def distinct(graph: Graph, states: States, assignment: Assignment) -> list[tuple
 
     Copies of an op in blocks that are alike share its axes: what holds for one holds for all.
     """
-    found: dict[object, tuple[Op, int]] = {}
+    found: dict[object, list[Any]] = {}
+    state = {name: id(s) for name, s in assignment.items()}.__getitem__
+    axes = states.axes.axes
     for op in graph.ops:
-        have = tuple(assignment[n] for n in (*op.inputs, *op.outputs))
-        axes = states.axes.axes.get(op.name)
-        key = (op.name if axes is None else id(axes), have)
-        first, times = found.get(key, (op, 0))
-        found[key] = first, times + 1
-    return list(found.values())
+        at = axes.get(op.name)
+        key = (op.name if at is None else id(at), *map(state, op.inputs), *map(state, op.outputs))
+        if key in found:
+            found[key][1] += 1
+        else:
+            found[key] = [op, 1]
+    return [(op, times) for op, times in found.values()]
 
 
 def _check_sequence(graph: Graph, sequence: OpenSequence, assignment: Assignment) -> None:
@@ -109,7 +114,7 @@ def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
     if any(s.shards for s in have):
         if rule is None:
             return "an op without a rule has tensors that are split"
-        found = _split_axes(rule, (*rule.operands, *rule.results), have, states, op)
+        found = split_axes(rule, (*rule.operands, *rule.results), have, states, op)
         if isinstance(found, str):
             return found
         split = found
@@ -161,7 +166,7 @@ def _pending(state: State, bit: int) -> str:
     return "copied" if state.copied & bit else "nothing pending"
 
 
-def _split_axes(
+def split_axes(
     rule: Rule, sides: Sequence[Dims], have: Sequence[State], states: States, op: Op
 ) -> Split | str:
     """The split axes that the states show; a text where two tensors disagree."""
@@ -213,75 +218,3 @@ def _wrong_sum(
         if kind != want:
             return f"tensor {i} is {kind} instead of {want}"
     return None
-
-
-class Price(NamedTuple):
-    """Bytes held, nanoseconds of all passes and of a backward pass where none is asked for."""
-
-    bytes: int
-    time: int
-    backward: int
-
-
-def price(graph: Graph, costs: Costs, assignment: Assignment) -> Price:
-    """What the whole graph costs, added up from its parts.
-
-    Raises:
-        SolverError: a change of placement that the runtime cannot make.
-    """
-    size = sum(costs.holdings.bytes(n, assignment[n]) for n in costs.holdings.names)
-    once = times(graph, costs, assignment)
-    time = sum(run.times * once[run.phase] for run in costs.passes)
-    if any(run.trains for run in costs.passes):
-        return Price(size, time, 0)
-    back = collectives(graph, costs, assignment)[1]
-    return Price(size, time, sum(costs.nanoseconds((c,)) for c in back))
-
-
-def times(graph: Graph, costs: Costs, assignment: Assignment) -> dict[Phase, int]:
-    """Nanoseconds of each phase of the workload, run once.
-
-    Raises:
-        SolverError: a change of placement that the runtime cannot make.
-    """
-    ops = distinct(graph, costs.states, assignment)
-    modes = [(op, _mode(op, costs, assignment), times) for op, times in ops]
-    out: dict[Phase, int] = {}
-    for run in costs.passes:
-        ahead, back = collectives(graph, costs, assignment, run)
-        spent = sum(n * costs.compute_once(op, mode, run) for op, mode, n in modes)
-        taken = (*ahead, *back) if run.trains else ahead
-        out[run.phase] = spent + sum(costs.nanoseconds((c,)) for c in taken)
-    return out
-
-
-def _mode(op: Op, costs: Costs, assignment: Assignment) -> Mode:
-    have = tuple(assignment[n] for n in (*op.inputs, *op.outputs))
-    rule = costs.axes.rules.get(op.name)
-    split: Split | str = frozenset()
-    if rule is not None:
-        split = _split_axes(rule, (*rule.operands, *rule.results), have, costs.states, op)
-    return Mode(have, frozenset() if isinstance(split, str) else split)
-
-
-def collectives(
-    graph: Graph, costs: Costs, assignment: Assignment, run: Pass | None = None
-) -> tuple[list[Collective], list[Collective]]:
-    """Every collective of a forward and of a backward pass, by default the workload's first."""
-    forward: list[Collective] = []
-    backward: list[Collective] = []
-    stored = {u.stored for u in graph.uses}  # weights stay where they are
-    for before, source, target in costs.edges:
-        states = (assignment[before], assignment[source], assignment[target])
-        crossing, _ = costs.inner_crossing(source, *states, run)
-        if crossing is None or (source in stored and crossing.forward):
-            raise SolverError(
-                f"the plan takes '{source}' from {assignment[source]} to {assignment[target]}, "
-                "which no collective does"
-            )
-        forward += crossing.forward
-        backward += crossing.backward
-    for name in sorted(stored):
-        if (averaging := costs.gradient(name, assignment[name])) is not None:
-            backward.append(averaging)
-    return forward, backward

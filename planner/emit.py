@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 
 from torch import nn
 
 from shardwright.planner import layout
 from shardwright.planner.axes import ATOM, PRODUCT, Dim, find, leaves_of
-from shardwright.planner.check import Assignment, collectives
-from shardwright.planner.cost import Costs
+from shardwright.planner.bill import Bill
+from shardwright.planner.check import Assignment
 from shardwright.planner.graph import Graph, Use
 from shardwright.planner.layout import Coords, Placement, simplify
 from shardwright.planner.plan_file import (
@@ -168,17 +167,18 @@ def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
     return total
 
 
-def count(graph: Graph, costs: Costs, assignment: Assignment) -> list[Collective]:
+def count(bill: Bill) -> list[Collective]:
     """Collectives by phase and kind: of the first pass, its backward, and a step of decoding."""
     out = []
-    ahead, back = collectives(graph, costs, assignment)
+    ahead, back = bill.collectives()
     found = {"forward": ahead, "backward": back}
-    for run in costs.passes[1:]:
+    for run in bill.costs.passes[1:]:
         if run.phase == "decode":
-            found["decode"] = collectives(graph, costs, assignment, run)[0]
-    for phase, each in found.items():
-        for kind, n in sorted(Counter(c.kind for c in each).items()):
-            size = sum(c.bytes for c in each if c.kind == kind)
+            found["decode"] = bill.collectives(run)[0]
+    for phase, calls in found.items():
+        for kind in sorted({c.kind for c in calls}):
+            n = sum(times for c, times in calls.items() if c.kind == kind)
+            size = sum(times * c.bytes for c, times in calls.items() if c.kind == kind)
             out.append(Collective(phase=phase, kind=kind, count=n, bytes=size))  # type: ignore[arg-type]
     return out
 

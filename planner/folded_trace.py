@@ -32,7 +32,7 @@ def trace_folded(
         return tuple(p for p in pins if matches(p.name, name))
 
     for apart in (True,) if ends else (False, True):
-        stacks = find_stacks(module, apart, label)
+        stacks = find_stacks(module, apart, label if pins else None, owners)
         if not stacks:
             continue
         try:

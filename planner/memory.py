@@ -114,22 +114,35 @@ def memories(costs: Costs, assignment: Assignment | None) -> dict[str, str]:
     Without an assignment, as if there were no collectives.
     """
     graph, source = costs.graph, dict[str, str]()
+    made: dict[object, bool] = {}
     for before, start, end in costs.edges:
-        crossing = None
-        if assignment is not None:
-            states = (assignment[before], assignment[start], assignment[end])
-            crossing, _ = costs.inner_crossing(start, *states)
-        if crossing is None or not crossing.forward:
-            source[end] = start
-    source |= {out: op.inputs[0] for op in graph.ops if is_view(op.call) for out in op.outputs}
+        if assignment is not None and _made_new(costs, assignment, (before, start, end), made):
+            continue
+        source[end] = start
+    calls = {id(op.call): op.call for op in graph.ops}  # copies of an op share theirs
+    views = {at for at, call in calls.items() if is_view(call)}
+    source |= {out: op.inputs[0] for op in graph.ops if id(op.call) in views for out in op.outputs}
     base: dict[str, str] = {}
     for name in graph.tensors:
         chain = [name]
-        while chain[-1] in source and chain[-1] not in base:
-            chain.append(source[chain[-1]])
-        root = base.get(chain[-1], chain[-1])
-        base |= dict.fromkeys(chain, root)
+        while (at := source.get(chain[-1])) is not None and at not in base:
+            chain.append(at)
+        root = chain[-1] if at is None else base[at]
+        for each in chain:
+            base[each] = root
     return base
+
+
+def _made_new(
+    costs: Costs, assignment: Assignment, edge: tuple[str, str, str], known: dict[object, bool]
+) -> bool:
+    """Whether a collective takes a tensor from one state to another; edges that are alike once."""
+    before, source, target = (assignment[n] for n in edge)
+    key = (id(costs.axes.dims[edge[1]]), id(before), id(source), id(target))
+    if key not in known:
+        crossing, _ = costs.inner_crossing(edge[1], before, source, target)
+        known[key] = crossing is not None and bool(crossing.forward)
+    return known[key]
 
 
 def peak(costs: Costs, assignment: Assignment, run: Pass) -> int:
@@ -139,15 +152,21 @@ def peak(costs: Costs, assignment: Assignment, run: Pass) -> int:
     size: dict[str, int] = {}
     born: dict[str, int] = {}
     last: dict[str, int] = {}
+    known: dict[object, int] = {}  # bytes of results, those of ops that are alike once
     for at, op in enumerate(graph.ops):
-        for i, name in enumerate((*op.inputs, *op.outputs)):
-            root = base[name]
-            if root in apart:
-                continue
-            born.setdefault(root, at)
-            last[root] = at
-            if root == name and i >= len(op.inputs):
-                size[root] = costs.bytes_at(op, i, assignment[name], run)
+        for name in op.inputs:
+            last[base[name]] = at
+            born.setdefault(base[name], at)
+        for i, name in enumerate(op.outputs, len(op.inputs)):
+            last[base[name]] = at
+            born.setdefault(base[name], at)
+            if base[name] == name:
+                key = (id(costs.axes.axes.get(op.name, name)), i, id(assignment[name]))
+                if key not in known:
+                    known[key] = costs.bytes_at(op, i, assignment[name], run)
+                size[name] = known[key]
+    for root in apart:
+        born.pop(root, None)
     end = len(graph.ops)
     stay = [*graph.outputs, *(Kept(graph).names() if run.trains else ())]
     for root in {base[n] for n in stay} - apart:

@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -258,6 +259,7 @@ class Plan(_Part):
         return cls.from_json(text, where=str(path))
 
 
+@lru_cache(maxsize=1 << 16)
 def pattern(name: str) -> str:
     """`name` with * for each number that stands alone between dots."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
@@ -280,10 +282,10 @@ def fold(entries: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
         groups.setdefault(pattern(name), []).append(name)
     out: dict[str, T] = {}
     for key, members in groups.items():
-        if all(m in entries for m in members) and all(
-            entries[m] == entries[members[0]] for m in members
-        ):
-            out[key] = entries[members[0]]
+        first = entries.get(members[0])
+        found = [entries.get(m) for m in members]
+        if first is not None and all(x is first or x == first for x in found):
+            out[key] = first
         else:
             out |= {m: entries[m] for m in members if m in entries}
     return out

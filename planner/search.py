@@ -17,9 +17,10 @@ from shardwright.errors import InfeasibleError, ModelError, SolverError
 from shardwright.planner import solvers
 from shardwright.planner.attributes import Unsolvable, local_attributes
 from shardwright.planner.axes import Axes
+from shardwright.planner.bill import Bill
 from shardwright.planner.budget import largest
 from shardwright.planner.calls import Calls
-from shardwright.planner.check import check, price, times
+from shardwright.planner.check import check
 from shardwright.planner.cost import Costs
 from shardwright.planner.emit import (
     Layouts,
@@ -72,12 +73,12 @@ Splits = frozenset[tuple[str, Shards]]
 class Attempt:
     """A solution of the problem, not yet tried; `possible` says which tensors any could split.
 
-    `layouts` are those of the folded graph, `whole` and `costs` speak of the whole one.
+    `layouts` are those of the folded graph, `whole` and `bill` speak of the whole one.
     """
 
     layouts: Layouts
     whole: Layouts
-    costs: Costs
+    bill: Bill
     report: SolverReport
     possible: dict[str, bool]
     pinned: dict[str, Pin]
@@ -217,12 +218,13 @@ class Search:
         stage("check")
         layouts = Layouts(self.graph, costs.states, network.assignment(optimum.assignment))
         whole = self._unfolded(layouts)
-        whole_costs = self._costs(whole, costs)
-        check(whole.graph, whole.states, whole.assignment, self.rigid)
-        agree(price(whole.graph, whole_costs, whole.assignment), optimum)
+        bill = Bill(self._costs(whole, costs), whole.assignment)
+        alike = [op for op, _ in bill.ops]
+        check(whole.graph, whole.states, whole.assignment, self.rigid, alike)
+        agree(bill.price, optimum)
         report = reported(optimum, solver or solvers.default(memory), note)
         stage("emit")
-        return Attempt(layouts, whole, whole_costs, report, possible(network, small), wanted)
+        return Attempt(layouts, whole, bill, report, possible(network, small), wanted)
 
     def _costs(self, whole: Layouts, folded: Costs) -> Costs:
         """Prices of the whole graph."""
@@ -268,10 +270,10 @@ class Search:
         return Prediction(
             parameter_bytes=[sizes[at[TP]] for at in ranks],
             whole_bytes=rank_bytes(layouts, None),
-            memory=measure(attempt.costs, attempt.whole.assignment),
+            memory=measure(attempt.bill.costs, attempt.whole.assignment),
             time_ns=attempt.report.objective[2],
-            phase_ns=times(self.whole.graph, attempt.costs, attempt.whole.assignment),
-            collectives=count(self.whole.graph, attempt.costs, attempt.whole.assignment),
+            phase_ns=attempt.bill.times,
+            collectives=count(attempt.bill),
         )
 
     def ranks(self, states: States) -> list[Coords]:
@@ -281,7 +283,7 @@ class Search:
 
     def _try(self, attempt: Attempt) -> Plan | Splits:
         """The plan, or the splits that it may not have."""
-        ranks, source, layouts = self.ranks(attempt.costs.states), self.source, attempt.layouts
+        ranks, source, layouts = self.ranks(attempt.whole.states), self.source, attempt.layouts
         corners = [ranks[0], ranks[-1]] if self.tp > 1 else ranks[:1]
         every = {at[TP]: at for at in ranks}.values() if layouts.states.sub.table() else corners
         try:

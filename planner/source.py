@@ -87,11 +87,12 @@ class _Uninitialised(TorchFunctionMode):
 
 def on_meta(module: nn.Module) -> nn.Module:
     """`module` itself if it is on meta, else a copy of it there: weights are not copied."""
-    tensors = [*module.parameters(), *module.buffers()]
+    stores = (s for m in module.modules() for s in (m._parameters, m._buffers) if s)
+    tensors = [t for store in stores for t in store.values() if t is not None]
     if all(t.is_meta for t in tensors):
         return module
     memo: dict[int, Any] = {}
-    for t in tensors:
+    for t in {id(t): t for t in tensors}.values():
         empty = torch.empty_like(t, device="meta")
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
     return copy.deepcopy(module, memo).eval()

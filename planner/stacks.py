@@ -19,6 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
+PLAIN = frozenset((type(None), bool, int, str, torch.dtype))
+"""Types of attributes that are compared as they are."""
+
 JUNCTIONS = 10
 """Stacks with more kinds of junctions than this are traced whole."""
 
@@ -51,23 +54,28 @@ class Stack:
 
 
 def find_stacks(
-    root: nn.Module, ends: bool = False, label: Callable[[str], object] = lambda name: None
+    root: nn.Module,
+    ends: bool = False,
+    label: Callable[[str], object] | None = None,
+    owners: Mapping[int, list[str]] | None = None,
 ) -> list[Stack]:
     """The outermost lists of blocks in `root` of which it is enough to trace some.
 
     With `ends`, the first and the last block of each are kinds of their own: for models that do
     something else with what these take or give. Blocks are of one kind only where their parameters
-    have the same labels.
+    have the same labels. `owners` are the holders of all tensors, if they are known.
     """
     out: list[Stack] = []
-    owners = holders(root)
+    configs = _configs(root)
+    owners = holders(root) if owners is None else owners
     for path, module in root.named_modules():
-        inside = any(path.startswith(f"{s.path}.") for s in out)
-        if inside or not isinstance(module, nn.ModuleList) or len(module) < 3:
+        if not isinstance(module, nn.ModuleList) or len(module) < 3:
+            continue
+        if any(path.startswith(f"{s.path}.") for s in out):
             continue
         if not all(any(True for _ in block.children()) for block in module):
             continue
-        kinds = _kinds(path, module, owners, label, _configs(root))
+        kinds = _kinds(path, module, owners, label, configs)
         if ends:
             kinds = (-1, *kinds[1:-1], -2)
         picks = _picks(kinds)
@@ -149,7 +157,7 @@ def _kinds(
     path: str,
     stack: nn.ModuleList,
     owners: Mapping[int, list[str]],
-    label: Callable[[str], object],
+    label: Callable[[str], object] | None,
     configs: Sequence[Any],
 ) -> tuple[int, ...]:
     """A number for each block, the same for blocks that are made alike."""
@@ -164,8 +172,8 @@ def _kinds(
     out = []
     for n, block in enumerate(blocks):
         made = tuple((k, v) for k, v in block.items() if k not in counters)
-        labels = tuple(label(f"{path}.{n}.{k}") for k, _ in stack[n].named_parameters())
-        kind = (made, labels, tuple(repr(v[n]) for v in lists))
+        labels = [label(f"{path}.{n}.{k}") for k, _ in stack[n].named_parameters()] if label else []
+        kind = (made, *labels, *(repr(v[n]) for v in lists))
         out.append(numbers.setdefault(kind, len(numbers)))
     return tuple(out)
 
@@ -182,27 +190,31 @@ def _description(
                 if tensor is None:
                     out[path, key] = None
                     continue
-                shared = id(tensor) if _beyond(owners[id(tensor)], name) else None
+                held = owners[id(tensor)]
+                shared = id(tensor) if len(held) > 1 and _beyond(held, name) else None
                 out[path, key] = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, shared)
         for key, value in module.__dict__.items():
-            if not key.startswith("_"):
+            if key[:1] != "_":
                 out[path, key] = _plain(value)
     return out
 
 
 def _plain(value: Any) -> Any:
     """What tells two attributes apart; of a float only whether it is 0: it decides no shape."""
-    if isinstance(value, float):
-        return bool(value)
-    if value is None or isinstance(value, (bool, int, str, torch.dtype, type)):
+    kind = type(value)  # a config, asked for its class, takes its time
+    if kind in PLAIN:
         return value
-    if isinstance(value, (tuple, list)):
+    if issubclass(kind, float):
+        return bool(value)
+    if issubclass(kind, (int, str, type)):
+        return value
+    if issubclass(kind, (tuple, list)):
         return tuple(_plain(v) for v in value)
-    if isinstance(value, (set, frozenset)):
+    if issubclass(kind, (set, frozenset)):
         return tuple(sorted(map(repr, value)))
-    if isinstance(value, dict):
+    if issubclass(kind, dict):
         return tuple((k, _plain(v)) for k, v in value.items())
-    if isinstance(value, partial):
+    if issubclass(kind, partial):
         return _plain(value.func), _plain(value.args), _plain(value.keywords)
     return getattr(value, "__qualname__", None) or (type(value), id(value))
 

@@ -154,7 +154,8 @@ class States:
         of positions) are of run-time size themselves.
         """
         fixed: set[int] = set()
-        for dim in {find(d).id: d for dims in self.axes.dims.values() for d in dims}.values():
+        kinds = {id(dims): dims for dims in self.axes.dims.values()}  # like blocks share them
+        for dim in {find(d).id: d for dims in kinds.values() for d in dims}.values():
             fixed |= _cut_at_run_time(dim)
         out: dict[int, set[int]] = {self.sub.full: set()}
         for atom, found in masks(self.graph, self.axes, self.sub).items():

@@ -121,18 +121,21 @@ def masks(graph: Graph, axes: Axes, sub: SubDims) -> dict[int, tuple[int, ...]]:
 
 def _stored(graph: Graph, axes: Axes) -> Iterator[Dim]:
     """The axes of parameters that are of no run-time size."""
-    for use in graph.uses:
-        for dim in axes.dims[use.stored]:
-            if not use.is_buffer and not find(dim).whole:
-                yield from (a for a in atoms_of(dim) if not a.whole)
+    for dim in _of_parameters(graph, axes):
+        yield from (a for a in atoms_of(dim) if not a.whole)
 
 
 def _leading(graph: Graph, axes: Axes) -> Iterator[Dim]:
     """The outermost axis of each product in the dims of parameters."""
-    for use in graph.uses:
-        for dim in axes.dims[use.stored]:
-            if not use.is_buffer and not find(dim).whole:
-                yield from (f for product in _products(dim) for f in _first(product))
+    for dim in _of_parameters(graph, axes):
+        yield from (f for product in _products(dim) for f in _first(product))
+
+
+def _of_parameters(graph: Graph, axes: Axes) -> Iterator[Dim]:
+    """The dims of parameters that are not of run-time size; those of blocks that are alike once."""
+    found = (axes.dims[use.stored] for use in graph.uses if not use.is_buffer)
+    for dims in {id(dims): dims for dims in found}.values():
+        yield from (dim for dim in dims if not find(dim).whole)
 
 
 def _products(dim: Dim) -> Iterator[Dim]:

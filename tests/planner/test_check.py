@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import shardwright
 from shardwright.errors import SolverError
 from shardwright.planner import check, solvers
+from shardwright.planner.bill import Bill
 from shardwright.planner.network import BACKWARD, BYTES, TIME
 from shardwright.planner.optimize import optimize
 from shardwright.planner.problem import Problem, Result
@@ -26,7 +27,7 @@ def accepted(it: Toy, assignment: Mapping[str, State]) -> tuple[int, int, int] |
     """The checker's price; None where it refuses."""
     try:
         check.check(it.graph, it.states, assignment, {""})
-        return check.price(it.graph, it.costs, assignment)
+        return Bill(it.costs, assignment).price
     except SolverError:
         return None
 

@@ -11,6 +11,7 @@ import pytest
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner import check
+from shardwright.planner.bill import Bill
 from shardwright.planner.network import BACKWARD, BYTES, COMPONENTS, TIME
 from shardwright.planner.objective import POWERS, primary, rank
 from shardwright.planner.optimize import SLACK, Optimum, optimize
@@ -138,14 +139,16 @@ def planned(name: str) -> tuple[Toy, Optimum]:
     optimum = optimize(it.small, backtracking.solve, SECONDS, movable=it.network.movable)
     assignment = it.network.assignment(optimum.assignment)
     check.check(it.graph, it.states, assignment)
-    found = check.price(it.graph, it.costs, assignment)
+    found = Bill(it.costs, assignment).price
     assert found == tuple(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))
     return it, optimum
 
 
 def kinds(it: Toy, optimum: Optimum) -> tuple[Counter[str], Counter[str]]:
-    found = check.collectives(it.graph, it.costs, it.network.assignment(optimum.assignment))
-    return Counter(c.kind for c in found[0]), Counter(c.kind for c in found[1])
+    """How often each kind of collective is called, forward and backward."""
+    bill = Bill(it.costs, it.network.assignment(optimum.assignment))
+    forward, backward = (Counter(c.kind for c in calls.elements()) for calls in bill.collectives())
+    return forward, backward
 
 
 def cut(it: Toy, optimum: Optimum) -> dict[str, set[int]]:
