@@ -6,13 +6,14 @@ The model is traced again, and the problem solved with each alternative pinned.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.axes import atoms_of
+from shardwright.planner.conventions import follow
 from shardwright.planner.layout import parse
 from shardwright.planner.pins import Pin, matches, parameters
 from shardwright.planner.plan_file import Plan, Prediction, pattern
@@ -41,7 +42,8 @@ class Explanation:
     """Parameters that a plan treats alike, and what keeps them as they are.
 
     `together` names the parameters that share the axes which are split here, and their dim;
-    `whole` is what the plan itself gives as the reason that a large one is whole.
+    `whole` is what the plan itself gives as the reason that a large one is whole, `convention` says
+    that one of `planner/conventions.py` settled it, whatever the alternatives take.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Explanation:
     placement: str
     pinned: str | None
     whole: str | None = None
+    convention: bool = False
     together: list[str] = field(default_factory=list)
     alternatives: list[Alternative] = field(default_factory=list)
 
@@ -76,7 +79,9 @@ def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
         parameters(search.graph, name)
         raise UsageError(f"'{name}' has buffers only, and every rank holds those whole")
     _catch_up(search, plan)
-    return [_explain(search, plan, group, counts[group]) for group in asked]
+    _, network, pinned = search.problem()
+    usual = follow(network, search.graph, pinned)
+    return [_explain(search, plan, group, counts[group], usual) for group in asked]
 
 
 def from_plan(plan: Plan, name: str) -> list[Explanation]:
@@ -130,23 +135,25 @@ def _together(search: Search, name: str, dim: int) -> list[str]:
     )
 
 
-def _explain(search: Search, plan: Plan, group: str, count: int) -> Explanation:
+def _explain(
+    search: Search, plan: Plan, group: str, count: int, usual: Collection[str]
+) -> Explanation:
     traced = [u.fqn for u in search.graph.uses if not u.is_buffer]
     names = [n for n in traced if _group(plan, n) == group]
     names = names or [n for n in traced if pattern(n) == pattern(group)]
-    shape = next(
-        list(search.graph.tensors[u.stored].shape) for u in search.graph.uses if u.fqn == names[0]
-    )
+    stored = next(u.stored for u in search.graph.uses if u.fqn == names[0])
     words, now = _placement(plan, names[0])
     held = [f"{n}={p}" for n, p in plan.pins.items() if names[0] in parameters(search.graph, n)]
+    shape = search.graph.tensors[stored].shape
     others = [d for d in (None, *range(len(shape))) if d != now]
     return Explanation(
         name=group,
-        shape=shape,
+        shape=list(shape),
         count=count,
         placement=words,
         pinned=held[0] if held else None,
         whole=next((w.reason for w in plan.whole if pattern(w.parameter) == pattern(group)), None),
+        convention=stored in usual and now == 0,
         together=[] if now is None else _together(search, names[0], now),
         alternatives=[_alternative(search, plan, names, dim) for dim in others],
     )

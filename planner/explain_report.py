@@ -36,10 +36,7 @@ def _one(one: Explanation) -> RenderableType:
     elif all(a.impossible for a in one.alternatives):
         grid.add_row("  because", "nothing else is possible")
     else:
-        grid.add_row(
-            "  because",
-            "it is the cheapest: fewest bytes first, with 5 % to spare, then least time",
-        )
+        grid.add_row("  because", _convention(one) if one.convention else CHEAPEST)
     if one.together:
         grid.add_row("  same axis", "\n".join(one.together))
     rows: list[RenderableType] = [title, grid]
@@ -48,6 +45,19 @@ def _one(one: Explanation) -> RenderableType:
         rows.append(Padding(_prices(priced), (0, 0, 0, 2)))
     rows += [_obstacles(a) for a in one.alternatives if a.impossible]
     return Group(*rows)
+
+
+def _convention(one: Explanation) -> str:
+    """That a convention settled it, and what it costs."""
+    text = "by convention tables of tokens are split by rows, as the head is"
+    found = [a for a in one.alternatives if not a.impossible and a.bytes <= 0 and a.time_ns < 0]
+    if not found:
+        return text
+    best = min(found, key=lambda a: a.time_ns)
+    return (
+        f"{text}; {best.placement} would take {human_time(-best.time_ns)} less: "
+        f"--pin '{one.name}={best.placement}'"
+    )
 
 
 def _prices(priced: list[Alternative]) -> Table:

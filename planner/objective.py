@@ -5,6 +5,7 @@ with a price instead of a hard cap equal layers come out alike (a cap makes a kn
 Ties are broken in the same number by lower digits, not by a second solve under a cap on the first:
 measured on 2 layers of a dense decoder, 0.2 s against more than 30 s. All but the bytes is one
 number whatever the price is: so what does not hang on the price is decided once, by `eliminate.py`.
+What a convention settles (`conventions.py`) is no part of it: solvers see only what it allows.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from shardwright.planner.bill import Bill
 from shardwright.planner.budget import largest
 from shardwright.planner.calls import Calls
 from shardwright.planner.check import check
+from shardwright.planner.conventions import follow
 from shardwright.planner.cost import Costs
 from shardwright.planner.emit import (
     Layouts,
@@ -164,15 +165,26 @@ class Search:
     def solve(self, solver: str | None, seconds: float, memory: int | None) -> Attempt:
         """Solve the problem as it stands now: without what is forbidden, and with the pins.
 
+        As the conventions want it, or if that cannot be, without them.
+
         Raises:
             InfeasibleError: the pins cannot hold, or nothing fits the memory, or hidden states
                 cannot be split along the sequence.
         """
+        costs, network, wanted = self.problem()
+        if follow(network, self.graph, wanted):
+            with suppress(InfeasibleError):
+                return self.answer(costs, network, wanted, solver, seconds, memory)
+            costs, network, wanted = self.problem()
+        return self.answer(costs, network, wanted, solver, seconds, memory)
+
+    def problem(self) -> tuple[Costs, Network, dict[str, Pin]]:
+        """Prices, the problem with the pins, and the pin of each stored tensor."""
         stage("problem")
         costs, network = self.blank(self.forbidden)
         wanted = resolve(self.pins, self.graph, costs.states)
         restrict(network, wanted)
-        return self.answer(costs, network, wanted, solver, seconds, memory)
+        return costs, network, wanted
 
     def answer(
         self,

@@ -1,0 +1,131 @@
+"""The default of a dense decoder is what is written by hand, and what overrides that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import (
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+import shardwright
+from shardwright.errors import InfeasibleError
+from shardwright.planner.api import prepare
+from shardwright.planner.conventions import token_tables
+from shardwright.planner.layout import parse
+from shardwright.planner.plan_file import Plan
+from shardwright.planner.wording import is_split
+
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+BY_HAND = {
+    "q_proj": 0, "k_proj": 0, "v_proj": 0, "qkv_proj": 0, "o_proj": 1,
+    "gate_proj": 0, "up_proj": 0, "gate_up_proj": 0, "down_proj": 1,
+    "embed_tokens": 0, "lm_head": 0,
+}  # fmt: skip
+"""Megatron's pairs: the dim of each weight that is split. Norms stay whole."""
+DENSE: dict[str, type[PreTrainedConfig]] = {
+    "LlamaForCausalLM": LlamaConfig,
+    "MistralForCausalLM": MistralConfig,
+    "Qwen2ForCausalLM": Qwen2Config,
+    "Phi3ForCausalLM": Phi3Config,
+}
+TINY = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 131,
+    "num_attention_heads": 8, "num_key_value_heads": 8,
+}  # fmt: skip
+LARGE = {  # Llama 70B: at tp=2 the whole table is within the slack of bytes
+    "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "vocab_size": 128256,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "dtype": "bfloat16",
+}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {"tiny": TINY, "70B": LARGE}
+
+
+def config(name: str, sizes: dict[str, Any], **more: Any) -> PreTrainedConfig:
+    untied = {"tie_word_embeddings": False, "pad_token_id": 0}
+    return DENSE[name](architectures=[name], **{**sizes, **untied, **more})
+
+
+def split_dims(plan: Plan) -> dict[str, int | None]:
+    """Parameter -> the dim that is split; * for a layer number."""
+    out: dict[str, int | None] = {}
+    for module, spec in plan.modules.items():
+        for key, entry in spec.parameters.items():
+            cut = [i for i, dim in enumerate(parse(entry.placement).dims) if is_split(dim)]
+            out[f"{module}.{key}"] = cut[0] if cut else None
+    return out
+
+
+@pytest.mark.parametrize(
+    ("size", "tp"), [("tiny", 2), ("tiny", 4), ("tiny", 8), ("70B", 2), ("70B", 8)]
+)
+@pytest.mark.parametrize("name", DENSE)
+def test_a_dense_decoder_is_split_as_by_hand(name: str, size: str, tp: int) -> None:
+    """Column, then row, in attention and MLP; embedding and head by vocabulary."""
+    search = prepare(config(name, SIZES[size]), tp)
+    found = search.solve(None, 60.0, None)
+    assert found.report.status == "optimal"
+    graph, assignment = search.graph, found.layouts.assignment
+    weights = {u.fqn: u.stored for u in graph.uses if u.fqn.endswith(".weight")}
+    dims = {n: {d for d, _, _ in assignment[stored].shards} for n, stored in weights.items()}
+    leaf = {n: n.removesuffix(".weight").rpartition(".")[2] for n in dims}
+    assert dims == {n: {BY_HAND[leaf[n]]} if leaf[n] in BY_HAND else set() for n in dims}
+    kinds = {c.kind: c.count for c in search.predicted(found).collectives if c.phase == "forward"}
+    layers = SIZES[size]["num_hidden_layers"]
+    assert kinds == {"all_gather": 1, "all_reduce": 1 + 2 * layers}
+
+
+@pytest.mark.parametrize("phase", ["decode", "train"])
+def test_in_every_phase(phase: str) -> None:
+    plan = shardwright.plan(config("LlamaForCausalLM", TINY), 4, phase=phase)
+    assert split_dims(plan)[TABLE] == split_dims(plan)[HEAD] == 0
+
+
+@pytest.mark.parametrize(("placement", "dim"), [("shard:1", 1), ("replicate", None)])
+def test_a_pin_overrides_it(placement: str, dim: int | None) -> None:
+    plan = shardwright.plan(config("LlamaForCausalLM", TINY), 2, pins={TABLE: placement})
+    assert split_dims(plan).get(TABLE) == dim
+    usual = shardwright.plan(config("LlamaForCausalLM", TINY), 2)
+    assert split_dims(usual)[TABLE] == 0
+    assert plan.predicted.time_ns < usual.predicted.time_ns
+
+
+def test_solvers_agree() -> None:
+    plans = [
+        shardwright.plan(config("LlamaForCausalLM", TINY), 4, solver=s)
+        for s in ("lp", "cpsat", "backtracking")
+    ]
+    assert len({str((p.modules, p.predicted, p.solver.objective)) for p in plans}) == 1
+
+
+def test_a_budget_goes_first() -> None:
+    """By rows the largest part of an odd vocabulary takes more bytes than by columns."""
+    model = config("LlamaForCausalLM", TINY)
+    least: dict[str, int] = {}
+    for placement in ("shard:0", "shard:1"):
+        with pytest.raises(InfeasibleError) as error:
+            shardwright.plan(model, 8, memory=1, pins={TABLE: placement})
+        words = str(error.value).partition("would fit is ")[2]
+        least[placement] = int(words.split()[0].replace(",", ""))
+    assert least["shard:1"] < least["shard:0"]
+    found = {dim: split_dims(shardwright.plan(model, 8, memory=least[dim]))[TABLE] for dim in least}
+    assert found == {"shard:0": 0, "shard:1": 1}
+    with pytest.raises(InfeasibleError, match=f"{least['shard:1']:,} bytes"):
+        shardwright.plan(model, 8, memory=least["shard:1"] - 1)
+
+
+def test_it_is_for_tables_of_tokens() -> None:
+    """A table of positions is what comes out cheapest, with the same collectives."""
+    name = "GPT2LMHeadModel"
+    model = GPT2Config(n_embd=64, n_head=4, n_layer=2, vocab_size=131, architectures=[name])
+    search = prepare(model, 2)
+    _, network, _ = search.problem()
+    stored = {u.stored: u.fqn for u in search.graph.uses}
+    tables = token_tables(search.graph, network.states)
+    assert {stored[s] for s in tables} <= {"transformer.wte.weight", "lm_head.weight"}
+    assert len(tables) == 1
