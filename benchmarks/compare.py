@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -109,16 +109,17 @@ def compare(
     with count_collectives() as back:
         if expected.gradients is not None:
             weighing_loss(output).backward()
-    differences = _differences(local, expected.gradients or {})
+    grads = {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
+    wrong = differences(full_tensors(local, grads), expected.gradients or {})
     # A NaN is the worst of all, not smaller than everything.
-    badness = {n: (d != d, d) for n, d in differences.items()}
+    badness = {n: (d != d, d) for n, d in wrong.items()}
     worst = max(badness, key=badness.__getitem__, default="")
     want, step = expected.decode, None
     if want is not None and (got := decode_step(local, inputs)) is not None:
         step = float((got - want).abs().max())
     return Comparison(
         logits=float((logits_of(output).detach() - expected.logits).abs().max()),
-        gradients=differences.get(worst),
+        gradients=wrong.get(worst),
         worst=worst,
         decode=step,
         split=split_share(whole, local),
@@ -127,17 +128,27 @@ def compare(
     )
 
 
-def _differences(local: nn.Module, expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Parameter -> the difference of its gradient, as a share of the largest entry."""
-    grads = {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
-    found = full_tensors(local, grads)
+def differences(
+    found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+) -> dict[str, float]:
+    """Parameter -> the difference of its whole gradient, as a share of the largest entry."""
     largest = max((float(g.abs().max()) for g in expected.values()), default=0.0)
-    differences = {}
+    out = {}
     for name, want in expected.items():
         scale = max(float(want.abs().max()), FLOOR * largest)
         got = found.get(name, torch.full_like(want, torch.nan))
-        differences[name] = float((got - want).abs().max()) / scale
-    return differences
+        out[name] = float((got - want).abs().max()) / scale
+    return out
+
+
+def in_blocks(whole: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Names and parameters of the blocks: all but embeddings, heads and norms."""
+    for name, parameter in whole.named_parameters():
+        owner = whole.get_submodule(name.rpartition(".")[0])
+        if not any(part.isdigit() for part in name.split(".")):
+            continue
+        if not isinstance(owner, nn.Embedding) and "norm" not in type(owner).__name__.lower():
+            yield name, parameter
 
 
 def split_share(whole: nn.Module, local: nn.Module) -> float:
@@ -146,12 +157,7 @@ def split_share(whole: nn.Module, local: nn.Module) -> float:
     coords: Coords = mesh.coords if mesh is not None else {"tp": (0, 1)}
     ranks = coords["tp"][1]
     total = covered = 0.0
-    for name, parameter in whole.named_parameters():
-        owner = whole.get_submodule(name.rpartition(".")[0])
-        if ".0." not in name and not any(part.isdigit() for part in name.split(".")):
-            continue
-        if isinstance(owner, nn.Embedding) or "norm" in type(owner).__name__.lower():
-            continue
+    for name, parameter in in_blocks(whole):
         size = parameter.numel()
         total += size
         if name in layout and ranks > 1:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.zoo_case import passed
+from benchmarks.zoo_case import compared, passed
 from benchmarks.zoo_ranks import sweep
 from tests import zoo
 
@@ -88,7 +89,7 @@ def main(
     if unknown := set(names) - {n for _, n in jobs}:
         raise click.UsageError(f"no such architectures: {', '.join(sorted(unknown))}")
     rows = []
-    done = sweep(jobs, tp, DTYPES[dtype], groups, limit)
+    done = sweep(jobs, tp, partial(compared, DTYPES[dtype]), groups, limit)
     console = Console(stderr=True)
     for row in track(
         done, "comparing", len(jobs), console=console, disable=not console.is_terminal

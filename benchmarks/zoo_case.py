@@ -39,7 +39,7 @@ def build(kind: str, name: str, dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 def compared(
-    kind: str, name: str, dtype: torch.dtype, rank: int, tp: int, mesh: Mesh
+    dtype: torch.dtype, kind: str, name: str, rank: int, tp: int, mesh: Mesh
 ) -> dict[str, Any]:
     """Compare one model on this rank and all others; every rank returns the same row.
 
@@ -55,7 +55,7 @@ def compared(
         if dtype == torch.float32:
             raise
         # The model mixes dtypes if it is not in its own.
-        return compared(kind, name, torch.float32, rank, tp, mesh)
+        return compared(torch.float32, kind, name, rank, tp, mesh)
     row: dict[str, Any] = {"kind": kind, "name": name, "params": len(list(model.parameters()))}
     box: list[Any] = [None]
     if rank == 0:

@@ -1,4 +1,4 @@
-"""Gloo processes that compare one model after the other, and are replaced when one fails."""
+"""Gloo processes that run one model after the other, and are replaced when one fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import queue
 import socket
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from typing import Any
@@ -17,22 +17,23 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.zoo_case import compared
 from shardwright.runtime.mesh import Mesh
 
 Job = tuple[str, str]
 """A kind and a name."""
+Case = Callable[[str, str, int, int, Mesh], dict[str, Any]]
+"""Makes the row of a kind and a name, on a rank of so many; all of them call it. Pickled."""
 
 
 def sweep(
-    jobs: Sequence[Job], tp: int, dtype: torch.dtype, groups: int, limit: float
+    jobs: Sequence[Job], tp: int, case: Case, groups: int, limit: float
 ) -> Iterator[dict[str, Any]]:
     """A row for each job, in the order in which they end.
 
     Args:
-        jobs: What to compare.
+        jobs: What to run.
         tp: Processes in a group.
-        dtype: Of the models.
+        case: Called for each job.
         groups: How many groups work at once.
         limit: Seconds for a job; a group that takes longer is ended.
     """
@@ -41,7 +42,7 @@ def sweep(
     def run(job: Job) -> dict[str, Any]:
         group = getattr(local, "group", None)
         if group is None or not group.alive:
-            group = local.group = _Group(tp, dtype)
+            group = local.group = _Group(tp, case)
             started.append(group)
         return group.run(job, limit)
 
@@ -57,7 +58,7 @@ def sweep(
 class _Group:
     """As many processes as there are ranks."""
 
-    def __init__(self, tp: int, dtype: torch.dtype) -> None:
+    def __init__(self, tp: int, case: Case) -> None:
         context, self.alive = mp.get_context("spawn"), True
         self.jobs = [context.Queue() for _ in range(tp)]
         self.results = context.Queue()
@@ -66,7 +67,7 @@ class _Group:
             port = probe.getsockname()[1]
         self.ranks = [
             context.Process(
-                target=_serve, args=(r, tp, port, dtype, self.jobs[r], self.results), daemon=True
+                target=_serve, args=(r, tp, port, case, self.jobs[r], self.results), daemon=True
             )
             for r in range(tp)
         ]
@@ -93,7 +94,7 @@ class _Group:
             process.kill()
 
 
-def _serve(rank: int, tp: int, port: int, dtype: torch.dtype, jobs: Any, results: Any) -> None:
+def _serve(rank: int, tp: int, port: int, case: Case, jobs: Any, results: Any) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=tp, timeout=timedelta(minutes=20))
@@ -101,7 +102,7 @@ def _serve(rank: int, tp: int, port: int, dtype: torch.dtype, jobs: Any, results
     while True:
         kind, name = jobs.get()
         try:
-            row = compared(kind, name, dtype, rank, tp, mesh)
+            row = case(kind, name, rank, tp, mesh)
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             text = f"rank {rank}: {type(error).__name__}: {error} ({at.filename}:{at.lineno})"

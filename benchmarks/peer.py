@@ -1,0 +1,191 @@
+"""Measure transformers' own tensor parallelism, to hold ours against it.
+
+    python -m benchmarks.peer                                   every architecture that has a plan
+    python -m benchmarks.peer --kind causal llama gemma2        some
+
+Saves a tiny model of each architecture, loads it with `tp_plan="auto"` on real gloo ranks and
+records the collectives of a forward and a backward pass, the bytes that each rank holds, and how
+far logits and gradients are from the whole model's. The last result is `results/peer_tp2.json`;
+`benchmarks/zoo.py` holds our own against it. transformers wants accelerate for this.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers.distributed import DistributedConfig
+from transformers.utils import is_accelerate_available
+
+from benchmarks.compare import differences, in_blocks, reference, weighing_loss
+from benchmarks.peer_count import every_collective
+from benchmarks.zoo import FIRST, in_order, write
+from benchmarks.zoo_case import build
+from benchmarks.zoo_ranks import sweep
+from shardwright.runtime.audit import Call, counts, total_bytes
+from shardwright.runtime.mesh import Mesh
+from tests import zoo
+
+
+def measured(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, Any]:
+    """What transformers' tensor parallelism does with one model; on every rank the same row.
+
+    An architecture without a plan has no more than its name in it. What goes wrong before and in
+    the forward pass without gradients is raised.
+    """
+    del mesh  # transformers makes its own
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(tp), "LOCAL_RANK": str(rank)}
+    config, whole = build(kind, name, torch.float32)
+    row: dict[str, Any] = {"kind": kind, "name": name, "rules": len(whole.tp_plan or {})}
+    if not row["rules"]:
+        return row
+    inputs = zoo.inputs(name, config, kind=kind)
+    expected = reference(whole, inputs)
+    wanted = DistributedConfig(tp_size=tp, tp_plan="auto")
+    with tempfile.TemporaryDirectory() as mine:
+        if rank == 0:
+            whole.save_pretrained(mine)
+        saved = _everyone(mine, tp)[0]
+        local: Any = type(whole).from_pretrained(
+            saved, distributed_config=wanted, dtype=torch.float32
+        )
+        dist.barrier()
+    local.eval()
+    row |= {"bytes": max(_everyone(_held(local), tp)), "whole_bytes": _held(whole)}
+    row["split"] = _split(whole, local, tp)
+
+    torch.manual_seed(0)
+    with torch.no_grad(), every_collective() as calls:
+        output = local(**inputs)
+    row |= _counted("forward", calls)
+    logits = _full(zoo.logits(output)).detach()
+    row["logits"] = max(_everyone(float((logits - expected.logits).abs().max()), tp))
+
+    gradients = expected.gradients
+    if gradients is None:
+        return row | {"trains": "the whole model has no gradients"}
+    try:
+        torch.manual_seed(0)
+        with every_collective() as calls:
+            output = local(**inputs)
+        row |= _counted("training_forward", calls)
+        loss = weighing_loss(output)
+        with every_collective() as calls:
+            loss.backward()
+        row |= _counted("backward", calls)
+        named = local.named_parameters()
+        found = {n: _full(p.grad) for n, p in named if p.grad is not None}
+    except RuntimeError as error:
+        return row | {"trains": _line(error)}
+    wrong = differences(found, gradients)
+    row["gradients"] = max(_everyone(max(wrong.values()), tp), key=lambda d: (d != d, d))
+    return row
+
+
+def _held(model: nn.Module) -> int:
+    """Bytes of parameters and buffers on this rank, those that are shared once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+    return sum(t.numel() * t.element_size() for t in local)
+
+
+def _split(whole: nn.Module, local: nn.Module, tp: int) -> float:
+    """Share of the block weights that no two ranks hold, as `compare.split_share` has it."""
+    held, total, covered = dict(local.named_parameters()), 0, 0.0
+    for name, parameter in in_blocks(whole):
+        mine: Any = held[name]
+        size = mine.to_local().numel() if isinstance(mine, DTensor) else mine.numel()
+        total += parameter.numel()
+        covered += (parameter.numel() - size) * tp / (tp - 1)
+    return covered / total if total else 1.0
+
+
+def _full(x: Any) -> torch.Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def _counted(what: str, calls: list[Call]) -> dict[str, Any]:
+    return {what: counts(calls), f"{what}_bytes": total_bytes(calls)}
+
+
+def _everyone(mine: Any, tp: int) -> list[Any]:
+    """What all ranks have."""
+    found: list[Any] = [None] * tp
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+
+
+def table(rows: list[dict[str, Any]], tp: int) -> Table:
+    """The results for people."""
+    out = Table(title=f"transformers' own plans, tp={tp}", title_justify="left")
+    out.add_column("MODEL")
+    for title in ("LOGITS", "GRADS", "HELD", "SPLIT", "FORWARD", "BACKWARD"):
+        out.add_column(title, justify="right")
+    out.add_column("")
+    show: dict[str, Callable[[Any], str]] = {
+        "logits": lambda d: f"{d:.0e}",
+        "gradients": lambda d: f"{d:.0e}",
+        "share": lambda s: f"{s:.0%}",
+        "split": lambda s: f"{s:.0%}",
+        "forward": lambda found: str(sum(found.values())),
+        "backward": lambda found: str(sum(found.values())),
+    }
+    for row in rows:
+        row = row | ({"share": row["bytes"] / row["whole_bytes"]} if "bytes" in row else {})
+        figures = (f(row[key]) if key in row else "-" for key, f in show.items())
+        out.add_row(row["name"], *figures, row.get("error", row.get("trains", "")))
+    return out
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--tp", default=2, help="Ranks.")
+@click.option("--kind", default=None, type=click.Choice(list(FIRST)), help="Only these.")
+@click.option("--groups", default=1, help="Models measured at once, each by as many processes.")
+@click.option("--limit", default=120.0, help="Seconds for a model.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
+def main(
+    names: tuple[str, ...], tp: int, kind: str | None, groups: int, limit: float, path: Path | None
+) -> None:
+    """Measure transformers' own tensor parallelism of tiny models on real gloo ranks."""
+    if not is_accelerate_available():
+        raise click.ClickException(
+            "transformers splits no model without accelerate: .venv/bin/pip install accelerate"
+        )
+    kinds = [kind] if kind else list(FIRST)
+    jobs = [(k, n) for k in kinds for n in zoo.names(k) if not names or n in names]
+    if unknown := set(names) - {n for _, n in jobs}:
+        raise click.UsageError(f"no such architectures: {', '.join(sorted(unknown))}")
+    done = sweep(jobs, tp, measured, groups, limit)
+    console = Console(stderr=True)
+    rows = list(
+        track(done, "measuring", len(jobs), console=console, disable=not console.is_terminal)
+    )
+    planned = [
+        {key: value for key, value in row.items() if key != "raised"}
+        for row in in_order(rows, jobs)
+        if row.get("rules") != 0
+    ]
+    if path:
+        write(path, {"tp": tp, "dtype": "float32", "of": len(jobs), "rows": planned})
+    Console(width=130).print(table(planned, tp))
+    print(f"{len(planned)} of {len(jobs)} have a plan")
+
+
+if __name__ == "__main__":
+    main()
