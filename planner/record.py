@@ -77,16 +77,18 @@ def record(
     kwargs: Mapping[str, Any],
     entered: Sequence[str],
     opaque: Opaque,
+    exported: bool = True,
 ) -> Record:
     """Run `module(*args, **kwargs)`; its tensors and the inputs' are on meta.
 
     `entered` holds the paths of the modules that run at present, the innermost last. The modules in
-    `opaque` do not run: a call of one is a call of an op.
+    `opaque` do not run: a call of one is a call of an op. Model code is told that it is `exported`:
+    that there is no data to look at.
     """
     recorder, functional = _Recorder(entered), _Functional()
     # In inference mode composite ops come in one piece, so LEAVES can be kept. (Gradients are
     # still required of parameters: `matmul` looks.)
-    with torch.inference_mode(), recorder, exporting(True):
+    with torch.inference_mode(), recorder, exporting(exported):
         stored, given = tree_map(_like, (dict(_state(module)), (args, dict(kwargs))))
         recorder.calls.clear()
 

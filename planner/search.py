@@ -302,8 +302,10 @@ class Search:
             traced = {n: layouts.traced(n) for n in self.graph.tensors}
             attributes = local_attributes(self.graph, traced, list(every))
         except Unsolvable as failure:
+            op = self.graph.producers().get(failure.size.tensor)
+            where = Mismatch(op.module if op else "", str(failure))
             near = splits_near(self.graph, layouts, failure.size.tensor)
-            return near or self._blame(Mismatch("", str(failure)), layouts)
+            return near or self._blame(where, layouts)
         plans = self._spread(module_plans(source.module, layouts, attributes))
         can, pinned = self._copies(attempt.possible), self._copies(attempt.pinned)
         result = Plan(

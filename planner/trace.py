@@ -52,15 +52,17 @@ def run(
 ) -> Record:
     """Run the module with markers; what its sizes come from is in `origins` afterwards.
 
-    Modules in it that branch on data are put into `opaque`, and it is run again without them.
+    Modules in it that branch on data are put into `opaque`, and it is run again without them. So it
+    is as if with data where its code does not work under export.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        exported = True
         while True:
             entered: list[str] = []
             try:
                 with borders.marked(module) as entered, origins.marked(module):
-                    found = record(module, args, kwargs, entered, opaque)
+                    found = record(module, args, kwargs, entered, opaque, exported)
                 if not (around := opaque.used_from_outside(called(found))):
                     return found
                 entered = around
@@ -70,6 +72,9 @@ def run(
             except Exception as error:
                 needs_data = isinstance(error, DATA_DEPENDENT)
                 if needs_data and opaque.widen(entered):
+                    continue
+                if exported and not needs_data:
+                    exported = False
                     continue
                 text = str(error).strip().split("\n")[0][:300]
                 kind = "data-dependent" if needs_data else type(error).__name__

@@ -45,8 +45,12 @@ def translate(
     for tensor in record.inputs:
         # The caller may want its gradient: of embeddings, of another module's output.
         translator.take("input", tensor, differentiable=True)
-    for call in alive(record.calls, [*record.outputs, *sources.values()]):
-        translator.call(call)
+    needed = [*record.outputs, *sources.values()]
+    read = {id(call) for call in alive(record.calls, needed)}
+    # What a module gives is made, and priced, even where nobody takes it; it gets no gradient.
+    given = [call.result for call in record.calls if call.op is borders.BORDER]
+    for call in alive(record.calls, [*needed, *given]):
+        translator.call(call, differentiable=id(call) in read)
     graph = translator.graph
     graph.outputs = [translator.name_of(t) for t in record.outputs]
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
@@ -125,7 +129,7 @@ class _Translator:
             self.add(name, value, fqn in self.trainable)
         self.graph.uses.append(Use(fqn, stored, used, is_buffer))
 
-    def call(self, call: Call) -> None:
+    def call(self, call: Call, differentiable: bool) -> None:
         """An op, or a marker."""
         name = call.op._opname if hasattr(call.op, "_opname") else call.op.__name__
         if name in IGNORED:
@@ -134,17 +138,17 @@ class _Translator:
             self.names[id(call.result)] = self.name_of(call.args[0])
         elif call.op is borders.BORDER:
             source = self.name_of(call.args[0])
-            (target,) = self.results(call, self.fresh(name))
+            (target,) = self.results(call, self.fresh(name), differentiable)
             module, side, slot = borders.read_tag(call.args[1])
             has_parameters = module in self.owners
             self.graph.borders.append(Border(module, side, slot, source, target, has_parameters))
         else:
-            self.op(call, name)
+            self.op(call, name, differentiable)
 
-    def results(self, call: Call, name: str) -> list[str]:
+    def results(self, call: Call, name: str, differentiable: bool) -> list[str]:
         """Put the tensors that a call makes into the graph and return their names."""
         sources = [self.name_of(t) for t in _tensors((call.args, dict(call.kwargs)))]
-        differentiable = any(self.graph.tensors[n].differentiable for n in sources)
+        differentiable &= any(self.graph.tensors[n].differentiable for n in sources)
         several = isinstance(call.result, (tuple, list))
         names = []
         for i, result in enumerate(call.result if several else [call.result]):
@@ -153,7 +157,7 @@ class _Translator:
                 self.add(names[-1], result, differentiable)
         return names
 
-    def op(self, call: Call, name: str) -> None:
+    def op(self, call: Call, name: str, differentiable: bool) -> None:
         """The call as rules see it, with the tensors that go in and come out."""
         inputs: list[str] = []
 
@@ -165,7 +169,7 @@ class _Translator:
 
         arguments = {k: swap(v) for k, v in named_arguments(call).items()}
         unique = self.fresh(name)
-        outputs = self.results(call, unique)
+        outputs = self.results(call, unique, differentiable)
         tensors = self.graph.tensors
         seen = OpCall(
             op=name,

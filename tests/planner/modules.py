@@ -147,6 +147,30 @@ class TurnedByComplex(Grouped):
         return self.o(attend(self.turn(q), k, v).reshape(b, t, -1))
 
 
+class CalledInVain(nn.Module):
+    """What the first call of a module gives is not used; it is of another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mlp(x[:, :1])
+        return self.mlp(x)
+
+
+class NotForExport(nn.Module):
+    """Forgets what it needs where torch says that it is being compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = None if torch.compiler.is_compiling() else torch.ones_like(x[..., :1])
+        return self.mlp(x) * mask
+
+
 class MultiQuery(nn.Module):
     """One key-value head, repeated."""
 

@@ -19,7 +19,7 @@ from tests.planner.equal import assert_equal, features, planned
 MODULES = (
     m.LiteralHead, m.DividedByHeads, m.InverseHeads, m.RootOfHeads, m.BranchOnHeads,
     m.LoopOverHeads, m.SlopePerHead, m.LiteralHeadsAndHead, m.LiteralHeads, m.UnflattenedLiteral,
-    m.HeadReadOffPart, m.TurnedByComplex,
+    m.HeadReadOffPart, m.TurnedByComplex, m.CalledInVain, m.NotForExport,
     m.Grouped, m.MultiQuery, mlps.Mlp, mlps.GatedByNumbers, mlps.GatedByHalf,
     mlps.GatedByAttribute, mlps.GatedFromTheEnd, mlps.GatedBySteps, mlps.OneFeature,
     mlps.ChosenFeatures, mlps.InPlace, mlps.Softmax, mlps.MeanBySize, mlps.InverseSize,

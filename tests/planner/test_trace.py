@@ -19,6 +19,7 @@ from shardwright.planner.trace import trace
 from tests.planner.mlps import WIDTH, InverseSize, Mlp
 from tests.planner.modules import (
     Again,
+    CalledInVain,
     Fused,
     Language,
 )
@@ -114,6 +115,14 @@ def test_what_modules_give_is_watched_in_order() -> None:
     graph = traced(Mlp())
     assert [(m, s) for m, s, _ in graph.watched] == [("up", ""), ("down", ""), ("", "")]
     assert all(name in graph.tensors for _, _, name in graph.watched)
+
+
+def test_calls_in_vain_are_in_the_graph() -> None:
+    """They are run, so they have a price; but nothing flows back through them."""
+    graph = traced(CalledInVain())
+    first, second = (b for b in graph.borders if (b.module, b.side) == ("mlp.down", "out"))
+    assert not graph.tensors[first.target].differentiable
+    assert graph.tensors[second.target].differentiable
 
 
 def test_every_name_is_a_tensor() -> None:
