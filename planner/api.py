@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,13 @@ from shardwright.planner.cost import TRACE_SEQ
 from shardwright.planner.folded_trace import trace_folded
 from shardwright.planner.garbage import uncollected
 from shardwright.planner.mesh_dims import read_mesh, replicas
+from shardwright.planner.on_demand import run
 from shardwright.planner.phases import parse_phases
-from shardwright.planner.pins import as_pins
+from shardwright.planner.pins import Pin, as_pins
 from shardwright.planner.plan_file import Phase, Plan, Workload
 from shardwright.planner.search import Search
 from shardwright.planner.sequence import open_sequence
-from shardwright.planner.source import read_source
+from shardwright.planner.source import Source, read_source
 from shardwright.planner.stages import stage
 from shardwright.planner.tp_plan import pins as hand_written_pins
 from shardwright.planner.tp_plan import table_of
@@ -42,7 +44,7 @@ def plan(
     pins: Mapping[str, str] | None = None,
     phase: str | Mapping[Phase, int] = "prefill",
     tp_plan: Mapping[str, object] | str | None = None,
-    sequence_parallel: bool = False,
+    sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
 ) -> Plan:
     """The cheapest correct way to split `model` over ranks; no weights are read.
@@ -77,7 +79,8 @@ def plan(
             backward), or several, maybe with how often each is run:
             "prefill,decode:128", or {"prefill": 1, "decode": 128}.
         sequence_parallel: Split hidden states between blocks along the sequence: fewer bytes of
-            activations on a rank, reduce-scatter and all-gather instead of all-reduce.
+            activations on a rank, reduce-scatter and all-gather instead of all-reduce. By default
+            where no plan fits `memory` without it; the plan has a note then.
         optimizer_bytes: State that the optimizer keeps for an element of a parameter, if training:
             8 for Adam's two in float32, 12 with a float32 copy of the parameter.
 
@@ -93,7 +96,7 @@ def plan(
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
         optimizer_bytes=optimizer_bytes,
     )  # fmt: skip
-    return search.run(solver, time_limit, memory)
+    return run(search, solver, time_limit, memory)
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:
@@ -121,7 +124,7 @@ def prepare(
     pins: Mapping[str, str] | None = None,
     tp_plan: Mapping[str, object] | str | None = None,
     phase: str | Mapping[Phase, int] = "prefill",
-    sequence_parallel: bool = False,
+    sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
 ) -> Search:
     """Read and trace a model: all that `plan` does before it looks for the cheapest way.
@@ -147,8 +150,6 @@ def prepare(
     source = read_source(model, args, kwargs, dtype)
     if tp_plan is not None:
         wanted = hand_written_pins(table_of(tp_plan, source.module), source.module) | wanted
-    stage("trace")
-    folding, whole = trace_folded(source, as_pins(wanted), sequence_parallel)
     workload = Workload(
         batch=batch,
         seq=seq,
@@ -156,10 +157,25 @@ def prepare(
         device=device,
         phases=phases,
         replicas=copies,
-        sequence_parallel=sequence_parallel,
+        sequence_parallel=bool(sequence_parallel),
         optimizer_bytes=optimizer_bytes,
     )
+    search = _traced(source, workload, dims, as_pins(wanted))
+    several = search.tp > 1 and phases.keys() != {"decode"}  # ranks, and tokens to share
+    if sequence_parallel is None and several:
+        along = workload.model_copy(update={"sequence_parallel": True})
+        search.along_sequence = partial(_traced, source, along, dims, search.pins)
+    return search
+
+
+def _traced(
+    source: Source, workload: Workload, mesh: Mapping[str, int], pins: tuple[Pin, ...]
+) -> Search:
+    """Trace a model and find its axes."""
+    stage("trace")
+    folding, whole = trace_folded(source, pins, workload.sequence_parallel)
     stage("axes")
-    axes = refine(folding.graph, TRACE_SEQ if sequence_parallel else None)
-    sequence = open_sequence(folding.graph, axes, TRACE_SEQ) if sequence_parallel else None
-    return Search(source, folding, whole, axes, workload, dims, as_pins(wanted), sequence)
+    length = TRACE_SEQ if workload.sequence_parallel else None
+    axes = refine(folding.graph, length)
+    sequence = open_sequence(folding.graph, axes, length) if length else None
+    return Search(source, folding, whole, axes, workload, mesh, pins, sequence)

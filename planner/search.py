@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -102,6 +102,8 @@ class Search:
     mesh: Mapping[str, int]
     pins: tuple[Pin, ...] = ()
     sequence: OpenSequence | None = None
+    along_sequence: Callable[[], Search] | None = None
+    """Where nobody said whether hidden states are to be split along the sequence: the same so."""
     strikes: Counter[str] = field(default_factory=Counter)
     forbidden: Splits = frozenset()
 
@@ -360,7 +362,7 @@ class Search:
         """
         module = self.folding.traced_name(mismatch.module)
         while True:
-            if self.sequence and (split := along_sequence(self.graph, layouts, module)):
+            if self.sequence and (split := splits_along(self.graph, layouts, module)):
                 return split
             names = tensors_in(self.graph, module)
             split = frozenset(
@@ -379,7 +381,7 @@ class Search:
             module = module.rpartition(".")[0]
 
 
-def along_sequence(graph: Graph, layouts: Layouts, module: str) -> Splits:
+def splits_along(graph: Graph, layouts: Layouts, module: str) -> Splits:
     """Splits along a sequence of what the own code of `module` and its like reads or makes.
 
     But not of the hidden states that must have them.

@@ -14,6 +14,21 @@ from shardwright.planner.network import BYTES
 from shardwright.planner.optimize import Optimum, OverBudget
 
 
+class OverMemory(InfeasibleError):
+    """No plan was found that holds as few bytes as were asked for, activations and all."""
+
+    def __init__(self, budget: int, least: int, held: str, how: str = "") -> None:
+        super().__init__(
+            f"no plan fits {budget:,} bytes a rank: the least found that would fit is {least:,} "
+            f"bytes{how}: {held}"
+        )
+        self.budget = budget
+        self.least = least
+        """The fewest bytes of those that were found."""
+        self.held = held
+        """What takes them, in words."""
+
+
 def within(
     budget: int | None,
     solve: Callable[[int | None], Optimum],
@@ -23,8 +38,8 @@ def within(
     """The optimum of `solve(bytes that add up)` that `measure` finds to hold `budget` at most.
 
     Raises:
-        InfeasibleError: none was found; the message says what the smallest that was found takes,
-            and explains it.
+        OverMemory: none was found; the message says what the smallest that was found takes, and
+            explains it.
     """
     if budget is None:
         return solve(None)
@@ -45,7 +60,4 @@ def within(
         found.append((held, optimum.assignment))
         cap = optimum.costs[BYTES] - (held - budget)
     least, assignment = min(found)
-    raise InfeasibleError(
-        f"no plan fits {budget:,} bytes a rank: the least found that would fit is {least:,} "
-        f"bytes: {explain(assignment)}"
-    )
+    raise OverMemory(budget, least, explain(assignment))

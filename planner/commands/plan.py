@@ -64,8 +64,9 @@ Examples:
               help="Price the tensor-parallel plan of transformers beside.")  # fmt: skip
 @click.option("--tp-plan", "table_file", type=click.Path(dir_okay=False), metavar="FILE",
               help="Take it from a JSON object.  [default: the model's own]")  # fmt: skip
-@click.option("--sequence-parallel", is_flag=True,
-              help="Split hidden states between blocks along the sequence.")  # fmt: skip
+@click.option("--sequence-parallel/--no-sequence-parallel", default=None,
+              help="Split hidden states between blocks along the sequence.  "
+              "[default: where nothing fits --memory without]")  # fmt: skip
 @as_json
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
 def plan(
@@ -87,7 +88,7 @@ def plan(
     follow: bool,
     compare: bool,
     table_file: str | None,
-    sequence_parallel: bool,
+    sequence_parallel: bool | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -110,6 +111,7 @@ def plan(
         from shardwright.planner.device import device as profile
         from shardwright.planner.hand_written import price
         from shardwright.planner.mesh_dims import parse_mesh, read_mesh
+        from shardwright.planner.on_demand import run
         from shardwright.planner.phases import parse_phases
         from shardwright.planner.pins import gather, read_table
         from shardwright.planner.tp_plan import OWN, table_of
@@ -127,7 +129,7 @@ def plan(
             tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
         )  # fmt: skip
         table = table_of(named, search.source.module) if compare else {}
-        result = search.run(solver, time_limit, memory)
+        result = run(search, solver, time_limit, memory)
         hand = price(search, table) if compare else None
     if output is not None:
         save(result, Path(output))

@@ -17,6 +17,7 @@ from benchmarks.compare import compare, reference, weighing_loss
 from benchmarks.zoo_case import build
 from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.plan_file import Plan
+from shardwright.planner.within import OverMemory
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives, counts, total_bytes
 from shardwright.runtime.mesh import Mesh
@@ -42,6 +43,50 @@ def inputs(model: nn.Module, name: str, seq: int = SEQ) -> dict[str, Any]:
 def all_double(monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms that compute in float32 would round each rank's part of a sum over the sequence."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+def least(model: nn.Module, **options: Any) -> int:
+    """Bytes of the smallest plan that is found."""
+    with pytest.raises(InfeasibleError) as error:
+        shardwright.plan(model, tp=4, memory=1, **options)
+    assert isinstance(error.value, OverMemory)
+    return error.value.least
+
+
+@pytest.mark.usefixtures("all_double")
+def test_memory_asks_for_it() -> None:
+    """With a budget between what is needed without and with it; and what is planned is right."""
+    _, model = build("causal", "llama", torch.float64)
+    load: dict[str, Any] = {"batch": BATCH, "seq": 64, "phase": "train"}
+    without = least(model, **load, sequence_parallel=False)
+    along = least(model, **load, sequence_parallel=True)
+    assert along < without
+    budget = (along + without) // 2
+    plan = shardwright.plan(model, tp=4, memory=budget, **load)
+    assert plan.workload.sequence_parallel
+    assert plan.solver.note == f"sequence parallel: without, no plan fits {budget:,} bytes a rank"
+    assert plan.predicted.memory is not None and plan.predicted.memory.total <= budget
+    with pytest.raises(InfeasibleError, match=f"would fit is {without:,} bytes: "):
+        shardwright.plan(model, tp=4, memory=budget, **load, sequence_parallel=False)
+    with pytest.raises(InfeasibleError, match=f"is {along:,} bytes, with sequence parallelism: "):
+        shardwright.plan(model, tp=4, memory=1, **load)
+    given = inputs(model, "llama")
+    expected = reference(model, given)
+    for found in run_ranks(4, partial(compare, model, given, plan, expected=expected)):
+        assert found.logits <= 1e-9
+        assert found.gradients is not None and found.gradients <= 1e-9, found.worst
+        assert found.decode is not None and found.decode <= 1e-9
+        assert found.forward["reduce_scatter"] >= 4
+
+
+def test_memory_asks_for_what_cannot_be() -> None:
+    """The figure of the plan that there is; decoding single tokens needs no sequence."""
+    blocks = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    given = (torch.zeros(3, 19, 8),)
+    assert least(blocks, args=given) == least(blocks, args=given, sequence_parallel=False)
+    _, model = build("causal", "llama", torch.float64)
+    options: dict[str, Any] = {"phase": "decode", "seq": 8}
+    assert least(model, **options) == least(model, **options, sequence_parallel=False)
 
 
 @pytest.mark.usefixtures("all_double")

@@ -171,8 +171,11 @@ def test_no_ranks() -> None:
         shardwright.plan("nowhere", 0)
 
 
-def test_infeasible_budget_says_the_least_that_would_fit(run: Run, model: Path) -> None:
-    line = error_line(run("plan", model, "--tp", 2, "--memory", "100kB"))
+@pytest.mark.parametrize("arguments", [[], ["--no-sequence-parallel"]])
+def test_infeasible_budget_says_the_least_that_would_fit(
+    run: Run, model: Path, arguments: list[str]
+) -> None:
+    line = error_line(run("plan", model, "--tp", 2, "--memory", "100kB", *arguments))
     found = re.fullmatch(
         r"no plan fits 100,000 bytes a rank: the least found that would fit is ([\d,]+) bytes: "
         r"parameters 209.3 KiB \(lm_head.weight 32.0 KiB \(split\), model.embed_tokens.weight "
@@ -182,7 +185,7 @@ def test_infeasible_budget_says_the_least_that_would_fit(run: Run, model: Path) 
     )
     assert found, line
     least = int(found[1].replace(",", ""))
-    held = shardwright.plan(str(model), 2, memory=least).predicted.memory
+    held = shardwright.plan(model, 2, memory=least).predicted.memory
     assert held is not None and 200_000 < held.parameters < 250_000
     assert held.total == least
 
