@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import prod
 
-from shardwright.planner.graph import Graph, Op
+from shardwright.planner.graph import Graph, Op, Slot
 from shardwright.rules.notation import ONE, Expr, Rule
 from shardwright.rules.notation import Product as ProductExpr
 from shardwright.rules.notation import Sum as SumExpr
@@ -305,10 +305,10 @@ def _follow(op: Op, inputs: Sequence[str], out: Axes) -> None:
 
 def _unify_repeated_slots(graph: Graph, out: Axes) -> None:
     """A module that is called twice has one crossing per slot: same axes each time where it can."""
-    first: dict[tuple[str, str, str], str] = {}
+    first: dict[Slot, str] = {}
     for border in graph.borders:
-        key = (border.module, border.side, border.slot)
-        one, other = out.dims[first.setdefault(key, border.source)], out.dims[border.source]
+        slot = graph.slot(border)
+        one, other = out.dims[first.setdefault(slot, border.source)], out.dims[border.source]
         if [d.size for d in one] == [d.size for d in other]:
             for a, b in zip(one, other, strict=True):
                 unify(a, b)

@@ -11,7 +11,8 @@ from typing import Any
 
 from shardwright.errors import SolverError
 from shardwright.planner.axes import atoms_of
-from shardwright.planner.graph import Graph, Op
+from shardwright.planner.graph import Graph, Op, Slot
+from shardwright.planner.repeats import Sizes
 from shardwright.planner.sequence import OpenSequence
 from shardwright.planner.states import WHOLE, Shards, Split, State, States, covers
 from shardwright.rules.notation import Dims, Rule, letters
@@ -46,13 +47,17 @@ def check(
                 f"the plan does not hold at {op.call.op} in '{op.module}' ({op.source}): {why}; "
                 "this is a mistake of the planner: please report it"
             )
-    _check_borders(graph, assignment, rigid)
+    _check_borders(graph, states, assignment, rigid)
     for name in graph.inputs:
         if assignment[name] != WHOLE:
             raise SolverError(f"the plan wants input '{name}' of the model {assignment[name]}")
     for use in graph.uses:
         if assignment[use.stored].partial or assignment[use.stored].copied:
             raise SolverError(f"the plan stores '{use.fqn}' as {assignment[use.stored]}")
+    stored = {u.used: u.stored for u in graph.uses}
+    for used, after in graph.written:
+        if not assignment[stored[used]] == assignment[used] == assignment[after]:
+            raise SolverError(f"the plan writes '{after}' into '{used}', which lies otherwise")
     for name in graph.logits:
         if assignment[name].partial:
             raise SolverError(f"the plan leaves the scores '{name}' a pending sum")
@@ -94,15 +99,21 @@ def _check_sequence(graph: Graph, sequence: OpenSequence, assignment: Assignment
             raise SolverError(f"the plan runs norm '{b.module}' on the whole sequence")
 
 
-def _check_borders(graph: Graph, assignment: Assignment, rigid: Collection[str]) -> None:
+def _check_borders(
+    graph: Graph, states: States, assignment: Assignment, rigid: Collection[str]
+) -> None:
     """A module does the same to a slot in each of its calls, and a rigid one nothing."""
-    done: dict[tuple[str, str, str], tuple[State, State]] = {}
+    done: dict[Slot, tuple[str, tuple[State, State]]] = {}
+    sizes = Sizes(graph, states.axes)
     for border in graph.borders:
         change = (assignment[border.source], assignment[border.target])
         where = f"'{border.slot}' {border.side} '{border.module}'"
         if border.module in rigid and change[0] != change[1]:
             raise SolverError(f"the plan changes tensor {where}, where nothing may change")
-        if done.setdefault((border.module, border.side, border.slot), change) != change:
+        source, before = done.setdefault(graph.slot(border), (border.source, change))
+        if change[0] == change[1] and before[0] == before[1]:
+            continue
+        if before != change or not sizes.same(source, border.source):
             raise SolverError(f"the plan changes tensor {where} otherwise in a later call")
 
 

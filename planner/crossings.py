@@ -20,6 +20,7 @@ CROSSINGS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("whole", "partial"): ((), ()),
     ("whole", "shard"): ((), ("all_gather",)),
     ("whole", "stored parts"): ((), ()),
+    ("copied", "whole"): ((), ()),
     ("copied", "shard"): ((), ()),
     ("copied", "parts"): ((), ()),
     ("partial", "whole"): (("all_reduce",), ()),

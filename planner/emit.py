@@ -97,18 +97,22 @@ def module_plans(
         parameters.setdefault(owner, {})[name] = ParameterPlan(
             placement=str(at_rest), use=None if str(seen) == str(at_rest) else str(seen)
         )
-    sides: dict[str, dict[str, dict[str, Crossing]]] = {}
+    sides: dict[str, dict[str, dict[tuple[str, int], Crossing]]] = {}
     outer = graph.outer()
+    changed = {
+        graph.slot(b)[:3] for b in graph.borders if assignment[b.source] != assignment[b.target]
+    }
     for border in graph.borders:
         source, target = assignment[border.source], assignment[border.target]
-        if source != target:
+        slot = graph.slot(border)
+        if slot[:3] in changed:
             slots = sides.setdefault(border.module, {}).setdefault(border.side, {})
             around, before = outer.get(border.target), None
             if around and made_pending(assignment[around.source], source):
                 levels = border.module.removeprefix(around.module).count(".") + (not around.module)
                 before = "." * levels + around.slot
                 source = assignment[around.source]
-            slots[border.slot] = Crossing(
+            slots[slot[2:]] = Crossing(
                 slot=border.slot,
                 source=str(layouts.placement(border.source, source)),
                 target=str(layouts.placement(border.target, target)),

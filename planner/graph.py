@@ -50,6 +50,18 @@ class Border(NamedTuple):
     has_parameters: bool = True
 
 
+class Slot(NamedTuple):
+    """Where a module takes or gives tensors; all of its calls change them in the same way.
+
+    Those of another number of dims are told apart while the model runs: theirs is another change.
+    """
+
+    module: str
+    side: str
+    slot: str
+    ndim: int
+
+
 @dataclass(frozen=True)
 class Use:
     """A parameter or buffer as stored, and as its module sees it; tied ones share `stored`."""
@@ -85,6 +97,10 @@ class Graph:
     uses: list[Use] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
+    written: list[tuple[str, str]] = field(default_factory=list)
+    """(parameter as its module sees it, tensor that is written into it): in one state, as stored.
+    """
+
     sizes: list[SizeArgument] = field(default_factory=list)
     reads: dict[int, str] = field(default_factory=dict)
     """Number in a "read" expression -> the tensor whose size was read."""
@@ -125,14 +141,21 @@ class Graph:
     def outer(self) -> dict[str, Border]:
         """Borders into a module whose tensor just came into one around it: target -> that border.
 
-        Such a border can still take the tensor as it was before the outer one changed it.
+        Such a border can still take the tensor as it was before the outer one changed it: but
+        not where what it does depends on the tensor.
         """
         entered = {b.target: b for b in self.borders if b.side == "in"}
+        several = Counter(slot[:3] for slot in {self.slot(b) for b in self.borders})
         return {
             b.target: entered[b.source]
             for b in self.borders
-            if b.side == "in" and b.source in entered
+            if b.side == "in" and b.source in entered and several[self.slot(b)[:3]] == 1
         }
+
+    def slot(self, border: Border) -> Slot:
+        """What has one crossing: a slot of a module, for tensors of one number of dims."""
+        ndim = len(self.tensors[border.source].shape)
+        return Slot(border.module, border.side, border.slot, ndim)
 
     def readings(self) -> Counter[str]:
         """How often ops of the whole model read each tensor."""

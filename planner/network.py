@@ -17,6 +17,7 @@ from shardwright.planner.cost import Costs, Toll
 from shardwright.planner.graph import Border, Graph
 from shardwright.planner.plan_file import pattern
 from shardwright.planner.problem import Problem, Row
+from shardwright.planner.repeats import Sizes, repeats
 from shardwright.planner.states import WHOLE, State, States
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
@@ -63,6 +64,7 @@ def build_network(
     builder.add_ops()
     builder.add_uses()
     builder.add_borders(rigid)
+    builder.add_repeats()
     return Network(builder.problem, builder.variables, states, builder.movable)
 
 
@@ -104,6 +106,12 @@ class _Builder:
         rows = [Row((index[s],), c) for s, c in price.items() if s in index]
         self.problem.factor(f"{label} {name}", self.scope([name]), rows)
 
+    def same(self, label: str, one: str, other: str) -> None:
+        """A factor: two tensors are in the same state."""
+        index = self.index[other]
+        pairs = ((i, index[s]) for s, i in self.index[one].items() if s in index)
+        self.problem.factor(label, self.scope((one, other)), [Row(p, FREE) for p in pairs])
+
     def add_demands(self) -> None:
         """What outputs, hidden states and scores must be, and how ties are broken."""
         graph = self.graph
@@ -115,6 +123,10 @@ class _Builder:
             self.unary(name, "tie", {s: (0, 0, 0, 0, times * h) for s, h in hashes.items()})
         for name in dict.fromkeys(graph.outputs):
             self.unary(name, "output", {WHOLE: FREE})
+        stored = {u.used: u.stored for u in graph.uses}
+        for used, after in graph.written:
+            for a, b in ((stored[used], used), (used, after)):
+                self.same(f"written {a}", a, b)
         sequence = self.states.sequence
         for name, allowed in self.states.handed().items():
             must = sequence is not None and name in sequence.handed
@@ -171,23 +183,13 @@ class _Builder:
             self.problem.factor(f"use {use.fqn}", scope, rows)
 
     def add_borders(self, rigid: frozenset[str]) -> None:
-        """What changes of placement cost, and that a module does the same in each of its calls."""
+        """What changes of placement cost."""
         outer, sequence = self.graph.outer(), self.states.sequence
-        first: dict[tuple[str, str, str], tuple[str, str]] = {}
         crossed: list[tuple[tuple[str, ...], tuple[Border, tuple[str, ...]], int]] = []
         for border in self.graph.borders:
             around = outer.get(border.target)
             names = (*([around.source] if around else []), border.source, border.target)
             crossed.append((names, (border, names), self.graph.times(border.target)))
-            key = (border.module, border.side, border.slot)
-            ends = first.setdefault(key, (border.source, border.target))
-            if ends != (border.source, border.target):  # called again: the same change each time
-                for a, b in zip(ends, (border.source, border.target), strict=True):
-                    index = self.index[b]
-                    same = [
-                        Row((i, index[s]), FREE) for s, i in self.index[a].items() if s in index
-                    ]
-                    self.problem.factor(f"again {key}", self.scope((a, b)), same)
         for scope, ((border, names), times) in self.added_up(crossed).items():
             # Where several would do, the module that makes a tensor, not a dropout behind it.
             action = 4 if not border.has_parameters else 2 if border.side == "out" else 3
@@ -203,6 +205,26 @@ class _Builder:
                     rows.append(Row(tuple(i for _, i in chosen), cost))
             label = f"border {border.module} {border.side} {border.slot}"
             self.problem.factor(label, scope, rows)
+
+    def add_repeats(self) -> None:
+        """A module that is called again changes the placement of a tensor alike, or never."""
+        sizes = Sizes(self.graph, self.states.axes)
+        for one, other in repeats(self.graph):
+            label = f"again {self.graph.slot(one)}"
+            ends = (one.source, one.target, other.source, other.target)
+            shapes = [[d.size for d in self.states.axes.dims[n]] for n in ends]
+            if shapes[0] == shapes[2]:  # then they have the same axes, and as well the same states
+                self.same(label, ends[0], ends[2])
+                self.same(label, ends[1], ends[3])
+                continue
+            alike = sizes.same(one.source, other.source)
+            rows = [
+                Row((i, j, k, m), FREE)
+                for (s, i), (t, j) in product(*(self.index[n].items() for n in ends[:2]))
+                for (u, k), (v, m) in product(*(self.index[n].items() for n in ends[2:]))
+                if (s == t and u == v) or (alike and (s, t) == (u, v))
+            ]
+            self.problem.factor(label, self.scope(ends), rows)
 
 
 def paid(toll: Toll, action: int, times: int) -> Vector:

@@ -40,6 +40,7 @@ class Crossing(_Part):
 
     `slot` names it: an argument of `forward` ("hidden_states"), an element of a nested one
     ("position_embeddings.0"), an element of the output ("0", "logits"), "" for the sole output.
+    Where a module has several for one slot, a tensor takes that for as many dims as it has.
     """
 
     slot: str

@@ -68,7 +68,10 @@ class Record:
 
     inputs: list[torch.Tensor] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
-    """What was returned, after the new values of what was changed in place."""
+    """What was returned, after the new values of inputs and buffers that were changed in place."""
+
+    written: dict[str, torch.Tensor] = field(default_factory=dict)
+    """New values of parameters that were changed in place, by name."""
 
 
 def record(
@@ -101,9 +104,14 @@ def record(
         state, (inputs, named) = tree_map(functional.wrap, (stored, given))
         with functional, opaque.standing_in(module, note):
             returned = functional_call(module, state, inputs, named, tie_weights=False)
-            pairs = zip(_tensors((stored, given)), _tensors((state, inputs, named)), strict=True)
-            changed = [after for before, after in pairs if after is not before]
-            return Record(recorder.calls, stored, _tensors(given), [*changed, *_tensors(returned)])
+            changed = _changed(stored, state)
+            parameters = dict(module.named_parameters(remove_duplicate=False))
+            written = {n: t for n, t in changed.items() if n in parameters}
+            pairs = zip(_tensors(given), _tensors((inputs, named)), strict=True)
+            outputs = [t for n, t in changed.items() if n not in written]
+            outputs += [after for before, after in pairs if after is not before]
+            outputs += _tensors(returned)
+            return Record(recorder.calls, stored, _tensors(given), outputs, written)
 
 
 def inner(value: Any) -> Any:
@@ -112,6 +120,12 @@ def inner(value: Any) -> Any:
         return value
     torch._sync(value)
     return torch._from_functional_tensor(value.elem)
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The present values of those tensors that were changed in place."""
+    now = {name: inner(value) for name, value in after.items()}
+    return {name: value for name, value in now.items() if value is not before[name]}
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

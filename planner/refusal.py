@@ -16,6 +16,7 @@ WORDS = {
     "use": "a rank uses {0} as it stores it: weights do not travel",
     "carried": "what one block hands to the next is whole on every rank",
     "handed": "what one block hands to the next is split along the sequence",
+    "written": "what is written into a parameter lies as it does: {0}",
     "logits": "the scores of a loss are no pending sum",
     "output": "what the model gives out is whole on every rank",
     "unsummed": "the gradient of {0} is not summed over the ranks",
@@ -98,6 +99,6 @@ def _is_split(fqn: str, graph: Graph, wanted: Mapping[str, Pin]) -> bool:
 def _border(name: str, graph: Graph) -> tuple[str, str, str]:
     for border in graph.borders:
         key = (border.module, border.side, border.slot)
-        if name in (" ".join(key), str(key)):
+        if name in (" ".join(key), str(graph.slot(border))):
             return key
     return ("", "", name)

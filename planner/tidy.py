@@ -74,7 +74,7 @@ def prune_borders(graph: Graph) -> None:
             consumers[name] = consumers.get(name, 0) + 1
     for border in graph.borders:
         consumers[border.source] = consumers.get(border.source, 0) + 1
-    for name in graph.outputs:
+    for name in (*graph.outputs, *(after for _, after in graph.written)):
         consumers[name] = consumers.get(name, 0) + 1
     # The root's own inputs are given whole: a module within it takes them from there.
     makers = {b.target: _key(b) for b in graph.borders if b.module or b.side == "out"}
@@ -100,6 +100,7 @@ def prune_borders(graph: Graph) -> None:
     graph.borders = kept
     graph.ops = [op._replace(inputs=tuple(rename.get(n, n) for n in op.inputs)) for op in graph.ops]
     graph.outputs = [rename.get(n, n) for n in graph.outputs]
+    graph.written = [(n, rename.get(after, after)) for n, after in graph.written]
     graph.carried = {rename.get(n, n) for n in graph.carried}
     graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
     graph.reads = {n: rename.get(t, t) for n, t in graph.reads.items()}

@@ -14,6 +14,7 @@ from shardwright.planner.graph import Border, Graph, Op, SizeArgument, Tensor, U
 from shardwright.planner.origins import Fact
 from shardwright.planner.record import Call, Record
 from shardwright.rules.call import OpCall, Operand
+from shardwright.rules.pointwise import TABLE as ELEMENTWISE
 
 IGNORED = {
     "_assert_async",
@@ -45,7 +46,7 @@ def translate(
     for tensor in record.inputs:
         # The caller may want its gradient: of embeddings, of another module's output.
         translator.take("input", tensor, differentiable=True)
-    needed = [*record.outputs, *sources.values()]
+    needed = [*record.written.values(), *record.outputs, *sources.values()]
     read = {id(call) for call in alive(record.calls, needed)}
     # What a module gives is made, and priced, even where nobody takes it; it gets no gradient.
     given = [call.result for call in record.calls if call.op is borders.BORDER]
@@ -53,6 +54,8 @@ def translate(
         translator.call(call, differentiable=id(call) in read)
     graph = translator.graph
     graph.outputs = [translator.name_of(t) for t in record.outputs]
+    for fqn, tensor in record.written.items():
+        translator.write(fqn, translator.name_of(tensor))
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
     graph.sizes = [
         SizeArgument(expression, translator.names[id(t)], dim, bound)
@@ -128,6 +131,21 @@ class _Translator:
         for name in (stored, used):
             self.add(name, value, fqn in self.trainable)
         self.graph.uses.append(Use(fqn, stored, used, is_buffer))
+
+    def write(self, fqn: str, after: str) -> None:
+        """A new value of a parameter: it lies as the old one did where its parts make up its parts.
+
+        Else it is an output, and so whole.
+        """
+        use = next(u for u in self.graph.uses if u.fqn == fqn)
+        producers, name = self.graph.producers(), after
+        while name != use.used:
+            op = producers.get(name)
+            if op is None or len(op.inputs) != 1 or op.call.op not in ELEMENTWISE:
+                self.graph.outputs.append(after)
+                return
+            (name,) = op.inputs
+        self.graph.written.append((use.used, after))
 
     def call(self, call: Call, differentiable: bool) -> None:
         """An op, or a marker."""

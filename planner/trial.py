@@ -80,19 +80,17 @@ def predict(plan: Plan, whole: Shapes, coords: Coords) -> Shapes:
     out: Shapes = {key: shapes for key, shapes in whole.items() if key[0] == ""}
     for (name, slot), shapes in whole.items():
         spec = plan.module(name)
-        for crossing in spec.outputs if spec and name else ():
-            if crossing.slot != slot:
-                continue
-            dims = parse(crossing.target).dims
-            for shape in shapes:
-                if len(dims) != len(shape):
-                    raise PlanError(
-                        f"the plan lays output '{slot}' of '{name}' out as '{crossing.target}', "
-                        f"but its shape is {list(shape)}"
-                    )
-                resolved = [resolve(d, n) for d, n in zip(dims, shape, strict=True)]
-                local = tuple(dim_size(d, coords) or 0 for d in resolved)
-                out.setdefault((name, slot), []).append(local)
+        targets = [c.target for c in spec.outputs if c.slot == slot] if spec and name else []
+        for shape in shapes if targets else ():
+            fitting = [d for t in targets if len(d := parse(t).dims) == len(shape)]
+            if not fitting:
+                raise PlanError(
+                    f"the plan lays output '{slot}' of '{name}' out as '{targets[0]}', "
+                    f"but its shape is {list(shape)}"
+                )
+            resolved = [resolve(d, n) for d, n in zip(fitting[0], shape, strict=True)]
+            local = tuple(dim_size(d, coords) or 0 for d in resolved)
+            out.setdefault((name, slot), []).append(local)
     return out
 
 

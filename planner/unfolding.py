@@ -97,6 +97,9 @@ class _Unfolder:
         for module, slot, name in g.watched:
             for copy in self.copies_of(self.around(module)):
                 out.watched.append((copy.modules[module], slot, copy.tensors[name]))
+        for used, after in g.written:
+            for copy in self.copies_of(self.folding.owner.get(after)):
+                out.written.append((copy.tensors[used], copy.tensors[after]))
         out.inputs = list(g.inputs)
         out.outputs = [self.outside.tensors[n] for n in g.outputs]
         self.add_marks()

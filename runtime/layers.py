@@ -24,7 +24,7 @@ from shardwright.runtime.lengths import Length, Lengths
 from shardwright.runtime.local import Change, LocalModule, LocalState
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.parameters import LocalTensors
-from shardwright.runtime.reshard import LastDim, Reshard
+from shardwright.runtime.reshard import ByDims, LastDim, Reshard
 from shardwright.runtime.slots import index_of, keys_of, positions
 from shardwright.runtime.split_logits import SplitHead
 from shardwright.runtime.vocab import VocabLookup, split_rows
@@ -170,24 +170,16 @@ def apply_module(
     bases = _bases(original, spec.layer, path)
     lengths = lengths or Lengths()
     names, varargs = positions(original.forward)
-    for crossing in spec.inputs:
-        root, *keys = keys_of(crossing.slot)
+    for slot, crossings in _by_slot(spec.inputs).items():
+        root, *keys = keys_of(slot)
         index = index_of(root, names, varargs)
-        state.inputs.append(
-            Change(
-                crossing.slot,
-                root,
-                tuple(keys),
-                _reshard(crossing, mesh, path, lengths),
-                index,
-                before=crossing.before,
-            )
-        )
-    for crossing in spec.outputs:
-        reshard = _reshard(crossing, mesh, path, lengths)
-        head = SplitHead.of(reshard, mesh) if defer else None
-        keys = keys_of(crossing.slot)
-        state.outputs.append(Change(crossing.slot, crossing.slot, keys, reshard, head=head))
+        reshard = _reshards(crossings, mesh, path, lengths)
+        before = crossings[0].before
+        state.inputs.append(Change(slot, root, tuple(keys), reshard, index, before=before))
+    for slot, crossings in _by_slot(spec.outputs).items():
+        reshard = _reshards(crossings, mesh, path, lengths)
+        head = SplitHead.of(reshard, mesh) if defer and isinstance(reshard, Reshard) else None
+        state.outputs.append(Change(slot, slot, keys_of(slot), reshard, head=head))
     _place(module, spec, state, tensors or LocalTensors())
     for attribute, dim in spec.attributes.items():
         set_local(module, attribute, dim, mesh)
@@ -212,6 +204,28 @@ def _bases(original: type, layer: str, path: str) -> tuple[type, ...]:
             )
         return (LocalModule, original, VocabLookup)
     return (LocalModule, original)
+
+
+def _by_slot(crossings: list[Crossing]) -> dict[str, list[Crossing]]:
+    out: dict[str, list[Crossing]] = {}
+    for crossing in crossings:
+        out.setdefault(crossing.slot, []).append(crossing)
+    return out
+
+
+def _reshards(
+    crossings: list[Crossing], mesh: Mesh, path: str, lengths: Lengths
+) -> Reshard | ByDims:
+    """What a slot does with a tensor; several crossings are for different numbers of dims."""
+    made = [_reshard(c, mesh, path, lengths) for c in crossings]
+    if len(made) == 1:
+        return made[0]
+    if any(c.before is not None for c in crossings):
+        raise PlanError(f"tensor '{crossings[0].slot}' of '{path}' is one of several, and `before`")
+    by_dims = {len(reshard.source.dims): reshard for reshard in made}
+    if len(by_dims) < len(made):
+        raise PlanError(f"the plan has two ways for tensor '{crossings[0].slot}' of '{path}'")
+    return ByDims(by_dims)
 
 
 def _reshard(crossing: Crossing, mesh: Mesh, path: str, lengths: Lengths) -> Reshard:

@@ -8,6 +8,7 @@ replicated and that of a grad-partial one is partial.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -179,6 +180,30 @@ class Reshard:
         return f"Reshard({self.source} -> {self.target}: {ops})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reshard:
+        return self
+
+
+class ByDims:
+    """Reshards of tensors that differ in their number of dims, by that."""
+
+    def __init__(self, reshards: Mapping[int, Reshard]) -> None:
+        self.reshards = dict(reshards)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Cross with `x`.
+
+        Raises:
+            PlanError: no reshard is for its number of dims, or its shape is not that one's.
+        """
+        if x.dim() not in self.reshards:
+            known = " or ".join(map(str, sorted(self.reshards)))
+            raise PlanError(f"a tensor should have {known} dims here, not {x.dim()}")
+        return self.reshards[x.dim()](x)
+
+    def __repr__(self) -> str:
+        return f"ByDims({', '.join(map(repr, self.reshards.values()))})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ByDims:
         return self
 
 
