@@ -25,6 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.zoo_case import compared, passed
+from benchmarks.zoo_peer import Peers, against, peers, summary
 from benchmarks.zoo_ranks import sweep
 from tests import zoo
 
@@ -37,16 +38,16 @@ FIRST = {
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
-def table(rows: list[dict[str, Any]], tp: int) -> Table:
-    """The results for people."""
+def table(rows: list[dict[str, Any]], tp: int, found: Peers) -> Table:
+    """The results for people; a star where transformers' plan leaves whole what ours splits."""
     out = Table(title=f"whole and split models compared, tp={tp}", title_justify="left")
     out.add_column("MODEL")
-    for title in ("ALLOWED", "LOGITS", "GRADS", "DECODE", "SPLIT", "FORWARD", "BACKWARD"):
+    for title in ("ALLOWED", "LOGITS", "GRADS", "DECODE", "SPLIT", "FORWARD", "PEER", "BACKWARD"):
         out.add_column(title, justify="right")
     out.add_column("")
     for row in rows:
         if "error" in row:
-            out.add_row(row["name"], *[""] * 7, row["error"])
+            out.add_row(row["name"], *[""] * 8, row["error"])
             continue
         figures = (row[key] for key in ("tolerance", "logits", "gradients", "decode"))
         out.add_row(
@@ -54,6 +55,7 @@ def table(rows: list[dict[str, Any]], tp: int) -> Table:
             *("-" if f is None else f"{f:.0e}" for f in figures),
             f"{row['split']:.0%}",
             str(sum(row["forward"].values())),
+            theirs.text if (theirs := against(row, found)) else "-",
             str(sum(row["backward"].values())),
             "ok" if passed(row) else "DIFFERS",
         )
@@ -98,12 +100,14 @@ def main(
         if path:
             write(path, {"tp": tp, "dtype": dtype, "rows": in_order(rows, jobs)})
     rows = in_order(rows, jobs)
-    Console(width=130).print(table(rows, tp))
+    Console(width=130).print(table(rows, tp, peers(tp)))
     failed = [r["name"] for r in rows if not passed(r)]
     print(
         f"{len(rows) - len(failed)} of {len(rows)} equal"
         + (f"; not: {', '.join(failed)}" if failed else "")
     )
+    for line in summary(rows, peers(tp)):
+        print(line)
     sys.exit(1 if failed else 0)
 
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,7 +106,8 @@ def _serve(rank: int, tp: int, port: int, case: Case, jobs: Any, results: Any) -
             row = case(kind, name, rank, tp, mesh)
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
-            text = f"rank {rank}: {type(error).__name__}: {error} ({at.filename}:{at.lineno})"
+            where = f"{Path(at.filename).name}:{at.lineno}"
+            text = f"rank {rank}: {type(error).__name__}: {error} ({where})"
             row = {"kind": kind, "name": name, "error": text, "raised": traceback.format_exc()}
             results.put(row)
             return
