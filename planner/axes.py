@@ -69,6 +69,16 @@ def leaves_of(dim: Dim) -> Iterator[Dim]:
             yield from leaves_of(child)
 
 
+def factors_of(dim: Dim) -> Iterator[Dim]:
+    """The atoms and sums that `dim` is a product of, major to minor."""
+    dim = find(dim)
+    if dim.kind == PRODUCT:
+        for child in dim.children:
+            yield from factors_of(child)
+    else:
+        yield dim
+
+
 def atoms_of(dim: Dim) -> Iterator[Dim]:
     """The atoms of `dim` that are longer than 1: those that could be split."""
     return (atom for atom in leaves_of(dim) if atom.size > 1)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from shardwright.errors import SolverError
 from shardwright.planner.check import Assignment, distinct, split_axes
-from shardwright.planner.cost import Collective, Costs
+from shardwright.planner.cost import Collective, Costs, Crossing
 from shardwright.planner.graph import Op
 from shardwright.planner.phases import Pass
 from shardwright.planner.plan_file import Phase
@@ -49,16 +49,19 @@ class Bill:
         time = sum(run.times * self.times[run.phase] for run in runs)
         if any(run.trains for run in runs):
             return Price(size, time, 0)
-        return Price(size, time, self._nanoseconds(self.collectives()[1]))
+        back = sum(n * self.costs.nanoseconds(crossing)[1] for crossing, n in self.crossings())
+        return Price(size, time, back)
 
     @cached_property
     def times(self) -> dict[Phase, int]:
         """Nanoseconds of each phase of the workload, run once."""
         out: dict[Phase, int] = {}
         for run in self.costs.passes:
-            ahead, back = self.collectives(run)
             spent = sum(n * self.costs.compute_once(op, mode, run) for op, mode, n in self._modes)
-            out[run.phase] = spent + self._nanoseconds(ahead + back if run.trains else ahead)
+            for crossing, times in self.crossings(run):
+                ahead, back = self.costs.nanoseconds(crossing)
+                spent += times * (ahead + back * run.trains)
+            out[run.phase] = spent
         return out
 
     def collectives(
@@ -70,6 +73,20 @@ class Bill:
             run: The pass, by default the workload's first.
         """
         forward, backward = Calls(), Calls()
+        for crossing, times in self.crossings(run):
+            for call in crossing.forward:
+                forward[call] += times
+            for call in crossing.backward:
+                backward[call] += times
+        return forward, backward
+
+    def crossings(self, run: Pass | None = None) -> list[tuple[Crossing, int]]:
+        """Changes of placement in a pass, and how many are alike; averaging gradients is one.
+
+        Args:
+            run: The pass, by default the workload's first.
+        """
+        out: list[tuple[Crossing, int]] = []
         for (before, source, target), stored, times in self._changes:
             states = (self.assignment[before], self.assignment[source], self.assignment[target])
             crossing, _ = self.costs.inner_crossing(source, *states, run)
@@ -78,17 +95,12 @@ class Bill:
                     f"the plan takes '{source}' from {states[1]} to {states[2]}, "
                     "which no collective does"
                 )
-            for total, calls in zip((forward, backward), crossing, strict=True):
-                for call in calls:
-                    total[call] += times
+            out.append((crossing, times))
         for name in self.costs.holdings.stored:
             averaging = self.costs.gradient(name, self.assignment[name])
             if averaging is not None:
-                backward[averaging] += 1
-        return forward, backward
-
-    def _nanoseconds(self, calls: Calls) -> int:
-        return sum(n * self.costs.nanoseconds((call,)) for call, n in calls.items())
+                out.append((averaging, 1))
+        return out
 
     @cached_property
     def ops(self) -> list[tuple[Op, int]]:

@@ -2,10 +2,11 @@
 
 All is measured as a model does it: after a product of matrices, which leaves the caches full of
 other things, the ranks out of step and the backend's threads asleep; on tensors just made, with
-results that are new memory. The ranks only meet in the collectives, so that a rank that is ahead
+results that are new memory. The ranks meet in the collectives only, so that a rank that is ahead
 waits there, and that is part of what collectives take: the times of a rank, one after the other,
-make up those of its forward pass. A time is the mean over the ranks, and of many runs the median:
-a plan takes the sum of what its parts mostly take, and the least of each comes together never.
+make up those of its forward pass. A time is the mean over the ranks, and of many turns the median:
+a plan takes the sum of what its parts mostly take, and the least of each comes together never. All
+is measured once in each turn, so that a machine that is slow for some seconds is slow in all.
 
 A collective's latency and speed are the straight line through its times for several sizes that has
 the least sum of squares; of relative errors, since a small collective matters as much as a large
@@ -19,6 +20,8 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,7 +45,7 @@ class Effort:
 
     largest: int
     side: int
-    runs: int
+    turns: int
 
 
 def effort(device: torch.device, quick: bool) -> Effort:
@@ -50,8 +53,8 @@ def effort(device: torch.device, quick: bool) -> Effort:
     if quick:
         return Effort(2**18, 128, 2)
     if device.type == "cuda":
-        return Effort(2**26, 8192, 30)
-    return Effort(2**24, 1024, 30)
+        return Effort(2**26, 8192, 20)
+    return Effort(2**24, 1024, 60)
 
 
 def start() -> torch.device:
@@ -74,7 +77,7 @@ def start() -> torch.device:
 
 def steps(much: Effort) -> int:
     """How many times `tick` is called by `measure`."""
-    return len(KINDS) * len(_sizes(much)) + len(DTYPES) + 1
+    return much.turns + 1
 
 
 def measure(device: torch.device, much: Effort, tick: Callable[[], None]) -> Device:
@@ -85,20 +88,23 @@ def measure(device: torch.device, much: Effort, tick: Callable[[], None]) -> Dev
         much: How much to measure.
         tick: Called after each step.
     """
-    links = {kind: _link(kind, device, much, tick) for kind in KINDS}
-    flops = {}
-    for dtype in DTYPES:
-        flops[str(dtype).removeprefix("torch.")] = _flops(dtype, device, much)
-        tick()
-    speed = _bandwidth(device, much)
-    tick()
+    cases = _cases(device, much)
+    times = dict(zip(cases, _seconds(list(cases.values()), device, much, tick), strict=True))
+    flops = {
+        str(dtype).removeprefix("torch."): round(2 * much.side**3 / times["product", dtype])
+        for dtype in DTYPES
+    }
+    moved = 2 * 4 * much.side**2
     return Device(
         source=source(device),
         memory_bytes=_shared_least(_memory(device)),
-        memory_bytes_per_s=speed,
+        memory_bytes_per_s=round(moved / times["copy", moved]),
         flops_per_s=Flops(**flops),
-        links=Links(**links),
-    )
+        links=Links(**{
+            kind: _link(kind, [(n, round(t * SECOND)) for (k, n), t in times.items() if k == kind])
+            for kind in KINDS
+        }),
+    )  # fmt: skip
 
 
 def fit(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
@@ -129,49 +135,47 @@ def source(device: torch.device) -> str:
     return f"measured by `shardwright calibrate` on {ranks} ranks: {name}; {dist.get_backend()}"
 
 
-def _sizes(much: Effort) -> list[int]:
-    return [n for n in SIZES if n <= much.largest]
+class Case(NamedTuple):
+    """A thing to measure: `call`, on what `given` makes."""
+
+    given: Callable[[], Tensor]
+    call: Callable[[Tensor], object]
 
 
-def _link(kind: str, device: torch.device, much: Effort, tick: Callable[[], None]) -> Link:
-    ranks, points = dist.get_world_size(), []
-    for size in _sizes(much):
-        seconds = _seconds(_collective(kind), _given(size, device), torch.float32, device, much)
-        points.append((size, round(seconds * SECOND)))
-        tick()
+def _cases(device: torch.device, much: Effort) -> dict[tuple[str, Any], Case]:
+    """What is measured: (kind, bytes) of collectives, products by dtype, and a copy."""
+    ranks, made = dist.group.WORLD, torch.ones(much.side, much.side, device=device)
+    assert ranks is not None, "`start` makes it"
+    group = Group.of(ranks)
+    square = {dtype: made.to(dtype) for dtype in DTYPES}
+    calls = {  # as the runtime makes them, but for the copy that its all-reduce begins with
+        "all_reduce": dist.all_reduce,
+        "all_gather": lambda x: all_gather(x, group),
+        "reduce_scatter": lambda x: reduce_scatter(x, group),
+    }
+
+    def rows(size: int) -> Tensor:
+        return torch.ones(group.size, -(-size // 4 // group.size), device=device)
+
+    cases: dict[tuple[str, Any], Case] = {
+        (kind, n): Case(partial(rows, n), calls[kind])
+        for kind in KINDS
+        for n in SIZES
+        if n <= much.largest
+    }
+    for dtype, x in square.items():
+        cases["product", dtype] = Case(x.clone, partial(torch.mm, mat2=x))
+    cases["copy", 2 * made.nbytes] = Case(made.clone, torch.clone)
+    return cases
+
+
+def _link(kind: str, points: Sequence[tuple[int, int]]) -> Link:
+    """Latency and speed of a kind of collective, from (bytes, nanoseconds)."""
+    ranks = dist.get_world_size()
     latency, slope = fit(points)
     moved = sent(kind, SECOND, ranks) / ranks / SECOND  # bytes sent for one that enters
     speed = moved / max(slope, 1e-6) * SECOND
     return Link(latency_ns=round(latency), bytes_per_s=max(round(speed), 1))
-
-
-def _given(size: int, device: torch.device) -> Callable[[], Tensor]:
-    """Makes what enters a collective: `size` bytes, a row for each rank."""
-    ranks = dist.get_world_size()
-    return lambda: torch.ones(ranks, -(-size // 4 // ranks), device=device)
-
-
-def _collective(kind: str) -> Callable[[Tensor], object]:
-    """A collective as the runtime calls it; the copy that an all-reduce begins with is no part."""
-    group = Group.of(dist.group.WORLD)
-    if kind == "all_reduce":
-        return dist.all_reduce
-    call = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}[kind]
-    return lambda given: call(given, group)
-
-
-def _flops(dtype: torch.dtype, device: torch.device, much: Effort) -> int:
-    """Operations a second in a product of square matrices; all ranks compute at once."""
-    given = torch.ones(much.side, much.side, dtype=dtype, device=device)
-    seconds = _seconds(lambda x: x @ x, lambda: given, dtype, device, much)
-    return max(round(2 * much.side**3 / seconds), 1)
-
-
-def _bandwidth(device: torch.device, much: Effort) -> int:
-    """Bytes a second that are read and written in a copy."""
-    given = torch.ones(much.side, much.side, device=device)
-    seconds = _seconds(torch.clone, lambda: given * 1, torch.float32, device, much)
-    return round(2 * given.nbytes / seconds)
 
 
 def _memory(device: torch.device) -> int:
@@ -183,31 +187,29 @@ def _memory(device: torch.device) -> int:
 
 
 def _seconds(
-    call: Callable[[Tensor], object],
-    given: Callable[[], Tensor],
-    dtype: torch.dtype,
-    device: torch.device,
-    much: Effort,
-) -> float:
-    """The usual time of `call` on what `given` makes, after a product of matrices of `dtype`."""
+    cases: Sequence[Case], device: torch.device, much: Effort, tick: Callable[[], None]
+) -> list[float]:
+    """What each usually takes after a product of matrices, all of them in turn."""
 
     def now() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    a = torch.ones(much.side // 2, much.side, dtype=dtype, device=device)
-    b = torch.ones(much.side, much.side, dtype=dtype, device=device)
-    spent = []
-    for _ in range(much.runs + 1):  # the first warms up
-        made, x = a @ b, given()
-        begun = now()
-        result = call(x)
-        spent.append(now() - begun)
-        del made, x, result
-    times = torch.tensor(spent[1:], dtype=torch.float64, device=device)
+    a = torch.ones(much.side // 2, much.side, device=device)
+    b = torch.ones(much.side, much.side, device=device)
+    spent = torch.zeros(much.turns + 1, len(cases), dtype=torch.float64)
+    for turn in range(much.turns + 1):  # the first warms up
+        for at, case in enumerate(cases):
+            made, x = a @ b, case.given()
+            begun = now()
+            result = case.call(x)
+            spent[turn, at] = now() - begun
+            del x, made, result
+        tick()
+    times = spent[1:].to(device)
     dist.all_reduce(times)
-    return max(times.median().item() / dist.get_world_size(), 1e-9)
+    return [max(t / dist.get_world_size(), 1e-9) for t in times.median(0).values.tolist()]
 
 
 def _shared_least(value: int) -> int:

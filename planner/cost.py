@@ -13,7 +13,8 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.planner.axes import ATOM, Axes, Dim, find, leaves_of
-from shardwright.planner.crossings import SHARED, Step, steps, without
+from shardwright.planner.copies import copied, order
+from shardwright.planner.crossings import COLLECTIVES, SHARED, Step, steps, without
 from shardwright.planner.device import device
 from shardwright.planner.graph import Graph, Op
 from shardwright.planner.keys import ATTENTION, Keys, counts_tokens, find_keys, last_of_two
@@ -37,10 +38,15 @@ class Collective(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """The collectives of one change of placement, forward and backward."""
+    """The collectives of one change of placement, forward and backward.
+
+    `copied` and `copied_back` are the bytes that the rank's own copies read and write meanwhile.
+    """
 
     forward: tuple[Collective, ...] = ()
     backward: tuple[Collective, ...] = ()
+    copied: int = 0
+    copied_back: int = 0
 
 
 class Toll(NamedTuple):
@@ -149,16 +155,23 @@ class Costs:
             self.length(d, cut_of(state.shards, k), run, k in keys) for k, d in enumerate(dims)
         )
 
-    def nanoseconds(self, collectives: tuple[Collective, ...]) -> int:
-        """Time that these collectives take."""
-        return sum(self.device.collective(kind, size, n) for kind, size, n in collectives)
+    def nanoseconds(self, crossing: Crossing) -> tuple[int, int]:
+        """Time that a change of placement takes forward and backward."""
+        return (
+            self._nanoseconds(crossing.forward, crossing.copied),
+            self._nanoseconds(crossing.backward, crossing.copied_back),
+        )
+
+    def _nanoseconds(self, collectives: tuple[Collective, ...], copied: int) -> int:
+        sent = sum(self.device.collective(kind, size, n) for kind, size, n in collectives)
+        return sent + self.device.compute(0, copied, "float32")
 
     def crossing(
         self, name: str, source: State, target: State, run: Pass | None = None
     ) -> Crossing | None:
-        """The collectives of taking tensor `name` from `source` to `target`; None if it cannot be.
+        """What taking tensor `name` from `source` to `target` takes; None if it cannot be.
 
-        Their bytes are those of a pass, by default the first of the workload.
+        Bytes are those of a pass, by default the first of the workload.
         """
         if source == target:
             return Crossing()
@@ -168,36 +181,46 @@ class Costs:
         found = steps(source, target, (covered[0], covered[1]), self.states.sub.bits)
         if found is None:
             return None
-        forward = tuple(self._entering(name, k, step, run) for step in found for k in step.forward)
+        run = run or self.passes[0]
+        ahead = [self._done(name, does, step, run) for step in found for does in step.forward]
+        back = [self._done(name, does, step, run) for step in found for does in step.backward]
         if not self.graph.tensors[name].differentiable:
-            return Crossing(forward)
-        backward = (self._entering(name, k, step, run) for step in found for k in step.backward)
-        return Crossing(forward, tuple(backward))
+            back = []
+        return Crossing(
+            tuple(collective for collective, _ in ahead if collective),
+            tuple(collective for collective, _ in back if collective),
+            sum(spent for _, spent in ahead),
+            sum(spent for _, spent in back),
+        )
 
-    def _entering(self, name: str, kind: str, step: Step, run: Pass | None) -> Collective:
-        """One collective of a step, over the ranks along its sub-dims."""
+    def _done(self, name: str, does: str, step: Step, run: Pass) -> tuple[Collective | None, int]:
+        """The collective over the ranks along a step's sub-dims, and the bytes that are copied."""
         ranks = self.states.sub.size(step.mask)
         sizes = [self.bytes(name, State(shards), run) for shards in (step.before, step.after)]
-        if kind == SHARED:  # what all ranks hold, of the parts that they are split into
+        part, whole = min(sizes), max(sizes)
+        if does == SHARED:  # what all ranks hold, of the parts that they are split into
             whole = self.bytes(name, State(without(step.after, step.mask)), run)
             size = max((sizes[1] * ranks - whole) // (ranks - 1), 0) if ranks > 1 else whole
-            return Collective("all_reduce", size, ranks)
-        if kind == "reduce_scatter":
-            # Of uneven parts, it moves as many as there are ranks of the largest.
-            return Collective(kind, min(sizes) * ranks, ranks)
-        return Collective(kind, min(sizes), ranks)
+            return Collective("all_reduce", size, ranks), 2 * size + 2 * sizes[1]
+        how = order(self.axes.dims[name], step, ranks, lambda d, c: self.length(d, c, run, False))
+        spent = copied(does, part, whole, how)
+        if does not in COLLECTIVES:
+            return None, spent
+        # Of uneven parts, a reduce-scatter moves as many as there are ranks of the largest.
+        return Collective(does, part * ranks if does == "reduce_scatter" else part, ranks), spent
 
-    def gradient(self, name: str, state: State) -> Collective | None:
+    def gradient(self, name: str, state: State) -> Crossing | None:
         """What averages the gradient of a stored tensor over the copies of the model."""
         copies = self.workload.replicas
         if copies < 2 or not self.graph.tensors[name].differentiable or name in self.states.rigid:
             return None
-        return Collective("all_reduce", self.bytes(name, state), copies)
+        size = self.bytes(name, state)  # divided, then copied
+        return Crossing(backward=(Collective("all_reduce", size, copies),), copied_back=4 * size)
 
     def gradient_toll(self, name: str, state: State) -> Toll:
         """What that takes in all passes."""
         found = self.gradient(name, state)
-        once = self.nanoseconds((found,)) if found else 0
+        once = self.nanoseconds(found)[1] if found else 0
         trained = sum(run.times for run in self.passes if run.trains)
         return Toll(trained * once, 0 if trained else once)
 
@@ -244,8 +267,8 @@ class Costs:
             crossing, _ = self.inner_crossing(name, before, source, target, run)
             if crossing is None:
                 return None
-            back = self.nanoseconds(crossing.backward)
-            time += run.times * (self.nanoseconds(crossing.forward) + back * run.trains)
+            ahead, back = self.nanoseconds(crossing)
+            time += run.times * (ahead + back * run.trains)
             backward += back * (i == 0)
         trains = any(run.trains for run in self.passes)
         return Toll(time, 0 if trains else backward)
@@ -263,6 +286,8 @@ class Costs:
         traffic, made = sum(sizes), sum(sizes[len(op.inputs) :])
         if rule is not None and rule.lookup:  # it reads what it gives, not the whole table
             traffic = min(traffic, 2 * made)
+            if any(x in rule.lookup for x, _, _ in mode.split):
+                traffic += 2 * made  # the rows of other ranks are cleared
         flops = self.flops(op, mode, run)
         trained = run.trains and any(self.graph.tensors[n].differentiable for n in op.outputs)
         factor = 3 if trained else 1

@@ -2,8 +2,13 @@
 
 Each set of sub-dims is in one of six kinds on either side: whole, partial or copied where nothing
 is split over it, shard where all is, parts or stored parts where some of a concatenation is. The
-table has the collectives for a pair of kinds. Sub-dims that make the same change make it together,
-in one collective; what changes in pending sums happens while the tensor is split the most.
+table has what the runtime does for a pair of kinds: a collective, or one of three copies that no
+other rank knows of. Sub-dims that make the same change make it together, in one collective; what
+changes in pending sums happens while the tensor is split the most.
+
+take        this rank's part of a whole tensor
+pad         a whole tensor with this rank's part, else zeros
+keep_first  a term of a sum: the tensor on the first rank, zeros on the others
 """
 
 from __future__ import annotations
@@ -14,27 +19,28 @@ from typing import NamedTuple
 from shardwright.planner.states import Shards, State, mask_of
 
 SHARED = "all_reduce of what is shared"
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", SHARED)
 
 CROSSINGS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("whole", "copied"): ((), ("all_reduce",)),
-    ("whole", "partial"): ((), ()),
-    ("whole", "shard"): ((), ("all_gather",)),
-    ("whole", "stored parts"): ((), ()),
-    ("copied", "whole"): ((), ()),
-    ("copied", "shard"): ((), ()),
-    ("copied", "parts"): ((), ()),
+    ("whole", "partial"): (("keep_first",), ()),
+    ("whole", "shard"): (("take",), ("all_gather",)),
+    ("whole", "stored parts"): (("take",), ()),
+    ("copied", "whole"): ((), ("keep_first",)),
+    ("copied", "shard"): (("take",), ("pad",)),
+    ("copied", "parts"): (("take",), ("pad",)),
     ("partial", "whole"): (("all_reduce",), ()),
     ("partial", "copied"): (("all_reduce",), ("all_reduce",)),
     ("partial", "shard"): (("reduce_scatter",), ("all_gather",)),
-    ("shard", "whole"): (("all_gather",), ()),
+    ("shard", "whole"): (("all_gather",), ("take",)),
     ("shard", "copied"): (("all_gather",), ("reduce_scatter",)),
     ("stored parts", "parts"): ((), (SHARED,)),
 }
-"""(source, target) -> collectives forward and backward; what is missing no border can do."""
+"""(source, target) -> what is done forward and backward; what is missing no border can do."""
 
 
 class Step(NamedTuple):
-    """The collectives of some sub-dims, and how the tensor is split before and after them."""
+    """What is done over some sub-dims, and how the tensor is split before and after that."""
 
     mask: int
     forward: tuple[str, ...]

@@ -132,7 +132,10 @@ class Split:
         """This rank's part of a whole `x`."""
         x, d = self._open(x, self._size), self.dim + self._shift
         parts = self.layout(x.shape[d])
-        return self._close(_select(x, d, parts[self.group.rank]).clone(memory_format=_CONTIGUOUS))
+        ranges = parts[self.group.rank]
+        part = _select(x, d, ranges)  # a view of one range; new memory of several
+        one = len(ranges) == 1
+        return self._close(part.clone(memory_format=_CONTIGUOUS) if one else part.contiguous())
 
     def pad(self, x: Tensor, size: int | None = None) -> Tensor:
         """A whole tensor that is `x` in this rank's part and 0 elsewhere."""
@@ -148,20 +151,21 @@ class Split:
     def gather(self, x: Tensor, size: int | None = None) -> Tensor:
         """The whole, from each rank's part `x`; one all-gather."""
         x, d = self._open(x, self._own), self.dim + self._shift
-        parts = self.layout(self._whole(size))
-        sizes = [_length(ranges) for ranges in parts]
-        out = all_gather(_grow(x, d, max(sizes)), self.group).unbind(0)
-        if self.static:
-            pieces = [out[rank].narrow(d, offset, length) for rank, offset, length in self.order]
-        else:
-            pieces = [out[rank].narrow(d, 0, n) for rank, n in enumerate(sizes)]
-        return self._close(torch.cat(pieces, d))
+        sizes = [_length(ranges) for ranges in self.layout(self._whole(size))]
+        out = all_gather(_grow(x, d, max(sizes)), self.group)
+        if self._plain(sizes):
+            return self._close(out.movedim(0, d).flatten(d, d + 1).contiguous())
+        order = self.order if self.static else [(rank, 0, n) for rank, n in enumerate(sizes)]
+        return self._close(torch.cat([out[rank].narrow(d, at, n) for rank, at, n in order], d))
 
     def reduce_scatter(self, x: Tensor, size: int | None = None) -> Tensor:
         """This rank's part of the sum of all ranks' whole `x`; one reduce-scatter."""
         x, d = self._open(x, self._size), self.dim + self._shift
         parts = self.layout(x.shape[d])
         sizes = [_length(ranges) for ranges in parts]
+        if self._plain(sizes):
+            rows = x.unflatten(d, (len(sizes), sizes[0])).movedim(d, 0).contiguous()
+            return self._close(reduce_scatter(rows, self.group))
         stacked = torch.stack([_grow(_select(x, d, ranges), d, max(sizes)) for ranges in parts])
         out = reduce_scatter(stacked, self.group).narrow(d, 0, sizes[self.group.rank])
         return self._close(out.contiguous())
@@ -190,6 +194,16 @@ class Split:
     @property
     def _shift(self) -> int:
         return 0 if self.major == self.minor == 1 else 1
+
+    def _plain(self, sizes: list[int]) -> bool:
+        """Whether the whole is the ranks' parts in turn, all of one length.
+
+        What a collective gives, or takes, is then a view of it where no dim before is longer than
+        1; a copy otherwise.
+        """
+        if min(sizes) != max(sizes):
+            return False
+        return not self.static or all(p == (r, 0, sizes[0]) for r, p in enumerate(self.order))
 
     def _whole(self, size: int | None) -> int:
         if self.static:

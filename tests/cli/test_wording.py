@@ -70,7 +70,8 @@ def test_collectives_are_those_that_the_planner_prices() -> None:
     words = {"copied": "copied", "stored parts": "shard"}
     priced = {}
     for (source, target), sides in crossings.CROSSINGS.items():
-        pair = tuple(side[0].split()[0].replace("_", "-") if side else "" for side in sides)
+        sent = [[op for op in side if op in crossings.COLLECTIVES] for side in sides]
+        pair = tuple(ops[0].split()[0].replace("_", "-") if ops else "" for ops in sent)
         key = (words.get(source, source), words.get(target, target))
         if any(pair):
             priced[key] = pair

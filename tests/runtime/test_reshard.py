@@ -54,6 +54,7 @@ def cross(
         assert torch.equal(got, again)
         with torch.no_grad():
             assert torch.equal(change(inputs[rank]), out)
+        assert out.is_contiguous() and got.is_contiguous()
         return out.detach(), got, counts(calls)
 
     results = run_ranks(ranks, work, mesh)
@@ -65,6 +66,7 @@ def cross(
 FLAGS = ["", " | partial tp", " | grad-partial tp"]
 LAYOUTS = {
     "even": "3, 12@tp",
+    "one each": "3, 4@tp, 5",
     "uneven": "7@tp, 2",
     "heads": "3, 2*5@tp*2",
     "strided": "4@tp*2 + 2*3@tp + 5@tp, 3",
