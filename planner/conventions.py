@@ -29,7 +29,7 @@ def token_tables(graph: Graph, states: States) -> dict[str, frozenset[State]]:
     stored = {u.used: u.stored for u in graph.uses}
     given, width = _given(graph), _width(graph, states.axes)
     found: dict[str, frozenset[State]] = {}
-    for op in graph.ops:
+    for op in graph.ops if states.ranks > 1 else ():
         rule = states.axes.rules.get(op.name)
         if rule is None or not rule.lookup or op.name not in states.replaceable:
             continue
