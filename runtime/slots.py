@@ -56,6 +56,9 @@ def replace(value: Any, keys: Keys, change: Callable[[Tensor], Any]) -> Any:
         raise PlanError(f"expected a tensor, found {type(value).__name__}")
     key, rest = keys[0], keys[1:]
     if isinstance(value, (tuple, list)):
+        fields: tuple[str, ...] = getattr(value, "_fields", ())  # of a named tuple
+        if key in fields:
+            key = str(fields.index(key))
         if not key.isdigit():
             raise PlanError(
                 f"'{key}' cannot be found in a {type(value).__name__}: call with return_dict=True"
@@ -64,7 +67,7 @@ def replace(value: Any, keys: Keys, change: Callable[[Tensor], Any]) -> Any:
         if at >= len(value):
             return value
         items = [replace(v, rest, change) if i == at else v for i, v in enumerate(value)]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return type(value)(*items) if fields else type(value)(items)
     if isinstance(value, Mapping):
         if key.isdigit() and key not in value:
             names = list(value)
