@@ -6,12 +6,12 @@ from the states alone whether the rule allows them together. What they cost is i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwright.errors import SolverError
 from shardwright.planner.axes import atoms_of
-from shardwright.planner.graph import Graph, Op, Slot
+from shardwright.planner.graph import Block, Graph, Op, Slot
 from shardwright.planner.repeats import Sizes
 from shardwright.planner.sequence import OpenSequence
 from shardwright.planner.states import WHOLE, Shards, Split, State, States, covers
@@ -79,14 +79,31 @@ def distinct(graph: Graph, states: States, assignment: Assignment) -> list[tuple
     found: dict[object, list[Any]] = {}
     state = {name: id(s) for name, s in assignment.items()}.__getitem__
     axes = states.axes.axes
-    for op in graph.ops:
+    for op, times in _repeated(graph, state):
         at = axes.get(op.name)
         key = (op.name if at is None else id(at), *map(state, op.inputs), *map(state, op.outputs))
         if key in found:
-            found[key][1] += 1
+            found[key][1] += times
         else:
-            found[key] = [op, 1]
+            found[key] = [op, times]
     return [(op, times) for op, times in found.values()]
+
+
+def _repeated(graph: Graph, state: Callable[[str], int]) -> Iterator[tuple[Op, int]]:
+    """The ops; of copies of a block whose tensors are all in the same states, those of the first.
+
+    Second: how many copies that are.
+    """
+    blocks: dict[object, list[Block]] = {}
+    for block in graph.blocks:
+        blocks.setdefault((block.kind, *map(state, block.tensors)), []).append(block)
+    done = 0
+    for block in graph.blocks:
+        yield from ((op, 1) for op in graph.ops[done : block.start])
+        done = block.stop
+    yield from ((op, 1) for op in graph.ops[done:])
+    for copies in blocks.values():
+        yield from ((op, len(copies)) for op in graph.ops[copies[0].start : copies[0].stop])
 
 
 def _check_sequence(graph: Graph, sequence: OpenSequence, assignment: Assignment) -> None:

@@ -87,6 +87,19 @@ class SizeArgument:
     bound: str = ""
 
 
+class Block(NamedTuple):
+    """One of several copies of a block: ops number `start` to `stop` of the graph are its own.
+
+    `kind` says what it is a copy of, and `tensors` all that its ops take or make, in one order for
+    all copies.
+    """
+
+    kind: int
+    tensors: tuple[str, ...]
+    start: int
+    stop: int
+
+
 @dataclass
 class Graph:
     """A whole model, in execution order."""
@@ -126,6 +139,9 @@ class Graph:
 
     alike: dict[str, str] = field(default_factory=dict)
     """Tensor of a folded block -> its like in the first block of the kind: in the same state."""
+
+    blocks: list[Block] = field(default_factory=list)
+    """Where a folded graph was unfolded: the copies, in the order of their ops."""
 
     counts: dict[str, int] = field(default_factory=dict)
     """Op or tensor of a folded block -> how often it stands in the whole model."""

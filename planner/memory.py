@@ -94,17 +94,29 @@ class Holdings:
         return size, elements * self.costs.workload.optimizer_bytes
 
 
-def memory(costs: Costs, assignment: Assignment) -> Memory:
-    """What the fullest rank holds with a plan, item by item."""
+def memory(
+    costs: Costs, assignment: Assignment, short: tuple[Costs, Assignment] | None = None
+) -> Memory:
+    """What the fullest rank holds with a plan, item by item.
+
+    Args:
+        costs: Of the whole graph.
+        assignment: The plan.
+        short: The same for a graph with three copies of a block for any larger number in a row.
+            A block takes what others made from the one before it, or from one that is alone of its
+            kind: so what is alive between ops is at its most there as in the whole. But what
+            autograd keeps adds up, and takes the whole.
+    """
     held = costs.holdings
     training = [held.training(n, assignment[n]) for n in held.stored]
     size = {n: costs.bytes(n, assignment[n], held.full) for n in held.names}
+    at = (costs, assignment) if held.trains or short is None else short
     return Memory(
         parameters=sum(size[n] for n in held.stored),
         gradients=sum(gradient for gradient, _ in training),
         optimizer=sum(state for _, state in training),
         cache=sum(size[n] for n in held.cached),
-        activations=max(peak(costs, assignment, run) for run in costs.passes),
+        activations=max(peak(*at, run) for run in costs.passes),
     )
 
 
@@ -149,17 +161,16 @@ def peak(costs: Costs, assignment: Assignment, run: Pass) -> int:
     """Most bytes of activations at one time in a pass; those kept for its backward pass stay."""
     graph, base = costs.graph, memories(costs, assignment)
     apart = {*costs.holdings.stored, *graph.inputs}
-    size: dict[str, int] = {}
-    born: dict[str, int] = {}
     last: dict[str, int] = {}
-    known: dict[object, int] = {}  # bytes of results, those of ops that are alike once
+    born: dict[str, int] = {}
     for at, op in enumerate(graph.ops):
-        for name in op.inputs:
+        for name in (*op.inputs, *op.outputs):
             last[base[name]] = at
             born.setdefault(base[name], at)
+    size: dict[str, int] = {}
+    known: dict[object, int] = {}  # bytes of results, those of ops that are alike once
+    for op in graph.ops:
         for i, name in enumerate(op.outputs, len(op.inputs)):
-            last[base[name]] = at
-            born.setdefault(base[name], at)
             if base[name] == name:
                 key = (id(costs.axes.axes.get(op.name, name)), i, id(assignment[name]))
                 if key not in known:

@@ -58,7 +58,7 @@ from shardwright.planner.source import Source
 from shardwright.planner.stages import figures, stage
 from shardwright.planner.states import Shards, States
 from shardwright.planner.sub_dims import find_sub_dims
-from shardwright.planner.unfolding import Unfolded
+from shardwright.planner.unfolding import Unfolded, unfold
 from shardwright.planner.verify import Mismatch, calls_of, run_local
 from shardwright.planner.within import within
 from shardwright.planner.wording import memory_in_words
@@ -80,6 +80,7 @@ class Attempt:
     layouts: Layouts
     whole: Layouts
     bill: Bill
+    memory: Memory
     report: SolverReport
     possible: dict[str, bool]
     pinned: dict[str, Pin]
@@ -232,49 +233,67 @@ class Search:
         stage("check")
         layouts = Layouts(self.graph, costs.states, network.assignment(optimum.assignment))
         whole = self._unfolded(layouts)
-        bill = Bill(self._costs(whole, costs), whole.assignment)
+        bill = Bill(self._costs(self.whole, whole.states, costs), whole.assignment)
         alike = [op for op, _ in bill.ops]
         check(whole.graph, whole.states, whole.assignment, self.rigid, alike)
         agree(bill.price, optimum)
         report = reported(optimum, solver or solvers.default(memory), note)
         stage("emit")
-        return Attempt(layouts, whole, bill, report, possible(network, small), wanted)
+        held = self._memory(bill, layouts, costs)
+        return Attempt(layouts, whole, bill, held, report, possible(network, small), wanted)
 
-    def _costs(self, whole: Layouts, folded: Costs) -> Costs:
-        """Prices of the whole graph."""
-        out = Costs(whole.graph, whole.states.axes, whole.states, self.workload, self.caches)
-        out.keys = folded.keys.unfolded(self.whole.origin)
+    def _costs(self, unfolded: Unfolded, states: States, folded: Costs) -> Costs:
+        """Prices of an unfolded graph."""
+        out = Costs(unfolded.graph, states.axes, states, self.workload, self.caches)
+        out.keys = folded.keys.unfolded(unfolded.origin)
         return out
 
     def _held(self, costs: Costs, network: Network, values: Sequence[int]) -> Memory:
         """Bytes that a rank of the whole model holds."""
-        assignment = network.assignment(tuple(values))
-        whole = self._unfolded(Layouts(self.graph, costs.states, assignment))
-        return measure(self._costs(whole, costs), whole.assignment)
+        layouts = Layouts(self.graph, costs.states, network.assignment(tuple(values)))
+        whole = self._unfolded(layouts)
+        prices = self._costs(self.whole, whole.states, costs)
+        return self._memory(Bill(prices, whole.assignment), layouts, costs)
+
+    def _memory(self, bill: Bill, layouts: Layouts, folded: Costs) -> Memory:
+        """Bytes that a rank holds, given the bill of the whole model."""
+        short, states = self._short
+        prices = self._costs(short, states, folded)
+        return measure(bill.costs, bill.assignment, (prices, _of_copies(layouts.assignment, short)))
 
     def _unfolded(self, layouts: Layouts) -> Layouts:
         """The same plan on the whole graph."""
-        graph, origin = self.whole.graph, self.whole.origin
-        if graph is self.graph:
+        if self.whole.graph is self.graph:
             return layouts
-        assignment = {n: layouts.assignment[origin[n]] for n in graph.tensors}
-        return Layouts(graph, self._whole_states, assignment)
+        return Layouts(
+            self.whole.graph, self._whole_states, _of_copies(layouts.assignment, self.whole)
+        )
 
     @cached_property
     def _whole_states(self) -> States:
         """Axes and domains of the whole graph, with nothing forbidden: for checking and pricing."""
-        graph, origin, axes = self.whole.graph, self.whole.origin, self.axes
+        sequence = self.sequence and self.sequence.unfolded(self.whole.origin, self.traced_names)
+        return self._states(self.whole, sequence)
+
+    @cached_property
+    def _short(self) -> tuple[Unfolded, States]:
+        """A graph with no more than three copies of a block in a row, for what passes."""
+        short = unfold(self.folding, alike=3)
+        return short, self._states(short, self.sequence)
+
+    def _states(self, unfolded: Unfolded, sequence: OpenSequence | None) -> States:
+        """Axes and domains of an unfolded graph."""
+        graph, origin, axes = unfolded.graph, unfolded.origin, self.axes
         ops = {op.name: origin[op.name] for op in graph.ops}
-        whole_axes = Axes(
-            dims={n: axes.dims[origin[n]] for n in graph.tensors},
+        copied = Axes(
+            dims=_of_copies(axes.dims, unfolded),
             axes={copy: axes.axes[op] for copy, op in ops.items() if op in axes.axes},
             rules={copy: axes.rules[op] for copy, op in ops.items()},
             conflicts=axes.conflicts,
         )
         lookups = frozenset(copy for copy, op in ops.items() if op in self.lookups)
-        sequence = self.sequence and self.sequence.unfolded(origin, self.traced_names)
         sub = find_sub_dims(self.graph, axes, self.tp)
-        return States(graph, whole_axes, self.tp, lookups, sequence=sequence, sub=sub)
+        return States(graph, copied, self.tp, lookups, sequence=sequence, sub=sub)
 
     def predicted(self, attempt: Attempt) -> Prediction:
         """What an attempt should cost, per rank."""
@@ -284,7 +303,7 @@ class Search:
         return Prediction(
             parameter_bytes=[sizes[at[TP]] for at in ranks],
             whole_bytes=rank_bytes(layouts, None),
-            memory=measure(attempt.bill.costs, attempt.whole.assignment),
+            memory=attempt.memory,
             time_ns=attempt.report.objective[2],
             phase_ns=attempt.bill.times,
             collectives=count(attempt.bill),
@@ -379,6 +398,13 @@ class Search:
                     f"{mismatch.text}"
                 )
             module = module.rpartition(".")[0]
+
+
+def _of_copies(values: Mapping[str, T], unfolded: Unfolded) -> dict[str, T]:
+    """The values of the copies of tensors."""
+    names = unfolded.graph.tensors
+    found = map(values.__getitem__, map(unfolded.origin.__getitem__, names))
+    return dict(zip(names, found, strict=True))
 
 
 def splits_along(graph: Graph, layouts: Layouts, module: str) -> Splits:

@@ -122,7 +122,7 @@ def _by_block(value: Any, blocks: int) -> bool:
 def _configs(root: nn.Module) -> list[Any]:
     """The configs of all modules of `root`."""
     found = (m.__dict__.get("config") for m in root.modules())
-    return list({id(c): c for c in found if hasattr(c, "to_dict")}.values())
+    return [c for c in {id(c): c for c in found}.values() if hasattr(c, "to_dict")]
 
 
 def holders(root: nn.Module) -> Mapping[int, list[str]]:
@@ -171,7 +171,9 @@ def _kinds(
     numbers: dict[Any, int] = {}
     out = []
     for n, block in enumerate(blocks):
-        made = tuple((k, v) for k, v in block.items() if k not in counters)
+        for key in counters:
+            del block[key]
+        made = tuple(block.items())
         labels = [label(f"{path}.{n}.{k}") for k, _ in stack[n].named_parameters()] if label else []
         kind = (made, *labels, *(repr(v[n]) for v in lists))
         out.append(numbers.setdefault(kind, len(numbers)))

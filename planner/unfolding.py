@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import Any
 
 from shardwright.planner.folding import (
     Folding,
@@ -13,7 +15,7 @@ from shardwright.planner.folding import (
     place_of,
     timeline,
 )
-from shardwright.planner.graph import Border, Graph, Op, Use
+from shardwright.planner.graph import Block, Border, Graph, Op, Use
 
 
 @dataclass
@@ -24,8 +26,13 @@ class Unfolded:
     origin: dict[str, str]
 
 
-def unfold(folding: Folding) -> Unfolded:
+def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
     """Copy the segments of the traced blocks for every block of the whole stacks.
+
+    Args:
+        folding: The folded graph.
+        alike: Of blocks in a row that are copies of one, at most so many; by default all. With 3,
+            what is true of any three blocks in a row of the whole is true of three of these.
 
     Raises:
         Unfoldable: a block is read from afar.
@@ -33,7 +40,7 @@ def unfold(folding: Folding) -> Unfolded:
     if not folding.segments:
         graph = folding.graph
         return Unfolded(graph, {n: n for n in (*graph.tensors, *(op.name for op in graph.ops))})
-    return _Unfolder(folding).run()
+    return _Unfolder(folding, alike).run()
 
 
 class _Names(dict[str, str]):
@@ -46,6 +53,16 @@ class _Names(dict[str, str]):
     def __missing__(self, name: str) -> str:
         found = self[name] = self.find(name)
         return found
+
+
+class Columns:
+    """Ops and borders, field by field."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        ops = [item for item in items if isinstance(item, Op)]
+        borders = [item for item in items if isinstance(item, Border)]
+        self.ops: list[Any] = [*zip(*ops, strict=True)] or [()] * len(Op._fields)
+        self.borders: list[Any] = [*zip(*borders, strict=True)] or [()] * len(Border._fields)
 
 
 class _Copy:
@@ -61,13 +78,17 @@ class _Copy:
 class _Unfolder:
     """Goes through the folded graph once and writes the whole one."""
 
-    def __init__(self, folding: Folding) -> None:
+    def __init__(self, folding: Folding, alike: int | None) -> None:
         self.folding, self.folded = folding, folding.graph
         self.out, self.origin = Graph(), dict[str, str]()
         self.rows = {row[0].stack.path: row for row in folding.segments}
         self.outside = _Copy(self, None, 0)
+        self.places = {
+            path: [p for _, run in groupby(row[0].stack.traced) for p in islice(run, alike)]
+            for path, row in self.rows.items()
+        }
         self.blocks = {
-            path: [_Copy(self, row[p], block) for block, p in enumerate(row[0].stack.traced)]
+            path: [_Copy(self, row[p], block) for block, p in enumerate(self.places[path])]
             for path, row in self.rows.items()
         }
         self.copies: dict[int, list[_Copy]] = {}
@@ -77,19 +98,16 @@ class _Unfolder:
     def run(self) -> Unfolded:
         """The whole graph."""
         g, out = self.folded, self.out
-        self.add_tensors((n for n in g.tensors if n not in self.folding.owner), self.outside)
+        self.add_tensors({n: n for n in g.tensors if n not in self.folding.owner})
         within = {id(i): s for row in self.folding.segments for s in row for i in s.items}
         done: set[str] = set()
         for item in timeline(g):
             segment = within.get(id(item))
             if segment is None:
-                self.add_items([item], self.outside)
+                self.add_items(Columns([item]), self.outside)
             elif segment.stack.path not in done:
                 done.add(segment.stack.path)
-                for copy in self.blocks[segment.stack.path]:
-                    assert copy.segment is not None
-                    self.add_tensors(copy.segment.keys, copy)
-                    self.add_items(copy.segment.items, copy)
+                self.add_blocks(segment.stack.path)
         for use in g.uses:
             for copy in self.copies_of(self.folding.owner.get(use.used)):
                 stored, used = copy.tensors[use.stored], copy.tensors[use.used]
@@ -105,41 +123,45 @@ class _Unfolder:
         self.add_marks()
         return Unfolded(out, self.origin)
 
-    def add_tensors(self, names: Iterable[str], copy: _Copy) -> None:
-        """Add the copies of tensors."""
-        for name in names:
-            made = copy.tensors[name]
-            self.out.tensors[made] = self.folded.tensors[name]
-            self.origin[made] = name
+    def add_blocks(self, path: str) -> None:
+        """Add the copies of all blocks of a stack."""
+        columns = [Columns(segment.items) for segment in self.rows[path]]
+        for copy in self.blocks[path]:
+            assert copy.segment is not None
+            self.add_tensors(copy.tensors)  # its own: those of others are not known yet
+            start = len(self.out.ops)
+            self.add_items(columns[copy.segment.place], copy)
+            tensors, kind = tuple(copy.tensors.values()), id(copy.segment)
+            self.out.blocks.append(Block(kind, tensors, start, len(self.out.ops)))
 
-    def add_items(self, items: Iterable[Item], copy: _Copy) -> None:
+    def add_tensors(self, names: Mapping[str, str]) -> None:
+        """Add copies of tensors, by the names of these."""
+        found = map(self.folded.tensors.__getitem__, names)
+        self.out.tensors.update(zip(names.values(), found, strict=True))
+        self.origin.update(zip(names.values(), names, strict=True))
+
+    def add_items(self, items: Columns, copy: _Copy) -> None:
         """Add the copies of ops and borders."""
-        ops, borders, modules, name = self.out.ops, self.out.borders, copy.modules, copy.tensors
-        each = copy.tensors.__getitem__
-        for item in items:
-            module = modules[item.module]
-            if isinstance(item, Border):
-                ends = name[item.source], name[item.target]
-                borders.append(Border(module, item.side, item.slot, *ends, item.has_parameters))
-                continue
-            ends = tuple(map(each, item.inputs)), tuple(map(each, item.outputs))
-            made = item.name + copy.at
-            ops.append(Op(made, item.call, *ends, module, item.source, item.literals))
-            self.origin[made] = item.name
+        out, name, module = self.out, copy.tensors.__getitem__, copy.modules.__getitem__
+        names, calls, inputs, outputs, modules, sources, literals = items.ops
+        made = [n + copy.at for n in names]
+        taken = [tuple(map(name, each)) for each in inputs]
+        given = [tuple(map(name, each)) for each in outputs]
+        out.ops += map(Op, made, calls, taken, given, map(module, modules), sources, literals)
+        self.origin.update(zip(made, names, strict=True))
+        modules, sides, slots, sources, targets, flags = items.borders
+        ends = map(name, sources), map(name, targets)
+        out.borders += map(Border, map(module, modules), sides, slots, *ends, flags)
 
     def add_marks(self) -> None:
         """What is known of some tensors holds for all their copies."""
         g, out = self.folded, self.out
-        dims = {*g.fixed, *g.counted}
-        marked = {*g.logits, *g.carried, *(n for n, _ in dims)}
+        marked = {*g.logits, *g.carried, *(n for n, _ in (*g.fixed, *g.counted))}
         copies: dict[str, list[str]] = {n: [] for n in marked}
-        first: dict[str, str] = {}
-        for copy in out.tensors:
-            name = self.origin[copy]
+        for copy, name in self.origin.items():
             if name in marked:
                 copies[name].append(copy)
-            if (one := first.setdefault(name, copy)) is not copy:
-                out.alike[copy] = one
+        out.alike = {c: same[0] for same in copies.values() for c in same[1:]}
         out.logits = {c for n in g.logits for c in copies[n]}
         out.carried = {c for n in g.carried for c in copies[n]}
         out.fixed = {(c, d) for n, d in g.fixed for c in copies[n]}
@@ -173,13 +195,12 @@ class _Unfolder:
         stack, key = owner.stack, owner.keys[tensor]
         if owner is segment:
             return f"{tensor}@{block}"
-        row = self.rows[stack.path]
+        row, places = self.rows[stack.path], self.places[stack.path]
         if segment is not None and segment.stack is stack and owner.place == segment.place - 1:
-            return f"{row[stack.traced[block - 1]].tensors[key]}@{block - 1}"
+            return f"{row[places[block - 1]].tensors[key]}@{block - 1}"
         if stack.unique(owner.kind):
-            return f"{tensor}@{stack.picks[owner.place]}"
+            return f"{tensor}@{places.index(owner.place)}"
         inside = segment is not None and segment.stack is stack
         if owner.place == len(row) - 1 and not inside:
-            last = len(stack.kinds) - 1
-            return f"{row[stack.traced[last]].tensors[key]}@{last}"
+            return f"{row[places[-1]].tensors[key]}@{len(places) - 1}"
         raise Unfoldable(f"{owner.module} is read from afar")
