@@ -7,7 +7,7 @@ its equations, on the first and on the last rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 from shardwright.planner import layout, origins
@@ -19,11 +19,15 @@ Key = tuple[str, str]
 
 
 class Unsolvable(Exception):
-    """No local attributes give this size; carries the tensor that must then not be split."""
+    """No local attributes give this size.
 
-    def __init__(self, size: SizeArgument) -> None:
+    Carries the tensor that must then not be split, and, if it is not, those of the sizes that want
+    other values of the same attributes.
+    """
+
+    def __init__(self, size: SizeArgument, others: Iterable[SizeArgument] = ()) -> None:
         super().__init__(f"no attributes give dim {size.dim} of '{size.tensor}' its local size")
-        self.size = size
+        self.size, self.others = size, tuple(others)
 
 
 def local_attributes(
@@ -164,7 +168,7 @@ def _solve(
         if failed > deepest:
             deepest, worst = failed, targets[failed][0]
     assert worst is not None, "without equations everything holds"
-    raise Unsolvable(worst)
+    raise Unsolvable(worst, [s for s, _ in targets])
 
 
 def _values(expression: origins.Expression) -> dict[Key, int]:

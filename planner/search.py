@@ -326,6 +326,8 @@ class Search:
             op = self.graph.producers().get(failure.size.tensor)
             where = Mismatch(op.module if op else "", str(failure))
             near = splits_near(self.graph, layouts, failure.size.tensor)
+            for other in () if near else failure.others:
+                near |= splits_near(self.graph, layouts, other.tensor)
             return near or self._blame(where, layouts)
         plans = self._spread(module_plans(source.module, layouts, attributes))
         can, pinned = self._copies(attempt.possible), self._copies(attempt.pinned)

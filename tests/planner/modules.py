@@ -349,3 +349,18 @@ INPUTS: dict[str, Inputs] = {
 
 def inputs_of(name: str) -> Inputs:
     return INPUTS.get(name, features(WIDTH))
+
+
+class WidthTakenTwice(nn.Module):
+    """Its code gives one attribute to a view of what comes in whole and to one of what is split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.head = HEADS, WIDTH // HEADS
+        self.up, self.own = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.down, self.mlp = nn.Linear(WIDTH, WIDTH), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.up(x).view(*x.shape[:-1], self.heads, self.head).cos().flatten(-2)
+        given = x.view(*x.shape[:-1], self.heads, self.head).sin().flatten(-2)
+        return self.own(given) + self.down(made) + self.mlp(x)

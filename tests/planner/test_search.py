@@ -24,7 +24,7 @@ MODULES = (
     mlps.GatedByAttribute, mlps.GatedFromTheEnd, mlps.GatedBySteps, mlps.OneFeature,
     mlps.ChosenFeatures, mlps.InPlace, mlps.Softmax, mlps.MeanBySize, mlps.InverseSize,
     mlps.Lengths, mlps.OwnZeros, mlps.Shuffled, m.Unequal, m.Mixer, m.Vision, m.Language, m.Again,
-    m.TorchAttention, m.Experts,
+    m.TorchAttention, m.Experts, m.WidthTakenTwice,
 )  # fmt: skip
 CASES: dict[str, Callable[[], nn.Module]] = {
     **{cls.__name__: cls for cls in MODULES},
@@ -124,6 +124,12 @@ def test_a_module_that_fails_its_trial_keeps_to_other_splits(monkeypatch) -> Non
     assert len(blamed) >= 3
     assert plan.modules == {}
     assert plan.predicted.parameter_bytes == [plan.predicted.whole_bytes] * 2
+
+
+def test_one_attribute_for_what_is_whole_and_what_is_split() -> None:
+    """What is split is then gathered; nothing else has to stay whole for it."""
+    plan = planned(m.WidthTakenTwice(), features(m.WIDTH), 2)
+    assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.whole_bytes
 
 
 def test_a_wrong_prediction_is_a_mismatch(monkeypatch) -> None:
