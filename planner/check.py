@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwright.errors import SolverError
 from shardwright.planner.axes import atoms_of
-from shardwright.planner.graph import Block, Graph, Op, Slot
+from shardwright.planner.graph import Block, Border, Graph, Op, Slot
 from shardwright.planner.repeats import Sizes
 from shardwright.planner.sequence import OpenSequence
 from shardwright.planner.states import WHOLE, Shards, Split, State, States, covers
@@ -124,14 +124,17 @@ def _check_borders(
     sizes = Sizes(graph, states.axes)
     for border in graph.borders:
         change = (assignment[border.source], assignment[border.target])
-        where = f"'{border.slot}' {border.side} '{border.module}'"
         if border.module in rigid and change[0] != change[1]:
-            raise SolverError(f"the plan changes tensor {where}, where nothing may change")
+            raise SolverError(f"the plan changes {_where(border)}, where nothing may change")
         source, before = done.setdefault(graph.slot(border), (border.source, change))
         if change[0] == change[1] and before[0] == before[1]:
             continue
         if before != change or not sizes.same(source, border.source):
-            raise SolverError(f"the plan changes tensor {where} otherwise in a later call")
+            raise SolverError(f"the plan changes {_where(border)} otherwise in a later call")
+
+
+def _where(border: Border) -> str:
+    return f"tensor '{border.slot}' {border.side} '{border.module}'"
 
 
 def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:

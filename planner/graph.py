@@ -161,12 +161,10 @@ class Graph:
         not where what it does depends on the tensor.
         """
         entered = {b.target: b for b in self.borders if b.side == "in"}
-        several = Counter(slot[:3] for slot in {self.slot(b) for b in self.borders})
-        return {
-            b.target: entered[b.source]
-            for b in self.borders
-            if b.side == "in" and b.source in entered and several[self.slot(b)[:3]] == 1
-        }
+        inner = [b for b in entered.values() if b.source in entered]
+        at = {b[:3] for b in inner}  # module, side, slot
+        several = Counter(slot[:3] for slot in {self.slot(b) for b in self.borders if b[:3] in at})
+        return {b.target: entered[b.source] for b in inner if several[b[:3]] == 1}
 
     def slot(self, border: Border) -> Slot:
         """What has one crossing: a slot of a module, for tensors of one number of dims."""
