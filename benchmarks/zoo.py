@@ -1,6 +1,6 @@
 """Plan, split and compare tiny models of every architecture on real gloo ranks.
 
-    make zoo                                       every architecture, in float64, tp 2
+    make zoo                                       every architecture on 2 and 4 ranks, some on 8
     python -m benchmarks.zoo --kind masked         every masked one
     python -m benchmarks.zoo --tp 4 llama gpt2     some, on 4 ranks (of 2 kv heads)
 
@@ -35,6 +35,14 @@ FIRST = {
     "masked": ["bert", "roberta"],
     "seq2seq": ["t5"],
 }
+SAMPLE = {
+    "causal": "bamba bart deepseek_v2 deepseek_v3 deepseek_v32 falcon_h1 gemma3n_text gpt_oss gptj "
+    "jamba lfm2 llama4_text mamba mamba2 minicpm3 minimax mixtral modernbert-decoder mpt olmoe "
+    "qwen3_next recurrent_gemma rwkv zamba2 zaya".split(),
+    "masked": ["albert", "deberta-v2", "mobilebert"],
+    "seq2seq": ["longt5", "marian", "pegasus_x"],
+}
+"""Beside the first ones: experts, latents, recurrences, convolutions, shared blocks, masks."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -67,6 +75,7 @@ def table(rows: list[dict[str, Any]], tp: int, found: Peers) -> Table:
 @click.option("--tp", default=2, help="Ranks.")
 @click.option("--kind", default=None, type=click.Choice(list(FIRST)), help="Only these.")
 @click.option("--first", is_flag=True, help="The architectures of the first milestone only.")
+@click.option("--sample", is_flag=True, help="Those of the first milestone, and one of each sort.")
 @click.option("--dtype", default="float64", type=click.Choice(list(DTYPES)), help="Of the models.")
 @click.option("--groups", default=1, help="Models compared at once, each by as many processes.")
 @click.option("--limit", default=600.0, help="Seconds for a model.")
@@ -76,6 +85,7 @@ def main(
     tp: int,
     kind: str | None,
     first: bool,
+    sample: bool,
     dtype: str,
     groups: int,
     limit: float,
@@ -85,7 +95,7 @@ def main(
     jobs = [
         (k, n)
         for k in ([kind] if kind else FIRST)
-        for n in (FIRST[k] if first else zoo.names(k))
+        for n in (FIRST[k] + SAMPLE[k] if sample else FIRST[k] if first else zoo.names(k))
         if not names or n in names
     ]
     if unknown := set(names) - {n for _, n in jobs}:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import shardwright
-from benchmarks.compare import compare, reference
+from benchmarks.compare import Reference, compare, reference
 from shardwright.errors import ShardwrightError
 from shardwright.planner.plan_file import Plan
 from shardwright.runtime.mesh import Mesh
@@ -21,8 +21,6 @@ from tests import zoo
 EXACT, CASTS, SINGLE = 1e-9, 1e-5, 1e-4
 """Differences allowed: of models that compute in float64 throughout, of those that cast to float32
 inside, and of models in float32."""
-LARGE = 0.01
-"""What stays whole wants a reason from this share of all bytes on."""
 FIGURES = ("logits", "gradients", "decode")
 
 
@@ -38,6 +36,34 @@ def build(kind: str, name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     return config, model
 
 
+@dataclass(frozen=True)
+class Case:
+    """A whole model, and what its split one may differ from by `tolerance`."""
+
+    model: Any
+    inputs: dict[str, Any]
+    example: dict[str, Any] | None
+    """Arguments to plan it with, where it wants others than any text model."""
+    expected: Reference
+    dtype: torch.dtype
+    tolerance: float
+
+
+def case(kind: str, name: str, dtype: torch.dtype = torch.float64) -> Case:
+    """One architecture; a model that mixes dtypes if it is not in its own is in float32."""
+    config, model = build(kind, name, dtype)
+    inputs, example = zoo.inputs(name, config, kind=kind), zoo.example(name, config, kind)
+    try:
+        with _Casts(dtype) as casts:
+            expected = reference(model, inputs)
+    except RuntimeError:
+        if dtype == torch.float32:
+            raise
+        return case(kind, name, torch.float32)
+    tolerance = SINGLE if dtype == torch.float32 else CASTS if casts.found else EXACT
+    return Case(model, inputs, example, expected, dtype, tolerance)
+
+
 def compared(
     dtype: torch.dtype, kind: str, name: str, rank: int, tp: int, mesh: Mesh
 ) -> dict[str, Any]:
@@ -46,38 +72,29 @@ def compared(
     A plan that cannot be made is a row with its error. What goes wrong after that is raised.
     """
     begun = time.perf_counter()
-    config, model = build(kind, name, dtype)
-    inputs = zoo.inputs(name, config, kind=kind)
-    try:
-        with _Casts(dtype) as casts:
-            expected = reference(model, inputs)
-    except RuntimeError:
-        if dtype == torch.float32:
-            raise
-        # The model mixes dtypes if it is not in its own.
-        return compared(torch.float32, kind, name, rank, tp, mesh)
+    whole = case(kind, name, dtype)
+    model = whole.model
     row: dict[str, Any] = {"kind": kind, "name": name, "params": len(list(model.parameters()))}
     box: list[Any] = [None]
     if rank == 0:
         try:
-            box = [shardwright.plan(model, tp=tp, kwargs=zoo.example(name, config, kind)).to_json()]
+            box = [shardwright.plan(model, tp=tp, kwargs=whole.example).to_json()]
         except ShardwrightError as error:
             box = [error]
     dist.broadcast_object_list(box)
-    row["plan_seconds"] = round(time.perf_counter() - begun, 1)
     if isinstance(box[0], ShardwrightError):
         return row | {"error": f"{type(box[0]).__name__}: {box[0]}"}
     plan = Plan.from_json(box[0])
-    found = compare(model, inputs, plan, mesh, expected)
+    found = compare(model, whole.inputs, plan, mesh, whole.expected)
     everyone: list[Any] = [None] * tp
     dist.all_gather_object(everyone, found.as_dict())
     for key in FIGURES:
         figures = [r[key] for r in everyone if r[key] is not None]
         row[key] = max(figures, key=lambda v: (v != v, v), default=None)
-    row["dtype"] = str(dtype).removeprefix("torch.")
-    row["tolerance"] = SINGLE if dtype == torch.float32 else CASTS if casts.found else EXACT
+    row["dtype"] = str(whole.dtype).removeprefix("torch.")
+    row["tolerance"] = whole.tolerance
     row["experts"] = sorted(set(model.get_experts_implementation().values()) - {"eager"})
-    row |= _planned(plan, model)
+    row |= _planned(plan)
     row |= {"split": found.split, "worst": found.worst}
     row |= {"forward": dict(found.forward), "backward": dict(found.backward)}
     row["seconds"] = round(time.perf_counter() - begun, 1)
@@ -92,7 +109,7 @@ def passed(row: dict[str, Any]) -> bool:
     return all(row[key] is None or row[key] <= row["tolerance"] for key in FIGURES)
 
 
-def _planned(plan: Plan, model: nn.Module) -> dict[str, Any]:
+def _planned(plan: Plan) -> dict[str, Any]:
     """What is known before anything runs."""
     predicted = plan.predicted
     explained = {w.parameter: w.reason for w in plan.whole}

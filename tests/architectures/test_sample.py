@@ -1,0 +1,30 @@
+"""One architecture of each sort, split over two thread ranks, equals the whole model.
+
+`make zoo` does the same for every architecture, on real gloo processes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import shardwright
+from benchmarks.compare import compare
+from benchmarks.zoo import SAMPLE
+from benchmarks.zoo_case import case
+from tests.ranks import run_ranks
+
+CASES = [(kind, name) for kind, names in SAMPLE.items() for name in names]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=[n for _, n in CASES])
+def test_equals_the_whole_model(kind: str, name: str) -> None:
+    """Logits, all gradients and a decode step, and collectives as predicted."""
+    it = case(kind, name)
+    plan = shardwright.plan(it.model, tp=2, kwargs=it.example)
+    ranks = run_ranks(2, lambda mesh: compare(it.model, it.inputs, plan, mesh, it.expected))
+    for found in ranks:
+        assert found.logits <= it.tolerance
+        assert found.gradients is None or found.gradients <= it.tolerance, found.worst
+        assert found.decode is None or found.decode <= it.tolerance
+        forward = {c.kind: c.count for c in plan.predicted.collectives if c.phase == "forward"}
+        assert forward == dict(found.forward)
