@@ -4,9 +4,12 @@
     python -m benchmarks.prediction --device profile.json --json FILE
 
 The plans differ in what every rank computes whole, and in pins. Each is predicted for the device,
-applied, and its forward pass timed: the plans in turn, several times over, so that whatever else
-the machine does slows all alike; the median of the slowest rank's times counts. Prints both times
-and their rank correlation (Spearman); exits with 1 if that is below 0.8.
+applied, and its forward pass timed: all plans in each of several turns, so that whatever else the
+machine does slows all alike, and each turn in another order, so that none is always the one after
+the plan that fills the caches. Of each turn the slowest rank's time is taken, of the turns the
+median, as `calibrate` takes it of what the prediction is made of: on a machine with other things to
+do the least time would be that of the turn in which nobody waited for anybody, which predicts no
+other. Prints both times and their rank correlation (Spearman); exits with 1 if that is below 0.8.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -35,6 +39,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import shardwright
 from shardwright.planner.api import prepare
+from shardwright.planner.device import device as profile_of
 from shardwright.planner.plan_file import Plan
 from shardwright.runtime.mesh import Mesh
 
@@ -112,11 +117,11 @@ def work(rank: int, ranks: int, plans: list[str], repeat: int, port: int, result
     del model
     ids = torch.randint(VOCABULARY, (BATCH, SEQ), generator=torch.Generator().manual_seed(0))
     for turn in range(repeat + 1):  # the first warms up
-        for at, local in enumerate(models):
+        for at in random.Random(turn).sample(range(len(models)), len(models)):
             dist.barrier()
             begun = time.perf_counter()
             with torch.no_grad():
-                local(ids, use_cache=False)
+                models[at](ids, use_cache=False)
             seconds = torch.tensor(time.perf_counter() - begun)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             if rank == 0 and turn:
@@ -191,7 +196,8 @@ def main(tp: int, device: str, repeat: int, path: Path | None) -> None:
     Console(width=110).print(table(rows))
     print(f"rank correlation over {len(rows)} plans: {found:.2f} (at least {LEAST})")
     if path:
-        about = {"tp": tp, "device": device, "repeat": repeat, "cores": os.cpu_count()}
+        profile = profile_of(device).model_dump()
+        about = {"tp": tp, "device": profile, "repeat": repeat, "cores": os.cpu_count()}
         result = {"about": about, "rows": rows, "rank_correlation": found}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
