@@ -25,6 +25,9 @@ class Order(NamedTuple):
     in_turn: bool
 
 
+APART = Order(pieces=False, in_turn=False)
+
+
 def order(dims: Sequence[Dim], step: Step, ranks: int, length: Callable[[Dim, Cut], int]) -> Order:
     """How the parts along a step make up the whole.
 

@@ -13,7 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.planner.axes import ATOM, Axes, Dim, find, leaves_of
-from shardwright.planner.copies import copied, order
+from shardwright.planner.copies import APART, copied, order
 from shardwright.planner.crossings import COLLECTIVES, SHARED, Step, steps, without
 from shardwright.planner.device import device
 from shardwright.planner.graph import Graph, Op
@@ -202,7 +202,10 @@ class Costs:
             whole = self.bytes(name, State(without(step.after, step.mask)), run)
             size = max((sizes[1] * ranks - whole) // (ranks - 1), 0) if ranks > 1 else whole
             return Collective("all_reduce", size, ranks), 2 * size + 2 * sizes[1]
-        how = order(self.axes.dims[name], step, ranks, lambda d, c: self.length(d, c, run, False))
+        how = APART
+        if does in ("all_gather", "reduce_scatter"):
+            dims = self.axes.dims[name]
+            how = order(dims, step, ranks, lambda d, c: self.length(d, c, run, False))
         spent = copied(does, part, whole, how)
         if does not in COLLECTIVES:
             return None, spent
