@@ -14,7 +14,7 @@ from shardwright.planner.axes import atoms_of
 from shardwright.planner.graph import Block, Border, Graph, Op, Slot
 from shardwright.planner.repeats import Sizes
 from shardwright.planner.sequence import OpenSequence
-from shardwright.planner.states import WHOLE, Shards, Split, State, States, covers
+from shardwright.planner.states import WHOLE, Shards, Split, State, States, covers, looks_new
 from shardwright.rules.notation import Dims, Rule, letters
 
 Assignment = Mapping[str, State]
@@ -54,6 +54,9 @@ def check(
     for use in graph.uses:
         if assignment[use.stored].partial or assignment[use.stored].copied:
             raise SolverError(f"the plan stores '{use.fqn}' as {assignment[use.stored]}")
+    for name in graph.shown:
+        if assignment[name].shards or assignment[name].partial:
+            raise SolverError(f"the plan lets ranks read other numbers off '{name}'")
     stored = {u.used: u.stored for u in graph.uses}
     for used, after in graph.written:
         if not assignment[stored[used]] == assignment[used] == assignment[after]:
@@ -126,6 +129,8 @@ def _check_borders(
         change = (assignment[border.source], assignment[border.target])
         if border.module in rigid and change[0] != change[1]:
             raise SolverError(f"the plan changes {_where(border)}, where nothing may change")
+        if border.target in graph.overwritten and looks_new(*change):
+            raise SolverError(f"the plan changes {_where(border)}, which is changed in place")
         source, before = done.setdefault(graph.slot(border), (border.source, change))
         if change[0] == change[1] and before[0] == before[1]:
             continue

@@ -110,6 +110,15 @@ class Graph:
     uses: list[Use] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
+    guesses: bool = True
+    """Whether numbers that only data has got stand-ins while it was traced."""
+
+    shown: set[str] = field(default_factory=set)
+    """Tensors that code reads numbers off: every rank must read the same."""
+
+    overwritten: set[str] = field(default_factory=set)
+    """Tensors that code changes in place: autograd lets nobody do that to what only looks new."""
+
     written: list[tuple[str, str]] = field(default_factory=list)
     """(parameter as its module sees it, tensor that is written into it): in one state, as stored.
     """

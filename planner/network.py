@@ -18,7 +18,7 @@ from shardwright.planner.graph import Border, Graph
 from shardwright.planner.plan_file import pattern
 from shardwright.planner.problem import Problem, Row
 from shardwright.planner.repeats import Sizes, repeats
-from shardwright.planner.states import WHOLE, State, States
+from shardwright.planner.states import WHOLE, State, States, looks_new
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
 """Bytes held, nanoseconds of all passes, and of a backward pass where none is asked for, changes
@@ -123,6 +123,10 @@ class _Builder:
             self.unary(name, "tie", {s: (0, 0, 0, 0, times * h) for s, h in hashes.items()})
         for name in dict.fromkeys(graph.outputs):
             self.unary(name, "output", {WHOLE: FREE})
+        for name in sorted(graph.shown):
+            domain = self.states.domain(name)
+            same = {s: FREE for s in domain if not s.shards and not s.partial}
+            self.unary(name, "shown", same)
         stored = {u.used: u.stored for u in graph.uses}
         for used, after in graph.written:
             for a, b in ((stored[used], used), (used, after)):
@@ -199,6 +203,8 @@ class _Builder:
                 before = chosen[0][0] if len(names) > 2 else s
                 toll = self.costs.toll(border.source, before, s, t)
                 if sequence and sequence.misplaced(border, s.shards, t.shards):
+                    continue
+                if border.target in self.graph.overwritten and looks_new(s, t):
                     continue
                 if toll is not None and not (border.module in rigid and s != t):
                     cost = paid(toll, action * (s != t), times)

@@ -64,14 +64,24 @@ Make = Callable[[str, list[Tensor], list[Spec]], list[Tensor]]
 class Opaque:
     """The modules of `root` that are not traced; `root` itself is left as it is.
 
-    `alike` maps each to one of them that does the same.
+    `alike` maps each to one of them that does the same. `guesses` says whether numbers that only
+    data has get a stand-in (see `data_numbers.py`), `guessed` whether one did.
     """
 
-    def __init__(self, root: nn.Module, alike: Mapping[str, str] | None = None) -> None:
-        self.root = root
+    def __init__(
+        self, root: nn.Module, alike: Mapping[str, str] | None = None, guesses: bool = True
+    ) -> None:
+        self.root, self.guesses, self.guessed = root, guesses, False
         self.alike = dict(alike or {})
         self._copies = {n: copy.deepcopy(root.get_submodule(n)) for n in set(self.alike.values())}
         self._known: dict[tuple[str, Given, str], tuple[list[Any], TreeSpec]] = {}
+
+    def after(self, error: Exception, entered: Sequence[str]) -> bool:
+        """Take in what a run failed at; False where nothing is left to try."""
+        if self.guesses and self.guessed:
+            self.guesses = False
+            return True
+        return isinstance(error, DATA_DEPENDENT) and self.widen(entered)
 
     def widen(self, entered: Sequence[str]) -> bool:
         """Take in the innermost of the modules `entered` that is not in yet, with others like it.

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.planner.borders import BORDER
+from shardwright.planner.data_numbers import Asked, Questions
 from shardwright.planner.opaque import Opaque, Spec, exporting
 
 aten = torch.ops.aten
@@ -73,6 +74,15 @@ class Record:
     written: dict[str, torch.Tensor] = field(default_factory=dict)
     """New values of parameters that were changed in place, by name."""
 
+    read: list[torch.Tensor] = field(default_factory=list)
+    """Tensors that numbers were read off."""
+
+    cut: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    """Tensors, and a dim of each that is as long as data says."""
+
+    overwritten: list[torch.Tensor] = field(default_factory=list)
+    """What tensors were before code changed them in place."""
+
 
 def record(
     module: nn.Module,
@@ -102,16 +112,22 @@ def record(
             return [functional.wrap(t) for t in made]
 
         state, (inputs, named) = tree_map(functional.wrap, (stored, given))
-        with functional, opaque.standing_in(module, note):
+        out = Record(recorder.calls, stored, _tensors(given), overwritten=functional.overwritten)
+        questions = Questions(
+            opaque,
+            lambda x: out.read.append(inner(x)),
+            lambda x, dim: out.cut.append((inner(x), dim)),
+        )
+        with functional, opaque.standing_in(module, note), Asked(questions):
             returned = functional_call(module, state, inputs, named, tie_weights=False)
             changed = _changed(stored, state)
             parameters = dict(module.named_parameters(remove_duplicate=False))
-            written = {n: t for n, t in changed.items() if n in parameters}
+            out.written = {n: t for n, t in changed.items() if n in parameters}
             pairs = zip(_tensors(given), _tensors((inputs, named)), strict=True)
-            outputs = [t for n, t in changed.items() if n not in written]
-            outputs += [after for before, after in pairs if after is not before]
-            outputs += _tensors(returned)
-            return Record(recorder.calls, stored, _tensors(given), outputs, written)
+            out.outputs = [t for n, t in changed.items() if n not in out.written]
+            out.outputs += [after for before, after in pairs if after is not before]
+            out.outputs += _tensors(returned)
+            return out
 
 
 def inner(value: Any) -> Any:
@@ -152,6 +168,10 @@ def _like(value: Any) -> Any:
 class _Functional(FunctionalTensorMode):
     """Functionalization that leaves LEAVES and borders in one piece."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.overwritten: list[torch.Tensor] = []
+
     def wrap(self, value: Any) -> Any:
         """`value`, or the tensor that model code sees for it."""
         if not isinstance(value, torch.Tensor):
@@ -166,6 +186,10 @@ class _Functional(FunctionalTensorMode):
         if func in LEAVES or func is BORDER:
             args, kwargs = tree_map(inner, (tuple(args), kwargs or {}))
             return self.wrap(func(*args, **kwargs))
+        if func._schema.is_mutable:
+            pairs = zip(func._schema.arguments, args, strict=False)
+            changed = [x for a, x in pairs if a.alias_info is not None and a.alias_info.is_write]
+            self.overwritten += [inner(x) for x in changed if isinstance(x, FunctionalTensor)]
         return super().__torch_dispatch__(func, types, tuple(args), kwargs)
 
 

@@ -16,6 +16,7 @@ WORDS = {
     "use": "a rank uses {0} as it stores it: weights do not travel",
     "carried": "what one block hands to the next is whole on every rank",
     "handed": "what one block hands to the next is split along the sequence",
+    "shown": "every rank reads the same numbers off a tensor",
     "written": "what is written into a parameter lies as it does: {0}",
     "logits": "the scores of a loss are no pending sum",
     "output": "what the model gives out is whole on every rank",

@@ -127,7 +127,7 @@ class Search:
     def untraced(self) -> Opaque:
         """The modules of the whole model that are like one that was not traced."""
         found = {n: t for n, t in self.traced_names.items() if t in self.graph.untraced}
-        return Opaque(self.source.module, found)
+        return Opaque(self.source.module, found, self.graph.guesses)
 
     @cached_property
     def traced_names(self) -> dict[str, str]:

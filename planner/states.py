@@ -55,6 +55,11 @@ def made_pending(before: State, after: State) -> bool:
     return after.partial != 0 and after._replace(partial=0) == before
 
 
+def looks_new(before: State, after: State) -> bool:
+    """Whether a tensor is the same memory behind a change, though autograd sees another one."""
+    return before != after and before.shards == after.shards and not before.partial
+
+
 def cuts(dim: Dim, allowed: frozenset[int]) -> list[frozenset[int]]:
     """Every way to split `dim` once: sets of atom ids, at most one axis in each part of a sum."""
     dim = find(dim)

@@ -9,6 +9,7 @@ from torch import nn
 
 from shardwright.planner import origins
 from shardwright.planner.graph import Border, Graph, Op, SizeArgument
+from shardwright.planner.moves import is_view
 
 
 def carried(graph: Graph, root: nn.Module) -> set[str]:
@@ -74,7 +75,7 @@ def prune_borders(graph: Graph) -> None:
             consumers[name] = consumers.get(name, 0) + 1
     for border in graph.borders:
         consumers[border.source] = consumers.get(border.source, 0) + 1
-    for name in (*graph.outputs, *(after for _, after in graph.written)):
+    for name in (*graph.outputs, *graph.shown, *(after for _, after in graph.written)):
         consumers[name] = consumers.get(name, 0) + 1
     # The root's own inputs are given whole: a module within it takes them from there.
     makers = {b.target: _key(b) for b in graph.borders if b.module or b.side == "out"}
@@ -100,10 +101,27 @@ def prune_borders(graph: Graph) -> None:
     graph.borders = kept
     graph.ops = [op._replace(inputs=tuple(rename.get(n, n) for n in op.inputs)) for op in graph.ops]
     graph.outputs = [rename.get(n, n) for n in graph.outputs]
+    graph.shown = {rename.get(n, n) for n in graph.shown}
+    graph.overwritten = {rename.get(n, n) for n in graph.overwritten}
     graph.written = [(n, rename.get(after, after)) for n, after in graph.written]
     graph.carried = {rename.get(n, n) for n in graph.carried}
     graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
     graph.reads = {n: rename.get(t, t) for n, t in graph.reads.items()}
+
+
+def overwritten(graph: Graph) -> set[str]:
+    """The tensors in whose memory those lie that code changes in place, they included."""
+    producers, origin = graph.producers(), {b.target: b.source for b in graph.borders}
+    out, queue = set[str](), list(graph.overwritten)
+    while queue:
+        name = queue.pop()
+        out.add(name)
+        op = producers.get(name)
+        if name in origin:
+            queue.append(origin[name])
+        elif op is not None and is_view(op.call):
+            queue.append(op.inputs[0])
+    return out
 
 
 def logits(graph: Graph) -> set[str]:

@@ -33,12 +33,14 @@ def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     """
     opaque = Opaque(module)
     found = run(module, args, kwargs, opaque)
-    graph = translate(found, module, origins.SIZES, origins.SOURCES)
-    graph.untraced = frozenset(opaque.alike)
+    cut = [(x, (("constant", int(x.shape[dim])), dim, "")) for x, dim in found.cut]
+    graph = translate(found, module, [*origins.SIZES, *cut], origins.SOURCES)
+    graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.guesses
     graph.pinned = set(origins.PINNED) | inside(graph)
     reads_as_numbers, reads_as_counts = set(origins.FIXED), set(origins.COUNTED)
     graph.carried = tidy.carried(graph, module)
     tidy.prune_borders(graph)
+    graph.overwritten = tidy.overwritten(graph)
     tidy.name_literals(graph)
     graph.fixed = tidy.fixed(graph, reads_as_numbers)
     graph.counted = {(graph.reads[n], dim) for n, dim in reads_as_counts if n in graph.reads}
@@ -71,7 +73,7 @@ def run(
                 raise
             except Exception as error:
                 needs_data = isinstance(error, DATA_DEPENDENT)
-                if needs_data and opaque.widen(entered):
+                if opaque.after(error, entered):
                     continue
                 if exported and not needs_data:
                     exported = False

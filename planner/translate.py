@@ -46,7 +46,7 @@ def translate(
     for tensor in record.inputs:
         # The caller may want its gradient: of embeddings, of another module's output.
         translator.take("input", tensor, differentiable=True)
-    needed = [*record.written.values(), *record.outputs, *sources.values()]
+    needed = [*record.read, *record.written.values(), *record.outputs, *sources.values()]
     read = {id(call) for call in alive(record.calls, needed)}
     # What a module gives is made, and priced, even where nobody takes it; it gets no gradient.
     given = [call.result for call in record.calls if call.op is borders.BORDER]
@@ -54,6 +54,9 @@ def translate(
         translator.call(call, differentiable=id(call) in read)
     graph = translator.graph
     graph.outputs = [translator.name_of(t) for t in record.outputs]
+    before = (translator.names.get(id(t)) for t in record.overwritten)
+    graph.overwritten = {name for name in before if name is not None}
+    graph.shown = {translator.name_of(t) for t in record.read}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}

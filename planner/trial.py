@@ -19,7 +19,7 @@ import torch
 from shardwright.errors import ModelError, PlanError
 from shardwright.planner.borders import map_slots
 from shardwright.planner.layout import Coords, dim_size, parse, resolve
-from shardwright.planner.opaque import DATA_DEPENDENT, Opaque
+from shardwright.planner.opaque import Opaque
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.source import Source, read_source
 from shardwright.planner.verify import calls_of, follow, run_local, run_on_fake
@@ -109,7 +109,7 @@ def output_shapes(source: Source, opaque: Opaque) -> Shapes:
             run_on_fake(module, source.args, source.kwargs, opaque)
             return found
         except Exception as error:  # whatever model code raises
-            if isinstance(error, DATA_DEPENDENT) and opaque.widen(entered):
+            if opaque.after(error, entered):
                 continue
             raise ModelError(f"the unsplit model fails on meta: {_first_line(error)}") from error
 

@@ -156,7 +156,8 @@ class _Unfolder:
     def add_marks(self) -> None:
         """What is known of some tensors holds for all their copies."""
         g, out = self.folded, self.out
-        marked = {*g.logits, *g.carried, *(n for n, _ in (*g.fixed, *g.counted))}
+        dims = {*g.fixed, *g.counted}
+        marked = {*g.logits, *g.carried, *g.shown, *g.overwritten, *(n for n, _ in dims)}
         copies: dict[str, list[str]] = {n: [] for n in marked}
         for copy, name in self.origin.items():
             if name in marked:
@@ -164,6 +165,8 @@ class _Unfolder:
         out.alike = {c: same[0] for same in copies.values() for c in same[1:]}
         out.logits = {c for n in g.logits for c in copies[n]}
         out.carried = {c for n in g.carried for c in copies[n]}
+        out.overwritten = {c for n in g.overwritten for c in copies[n]}
+        out.shown = {c for n in g.shown for c in copies[n]}
         out.fixed = {(c, d) for n, d in g.fixed for c in copies[n]}
         out.counted = {(c, d) for n, d in g.counted for c in copies[n]}
         out.pinned = g.pinned

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 from shardwright.errors import PlanError
 from shardwright.planner.borders import map_slots
 from shardwright.planner.calls import Calls, Notes, difference
+from shardwright.planner.data_numbers import Asked, Questions
 from shardwright.planner.fake_ops import LikeReal
 from shardwright.planner.layout import Coords
 from shardwright.planner.opaque import Opaque, Spec
@@ -98,7 +99,8 @@ def run_on_fake(
     def empty(_name: str, _taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
         return [spec.empty() for spec in given]
 
-    with torch.no_grad(), opaque.standing_in(module, empty), fake, LikeReal(), _quiet():
+    asked = Asked(Questions(opaque))
+    with torch.no_grad(), opaque.standing_in(module, empty), fake, LikeReal(), _quiet(), asked:
         module(*inputs, **named)
 
 

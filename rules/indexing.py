@@ -126,14 +126,19 @@ def _index_select(call: OpCall) -> str | None:
 
 def _filled(call: OpCall) -> str:
     """A tensor of one value: any part of it is made like the whole."""
-    return f" -> {' '.join(axis_names(len(call.results[0])))}"
+    return f" -> {' '.join(axis_names(len(call.results[0])))}{_if_zero(call)}"
 
 
 def _new_filled(call: OpCall) -> str:
     """The same with an operand that gives no more than dtype and device."""
     mine = [f"s{i}" for i in range(len(call.operands[0]))]
     made = axis_names(len(call.results[0]))
-    return f"{' '.join(mine)} -> {' '.join(made)}" + clause("free", mine)
+    return f"{' '.join(mine)} -> {' '.join(made)}{_if_zero(call)}" + clause("free", mine)
+
+
+def _if_zero(call: OpCall) -> str:
+    zero = call.op.endswith("zeros") or call.arguments.get("fill_value") == 0
+    return " | linear zero" if zero and call.result_dtypes[0].is_floating_point else ""
 
 
 def _counted(call: OpCall) -> str:

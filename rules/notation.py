@@ -17,7 +17,8 @@ of the arrow is no operand or one scalar, as the call has it. Clauses after bars
     whole   may not be split
     free    dims of an operand that no result depends on: split or not, the results are the same
     linear  operands in which the op is linear: a pending sum flows through them. `0+2` jointly
-            (both pend, as in addition), `0 1` one at a time (the others multiply)
+            (both pend, as in addition), `0 1` one at a time (the others multiply); `zero` stands
+            for none at all: results of zeros are a pending sum as they are
     size    sizes of axes that no single dim states
 
 An axis that stands only in operands and that no clause names must be whole, unless it is part of a
@@ -64,6 +65,7 @@ Dims = tuple[Expr, ...]
 
 ONE = "1"
 DOTS = "..."
+ZERO = "zero"
 AXIS_CLAUSES = ("sum", "lookup", "whole", "free")
 
 
@@ -108,7 +110,8 @@ class Rule:
             if names := getattr(self, word):
                 text += f" | {word} {' '.join(sorted(names))}"
         if self.linear:
-            text += " | linear " + " ".join("+".join(map(str, sorted(g))) for g in self.linear)
+            groups = ("+".join(map(str, sorted(g))) or ZERO for g in self.linear)
+            text += " | linear " + " ".join(groups)
         return text
 
     def axes(self) -> list[str]:
@@ -152,7 +155,10 @@ def parse(text: str) -> Rule:
         operands=tuple(_dims(part) for part in left.split(",")) if left.strip() else (),
         results=tuple(_dims(part) for part in right.split(",")),
         **{word: frozenset(words[word]) for word in AXIS_CLAUSES},  # type: ignore[arg-type]
-        linear=tuple(frozenset(map(int, group.split("+"))) for group in words["linear"]),
+        linear=tuple(
+            frozenset(map(int, group.split("+"))) if group != ZERO else frozenset()
+            for group in words["linear"]
+        ),
         sizes={name: int(n) for name, _, n in (item.partition("=") for item in words["size"])},
     )
     _check(rule, text)

@@ -8,11 +8,11 @@ NONLINEAR = """
 _prelu_kernel abs acos acosh angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
 bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min copysign
 cos cosh digamma elu empty_like eq erf erfc erfinv exp exp2 expm1 floor floor_divide fmax fmin fmod
-full_like ge gelu gt hardsigmoid hardswish hardtanh hypot isfinite isinf isnan le leaky_relu lgamma
+ge gelu gt hardsigmoid hardswish hardtanh hypot isfinite isinf isnan le leaky_relu lgamma
 log log10 log1p log2 log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or
 logical_xor logit lt maximum minimum mish nan_to_num native_dropout ne nextafter ones_like pow
 rand_like randn_like reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid sign signbit silu
-sin sinc sinh softplus softshrink sqrt square tan tanh threshold trunc zeros_like
+sin sinc sinh softplus softshrink sqrt square tan tanh threshold trunc
 """
 ONE_OPERAND = """
 alias clone conj_physical contiguous detach detach_ imag lift_fresh_copy neg real xlogy
@@ -23,6 +23,12 @@ alias clone conj_physical contiguous detach detach_ imag lift_fresh_copy neg rea
 def _pointwise(call: OpCall, linear: str = "") -> str:
     dots = [", ".join(["..."] * n) for n in (len(call.operands), len(call.results))]
     return f"{dots[0]} -> {dots[1]}" + clause("linear", linear.split())
+
+
+def _like(call: OpCall) -> str:
+    """A tensor of one value, with no more than the shape of another."""
+    zero = call.op == "zeros_like" or call.arguments["fill_value"] == 0
+    return _pointwise(call, "zero" if zero and call.result_dtypes[0].is_floating_point else "")
 
 
 def _first(call: OpCall) -> str:
@@ -90,6 +96,7 @@ TABLE: Table = {
     **dict.fromkeys(ONE_OPERAND.split(), _first),
     **dict.fromkeys("add rsub sub".split(), _add),
     **dict.fromkeys("_to_copy to".split(), _cast),
+    **dict.fromkeys("full_like zeros_like".split(), _like),
     "addcdiv": "..., ..., ... -> ... | linear 0+1",
     "addcmul": "..., ..., ... -> ... | linear 0+1 0+2",
     "complex": "..., ... -> ... | linear 0+1",

@@ -250,13 +250,13 @@ def gradients(inputs: Tensors, results: Tensors, upstream: Tensors) -> list:
 
 
 def check_linear(example: Example, rule: Rule, seed: int, evidence: Evidence) -> None:
-    """The op is linear in exactly the sets of operands that the rule lists."""
+    """The op is linear in exactly the sets of operands listed; in none of them if it gives 0."""
     call = concrete(example, seed)
     floats = [i for i, t in enumerate(call.tensors) if differentiable(t) and t.numel()]
     if not differentiable(call.results[0]) or not call.results[0].numel():
         return
     listed = [g & set(floats) for g in rule.linear]
-    for group in chain.from_iterable(combinations(floats, n + 1) for n in range(len(floats))):
+    for group in chain.from_iterable(combinations(floats, n) for n in range(len(floats) + 1)):
         right = all(is_linear(example, group, seed + k) for k in range(2))
         if set(group) in listed:
             assert right, f"not linear in {group}"

@@ -23,6 +23,8 @@ VALID = {
     "(a + b) -> a, b": None,
     "a -> a | whole | linear 0 | whole a": "a -> a | whole a | linear 0",
     "...,...->...": "..., ... -> ...",
+    " -> a | linear zero | size a=4": " -> a | linear zero",
+    "a -> a | linear 0 zero": None,
     "x b, x c -> b c | sum x | linear 0 1 | size x=4": "x b, x c -> b c | sum x | linear 0 1",
 }
 

@@ -161,7 +161,7 @@ EXAMPLES: Makers = {
         lambda d: call("div.Tensor_mode", *_pair(d, "normal", "positive"), rounding_mode=None),
     ],
     "dropout": [_scalar("dropout", 0.5, False)],
-    "full_like": [_scalar("full_like", 2.5)],
+    "full_like": [_scalar("full_like", 2.5), _scalar("full_like", 0)],
     "lerp": [
         _three("lerp.Tensor", ["normal", "normal", "positive"]),
         lambda d: call("lerp.Scalar", *_pair(d, "normal", "normal"), 0.3),

@@ -1,0 +1,206 @@
+"""Code that reads numbers off data: what it may do with them, and what is left whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardwright.planner.data_numbers import only_way
+from shardwright.planner.plan_file import Plan
+from tests.planner.equal import assert_equal, features, planned
+from tests.planner.mlps import WIDTH, Mlp
+
+EXPERTS, HIDDEN = 4, 32
+
+
+class Counted(nn.Module):
+    """Experts that each take as many rows as the data says, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS)
+        self.up = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH))
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        weights, chosen = self.router(rows).softmax(-1).max(-1)
+        order = chosen.argsort()
+        counts = F.one_hot(chosen, EXPERTS).sum(0).tolist()
+        parts = rows[order].split(counts)
+        done = [
+            F.linear(F.linear(p, u).relu(), d)
+            for p, u, d in zip(parts, self.up, self.down, strict=True)
+        ]
+        out = torch.zeros_like(rows).index_add(0, order, torch.cat(done) * weights[order, None])
+        return out.view(x.shape)
+
+
+class Around(nn.Module):
+    """A root with an MLP, and code that asks something before it."""
+
+    def __init__(self, inner: Callable[[], nn.Module] = Mlp) -> None:
+        super().__init__()
+        self.inner = inner()
+
+    def ask(self, x: Tensor) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ask(x)
+        return self.inner(x)
+
+
+class Asserts(Around):
+    def ask(self, x: Tensor) -> None:
+        assert x.abs().max().item() <= 1e9, "too large"
+
+
+class AssertsATensor(Around):
+    def ask(self, x: Tensor) -> None:
+        assert (x == x).all()
+
+
+class Raises(Around):
+    def ask(self, x: Tensor) -> None:
+        if not (x == x).all():
+            raise ValueError("not a number")
+
+
+class Inside(Mlp):
+    """Asks what each rank has a part of."""
+
+    def between(self, y: Tensor) -> Tensor:
+        y = F.relu(y)
+        assert y.max().item() <= 1e9
+        return y
+
+
+class Branches(Mlp):
+    """Goes on either way."""
+
+    def between(self, y: Tensor) -> Tensor:
+        return y * 2 if y.max().item() > 0.5 else y
+
+
+class Computes(Mlp):
+    """Computes with a number."""
+
+    def between(self, y: Tensor) -> Tensor:
+        return y / (1 + y.abs().max().item())
+
+
+class Catches(Mlp):
+    """Goes on where an assert fails."""
+
+    def between(self, y: Tensor) -> Tensor:
+        try:
+            assert y.max().item() < 0.5
+        except AssertionError:
+            return y * 2
+        return y
+
+
+class Scaled(nn.Module):
+    """Changes in place what a module gave, so autograd must own that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.one, self.two = nn.LayerNorm(WIDTH), Mlp(), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        x *= 0.5
+        x = self.norm(x + self.one(x))
+        x *= 0.5
+        return x + self.two(x)
+
+
+def split(plan: Plan) -> set[str]:
+    """Parameters that are split, by the end of their name."""
+    return {
+        p if name == "inner" else f"{name.rpartition('.')[2]}.{p}"
+        for name, module in plan.modules.items()
+        for p, at in module.parameters.items()
+        if "@" in at.placement
+    }
+
+
+@pytest.mark.parametrize("make", [Asserts, AssertsATensor, Raises])
+def test_a_question_with_one_way_on_is_no_branch(make: Callable[[], nn.Module]) -> None:
+    model = make().double()
+    plan = planned(model, features(WIDTH), 2)
+    assert split(plan) >= {"up.weight", "down.weight"}
+    assert not plan.opaque
+    assert_equal(model, features(WIDTH), plan)
+
+
+def test_rows_cut_by_counts() -> None:
+    """Both matrices of each expert are split, whoever chose how many rows."""
+    model = Around(Counted).double()
+    plan = planned(model, features(WIDTH), 2)
+    assert split(plan) >= {"up", "down"}
+    assert not any(name.startswith("module") for name in plan.opaque)
+    assert_equal(model, features(WIDTH), plan)
+
+
+def test_what_is_read_is_whole() -> None:
+    """No rank reads a part of it: both matrices around cannot be split along what is between."""
+    model = Around(Inside).double()
+    plan = planned(model, features(WIDTH), 2)
+    assert not plan.opaque
+    up = plan.modules.get("inner.up")
+    assert up is None or up.outputs or "@" not in up.parameters["weight"].placement
+    assert_equal(model, features(WIDTH), plan)
+
+
+@pytest.mark.parametrize("make", [Branches, Computes, Catches])
+def test_anything_else_depends_on_data(make: Callable[[], nn.Module]) -> None:
+    """The module runs whole, and beside it all is split."""
+    model = Around(lambda: nn.Sequential(make(), Mlp())).double()
+    plan = planned(model, features(WIDTH), 2)
+    assert plan.opaque == {f"module {make.__name__}": 1}  # type: ignore[attr-defined]
+    assert_equal(model, features(WIDTH), plan)
+
+
+def test_what_is_changed_in_place_is_no_view_of_another_module() -> None:
+    model = Around(Scaled).double()
+    plan = planned(model, features(WIDTH), 2)
+    assert split(plan) >= {"up.weight", "down.weight"}
+    assert_equal(model, features(WIDTH), plan)
+
+
+TESTS = {
+    "assert a": True,
+    "assert not a": False,
+    "assert a <= b, c": True,
+    "assert (a.max()\n    .item() <= b)": True,
+    "if a > b:\n    raise c": False,
+    "if not a:\n    raise c": True,
+    "if a:\n    raise c\nelse:\n    b()": None,
+    "if a:\n    b()\n    raise c": None,
+    "if a:\n    b()": None,
+    "assert a or b": None,
+    "assert all(x > 1 for x in a)": None,
+    "assert bool(a) == b": None,
+    "assert a < b < c": None,
+    "assert a in b": None,
+    "try:\n    assert a\nexcept c:\n    b()": None,
+    "d = a > b": None,
+}
+
+
+@pytest.mark.parametrize("code", TESTS)
+def test_which_way_code_goes_on(code: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(code + "\n")
+    lines = range(1, code.count("\n") + 2)
+    want = TESTS[code]
+    assert {only_way(str(file), n) for n in lines if only_way(str(file), n) is not None} == (
+        {want} - {None}
+    )
