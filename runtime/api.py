@@ -20,6 +20,7 @@ from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.read import Report
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.config import read_config
+from shardwright.runtime.fast_paths import block_fast_paths
 from shardwright.runtime.identity import check_identity
 from shardwright.runtime.layers import apply_module
 from shardwright.runtime.lengths import Lengths
@@ -209,4 +210,5 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
         )
     tensors.check_ties(model)
     link_origins(model)
+    block_fast_paths(model)
     wrap_root(model, lengths)

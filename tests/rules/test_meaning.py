@@ -255,7 +255,7 @@ def check_linear(example: Example, rule: Rule, seed: int, evidence: Evidence) ->
     floats = [i for i, t in enumerate(call.tensors) if differentiable(t) and t.numel()]
     if not differentiable(call.results[0]) or not call.results[0].numel():
         return
-    listed = [g & set(floats) for g in rule.linear]
+    listed = [g & set(floats) for g in rule.linear if not g or g & set(floats)]
     for group in chain.from_iterable(combinations(floats, n) for n in range(len(floats) + 1)):
         right = all(is_linear(example, group, seed + k) for k in range(2))
         if set(group) in listed:

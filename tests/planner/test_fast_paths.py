@@ -1,0 +1,54 @@
+"""Torch's layers take shortcuts where no gradient is asked for: split ones must not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.runtime.api import apply
+from shardwright.runtime.mesh import Mesh
+from tests.planner.equal import features, planned, randomize
+from tests.planner.modules import TorchAttention, encoder
+from tests.ranks import run_ranks
+
+WIDTH = 64
+
+
+def nested() -> nn.Module:
+    """A stack that packs its sequences where some are padded."""
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 128, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("make", [encoder, nested, TorchAttention])
+def test_inference_is_that_of_the_whole_model(make: Callable[[], nn.Module], padded: bool) -> None:
+    """Eval mode, no gradients: padding too, which makes other shortcuts."""
+    torch.manual_seed(0)
+    inner = make().double().eval()
+    randomize(inner)
+    model = nn.Sequential(inner)
+    plan = planned(model, features(WIDTH), 2)
+    assert any("@" in p.placement for m in plan.modules.values() for p in m.parameters.values())
+    (x,) = features(WIDTH)(2, 7)
+    mask = torch.zeros(2, 7, dtype=torch.bool)
+    mask[1, 4:] = True
+    options = {"src_key_padding_mask": mask} if padded and make is not TorchAttention else {}
+
+    def run(local: nn.Module) -> Tensor:
+        with torch.no_grad():
+            return local[0](x, **options)  # type: ignore[index]
+
+    want = run(model)
+
+    def rank(mesh: Mesh) -> Tensor:
+        return run(apply(copy.deepcopy(model), plan, mesh))
+
+    kept = ~mask if options else torch.ones_like(mask)
+    for got in run_ranks(2, rank):
+        size = min(got.shape[1], want.shape[1])  # a packed stack may cut what all have as padding
+        torch.testing.assert_close(got[:, :size][kept[:, :size]], want[:, :size][kept[:, :size]])
