@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from torch import nn
 
@@ -188,7 +189,10 @@ def count(bill: Bill) -> list[Collective]:
 
 
 def wholes(
-    layouts: Layouts, possible: Mapping[str, bool], pinned: Collection[str] = ()
+    layouts: Layouts,
+    possible: Mapping[str, bool],
+    pinned: Collection[str] = (),
+    failed: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Whole]:
     """Large parameters that every rank holds, each with the reason.
 
@@ -196,6 +200,7 @@ def wholes(
         layouts: The plan's layouts.
         possible: Per stored tensor, whether any plan at all could split it.
         pinned: Stored tensors that the user wants as they are.
+        failed: Tensors of which a split did not pass the trial -> what went wrong.
     """
     graph = layouts.graph
     sizes = {u.stored: rank_bytes_of(graph, u.stored) for u in graph.uses}
@@ -208,8 +213,12 @@ def wholes(
             or use.stored in found
         ):
             continue
-        wanted = use.stored in pinned
-        reason = "a pin asks for it" if wanted else _reason(use, layouts, possible)
+        if use.stored in pinned:
+            reason = "a pin asks for it"
+        elif use.used in failed and not possible.get(use.stored):
+            reason = f"split, the model's own code fails: {failed[use.used]}"
+        else:
+            reason = _reason(use, layouts, possible)
         found[use.stored] = Whole(parameter=use.fqn, bytes=sizes[use.stored], reason=reason)
     return sorted(found.values(), key=lambda w: (-w.bytes, w.parameter))
 

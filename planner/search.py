@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,11 +12,12 @@ from typing import TypeVar
 
 from torch import nn
 
-from shardwright.errors import InfeasibleError, ModelError, SolverError
+from shardwright.errors import InfeasibleError, SolverError
 from shardwright.planner import solvers
 from shardwright.planner.attributes import Unsolvable, local_attributes
 from shardwright.planner.axes import Axes
 from shardwright.planner.bill import Bill
+from shardwright.planner.blame import Blame, Failure, Splits
 from shardwright.planner.budget import largest
 from shardwright.planner.calls import Calls
 from shardwright.planner.check import check
@@ -49,14 +49,13 @@ from shardwright.planner.plan_file import (
     Prediction,
     SolverReport,
     Workload,
-    pattern,
 )
 from shardwright.planner.refusal import refuse
 from shardwright.planner.sequence import OpenSequence
 from shardwright.planner.simplify import Simplified, simplify
 from shardwright.planner.source import Source
 from shardwright.planner.stages import figures, stage
-from shardwright.planner.states import Shards, States
+from shardwright.planner.states import States
 from shardwright.planner.sub_dims import find_sub_dims
 from shardwright.planner.unfolding import Unfolded, unfold
 from shardwright.planner.verify import Mismatch, calls_of, run_local
@@ -67,7 +66,6 @@ ATTEMPTS = 40
 """How often a plan that fails its trial is solved again without what failed."""
 
 T = TypeVar("T")
-Splits = frozenset[tuple[str, Shards]]
 
 
 @dataclass(frozen=True)
@@ -88,12 +86,7 @@ class Attempt:
 
 @dataclass
 class Search:
-    """One planning run.
-
-    A module whose local forward fails may not have the splits that it had; if it fails again, none
-    at all; if it still fails, nor may the module around it. So the search ends, at the latest with
-    nothing split.
-    """
+    """One planning run: what fails its trial is forbidden, until a plan passes."""
 
     source: Source
     folding: Folding
@@ -105,8 +98,9 @@ class Search:
     sequence: OpenSequence | None = None
     along_sequence: Callable[[], Search] | None = None
     """Where nobody said whether hidden states are to be split along the sequence: the same so."""
-    strikes: Counter[str] = field(default_factory=Counter)
     forbidden: Splits = frozenset()
+    failed: dict[str, str] = field(default_factory=dict)
+    """Tensors of which a split did not pass the trial -> what went wrong."""
 
     @property
     def tp(self) -> int:
@@ -117,6 +111,11 @@ class Search:
     def graph(self) -> Graph:
         """The folded graph, on which all is decided."""
         return self.folding.graph
+
+    @cached_property
+    def blame(self) -> Blame:
+        """Where trials failed so far."""
+        return Blame(self.graph, self.source.architecture)
 
     @cached_property
     def calls(self) -> Calls | None:
@@ -156,7 +155,8 @@ class Search:
             outcome = self._try(self.solve(solver, seconds, memory))
             if isinstance(outcome, Plan):
                 return outcome
-            self.forbidden |= {(self.graph.one(name), shards) for name, shards in outcome}
+            self.forbidden |= {(self.graph.one(name), shards) for name, shards in outcome.splits}
+            self.failed |= dict.fromkeys((n for n, _ in outcome.splits), outcome.text)
         raise SolverError("no plan passed its trial on meta: please report this model")
 
     def blank(self, forbidden: Splits = frozenset()) -> tuple[Costs, Network]:
@@ -314,7 +314,7 @@ class Search:
         table = states.sub.table()
         return [coords_of(self.mesh, table, rank) for rank in range(prod(self.mesh.values()))]
 
-    def _try(self, attempt: Attempt) -> Plan | Splits:
+    def _try(self, attempt: Attempt) -> Plan | Failure:
         """The plan, or the splits that it may not have."""
         ranks, source, layouts = self.ranks(attempt.whole.states), self.source, attempt.layouts
         corners = [ranks[0], ranks[-1]] if self.tp > 1 else ranks[:1]
@@ -323,12 +323,7 @@ class Search:
             traced = {n: layouts.traced(n) for n in self.graph.tensors}
             attributes = local_attributes(self.graph, traced, list(every))
         except Unsolvable as failure:
-            op = self.graph.producers().get(failure.size.tensor)
-            where = Mismatch(op.module if op else "", str(failure))
-            near = splits_near(self.graph, layouts, failure.size.tensor)
-            for other in () if near else failure.others:
-                near |= splits_near(self.graph, layouts, other.tensor)
-            return near or self._blame(where, layouts)
+            return self.blame.of_size(failure, layouts)
         plans = self._spread(module_plans(source.module, layouts, attributes))
         can, pinned = self._copies(attempt.possible), self._copies(attempt.pinned)
         result = Plan(
@@ -342,7 +337,7 @@ class Search:
             sub_dims=layouts.states.sub.table(),
             workload=self.workload,
             modules=folded(source.module, plans),
-            whole=wholes(attempt.whole, can, pinned),
+            whole=wholes(attempt.whole, can, pinned, self._copies(self.failed)),
             opaque=opaque(self.whole.graph, attempt.whole.states.axes),
             predicted=self.predicted(attempt),
             solver=attempt.report,
@@ -353,7 +348,8 @@ class Search:
         for coords in corners:
             mismatch = self._mismatch(result, traced, coords)
             if mismatch is not None:
-                return self._blame(mismatch, layouts)
+                module = self.folding.traced_name(mismatch.module)
+                return self.blame.of_module(module, mismatch.text, layouts)
         return result
 
     def _copies(self, facts: Mapping[str, T]) -> dict[str, T]:
@@ -375,65 +371,12 @@ class Search:
         run = (self.source.module, self.source.args, self.source.kwargs)
         return run_local(*run, result, coords, predicted, self.untraced, self.calls)
 
-    def _blame(self, mismatch: Mismatch, layouts: Layouts) -> Splits:
-        """The splits to forbid after `mismatch`.
-
-        Raises:
-            ModelError: nothing was split where it failed: the model itself cannot run on meta.
-        """
-        module = self.folding.traced_name(mismatch.module)
-        while True:
-            if self.sequence and (split := splits_along(self.graph, layouts, module)):
-                return split
-            names = tensors_in(self.graph, module)
-            split = frozenset(
-                (n, layouts.assignment[n].shards) for n in names if layouts.assignment[n].shards
-            )
-            if split:
-                self.strikes[module] += 1
-                if self.strikes[module] == 1:
-                    return split
-                return frozenset((n, s) for n in names for s in layouts.states.splits(n))
-            if not module:
-                raise ModelError(
-                    f"{self.source.architecture} itself fails on meta, so no plan can be tried: "
-                    f"{mismatch.text}"
-                )
-            module = module.rpartition(".")[0]
-
 
 def _of_copies(values: Mapping[str, T], unfolded: Unfolded) -> dict[str, T]:
     """The values of the copies of tensors."""
     names = unfolded.graph.tensors
     found = map(values.__getitem__, map(unfolded.origin.__getitem__, names))
     return dict(zip(names, found, strict=True))
-
-
-def splits_along(graph: Graph, layouts: Layouts, module: str) -> Splits:
-    """Splits along a sequence of what the own code of `module` and its like reads or makes.
-
-    But not of the hidden states that must have them.
-    """
-    sequence = layouts.states.sequence
-    assert sequence is not None
-    names = {
-        name
-        for op in graph.ops
-        if pattern(op.module) == pattern(module)
-        for name in (*op.inputs, *op.outputs)
-    }
-    found = {(n, layouts.assignment[n].shards) for n in names - sequence.handed.keys()}
-    return frozenset((n, shards) for n, shards in found if sequence.splits(shards))
-
-
-def tensors_in(graph: Graph, module: str) -> set[str]:
-    """Tensors that ops in `module` or in one within it read or make."""
-    return {
-        name
-        for op in graph.ops
-        if not module or op.module == module or op.module.startswith(module + ".")
-        for name in (*op.inputs, *op.outputs)
-    }
 
 
 def possible(network: Network, small: Simplified) -> dict[str, bool]:
@@ -460,16 +403,6 @@ def opaque(graph: Graph, axes: Axes) -> dict[str, int]:
         if axes.rules.get(op.name) is None:
             out[op.call.op] = out.get(op.call.op, 0) + 1
     return dict(sorted(out.items()))
-
-
-def splits_near(graph: Graph, layouts: Layouts, tensor: str) -> Splits:
-    """The split of `tensor`, or of what its op was given."""
-    assignment = layouts.assignment
-    if assignment[tensor].shards:
-        return frozenset({(tensor, assignment[tensor].shards)})
-    op = graph.producers().get(tensor)
-    names = op.inputs if op else ()
-    return frozenset((n, assignment[n].shards) for n in names if assignment[n].shards)
 
 
 def reported(optimum: Optimum, solver: str, note: str) -> SolverReport:

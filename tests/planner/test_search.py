@@ -165,6 +165,18 @@ def test_a_module_that_cannot_run_on_meta() -> None:
     assert "\n" not in str(error.value)
 
 
+def test_the_reason_is_what_went_wrong_in_the_trial(monkeypatch) -> None:
+    """What had to stay whole since the model's own code fails otherwise says so."""
+
+    def fails_if_split(*run: Any) -> Mismatch | None:
+        return Mismatch("inner.up", "RuntimeError: no") if run[3].module("inner.up") else None
+
+    monkeypatch.setattr(search, "run_local", fails_if_split)
+    plan = planned(Within(mlps.Mlp()), features(m.WIDTH), 2)
+    reasons = {w.parameter: w.reason for w in plan.whole}
+    assert reasons["inner.up.weight"] == "split, the model's own code fails: RuntimeError: no"
+
+
 def test_a_module_whose_trial_always_fails(monkeypatch) -> None:
     """With nothing split any more, it is the model that fails, not the plan."""
     monkeypatch.setattr(search, "run_local", lambda *_: Mismatch("inner.up", "RuntimeError: no"))
