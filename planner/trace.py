@@ -20,6 +20,7 @@ from shardwright.planner.graph import Graph
 from shardwright.planner.opaque import DATA_DEPENDENT, Opaque, Unknown
 from shardwright.planner.record import Record, record
 from shardwright.planner.translate import translate
+from shardwright.runtime.attention import by_heads
 
 
 def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
@@ -57,7 +58,7 @@ def run(
     Modules in it that branch on data are put into `opaque`, and it is run again without them. So it
     is as if with data where its code does not work under export.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), by_heads(module):
         warnings.simplefilter("ignore")
         exported = True
         while True:

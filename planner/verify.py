@@ -28,6 +28,7 @@ from shardwright.planner.layout import Coords
 from shardwright.planner.opaque import Opaque, Spec
 from shardwright.planner.plan_file import Plan
 from shardwright.runtime.api import apply_modules
+from shardwright.runtime.attention import by_heads
 from shardwright.runtime.mesh import Mesh
 
 
@@ -100,7 +101,15 @@ def run_on_fake(
         return [spec.empty() for spec in given]
 
     asked = Asked(Questions(opaque))
-    with torch.no_grad(), opaque.standing_in(module, empty), fake, LikeReal(), _quiet(), asked:
+    with (
+        torch.no_grad(),
+        opaque.standing_in(module, empty),
+        fake,
+        LikeReal(),
+        _quiet(),
+        asked,
+        by_heads(module),
+    ):
         module(*inputs, **named)
 
 

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.planner.plan_file import Plan
+from shardwright.runtime.attention import split_by_heads
 from shardwright.runtime.build import empty_model, model_class
 from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.conversion import Conversions
@@ -192,6 +193,7 @@ def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5
 
 def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
     """Change every module that `plan` speaks of, in place, whoever `model` is."""
+    split_by_heads(model)
     tensors, lengths = LocalTensors(), Lengths()
     done = set()
     modules = dict(model.named_modules())

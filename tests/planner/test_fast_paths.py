@@ -33,7 +33,13 @@ def test_inference_is_that_of_the_whole_model(make: Callable[[], nn.Module], pad
     randomize(inner)
     model = nn.Sequential(inner)
     plan = planned(model, features(WIDTH), 2)
-    assert any("@" in p.placement for m in plan.modules.values() for p in m.parameters.values())
+    split = {
+        name
+        for module in plan.modules.values()
+        for name, p in module.parameters.items()
+        if "@" in p.placement
+    }
+    assert split >= {"in_proj_weight", "in_proj_bias", "weight"}
     (x,) = features(WIDTH)(2, 7)
     mask = torch.zeros(2, 7, dtype=torch.bool)
     mask[1, 4:] = True

@@ -83,6 +83,7 @@ def test_the_root_itself_may_be_the_module(make: Callable[[], nn.Module]) -> Non
         (lambda: m.Fused("heads"), 1, 1),
         (lambda: m.Fused("groups"), 1, 1),
         (m.Unequal, 1, 1),
+        (m.TorchAttention, 1, 1),
     ],
 )
 def test_what_can_be_split_costs_one_all_reduce_each_way(

@@ -1,0 +1,114 @@
+"""`nn.MultiheadAttention` so that it can be split by heads: the same numbers by other words.
+
+Torch's own code reads the weights of its parts past these parts, and cuts by the number of heads
+and the width of all of them. Here sizes are read off what is there, and the output projection is
+called. All that is plain is computed so; the rest is left to torch: averaged attention weights,
+keys and values of other widths, biases appended to keys, nested tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def attend(
+    self: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """As `nn.MultiheadAttention.forward`, shapes and options included."""
+    plain = self._qkv_same_embed_dim and self.bias_k is None and self.bias_v is None
+    if need_weights or not plain or self.add_zero_attn or query.is_nested:
+        return nn.MultiheadAttention.forward(
+            self,
+            query,
+            key,
+            value,
+            key_padding_mask=key_padding_mask,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+        )
+    mask, is_causal = _mask(query, key_padding_mask, attn_mask, is_causal)
+    alone, last = query.dim() == 2, not self.batch_first
+    weights = self.in_proj_weight.chunk(3)
+    biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+    heads = []
+    for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
+        x = x.unsqueeze(0) if alone else x.transpose(0, 1) if last else x
+        y = F.linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
+        heads.append(y.transpose(1, 2))
+    if mask is not None and mask.dim() == 3 and mask.shape[0] != 1:
+        mask = mask.unflatten(0, (heads[0].shape[0], -1))
+    dropout = self.dropout if self.training else 0.0
+    q, k, v = heads
+    out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
+    out = self.out_proj(out.transpose(1, 2).flatten(2))
+    return (out.squeeze(0) if alone else out.transpose(0, 1) if last else out), None
+
+
+def _mask(
+    query: Tensor, padding: Tensor | None, mask: Tensor | None, is_causal: bool
+) -> tuple[Tensor | None, bool]:
+    """What is added to scores, and whether they are causal without it; torch's rules for both."""
+    if is_causal and mask is None:
+        raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
+    padding = F._canonical_mask(
+        padding, "key_padding_mask", F._none_or_dtype(mask), "attn_mask", query.dtype
+    )
+    if is_causal and padding is None:
+        return None, True
+    mask = F._canonical_mask(mask, "attn_mask", None, "", query.dtype, check_other=False)
+    if padding is None:
+        return mask, is_causal
+    padding = padding.view(-1, 1, 1, padding.shape[-1])
+    if mask is not None and mask.dim() == 3 and mask.shape[0] != 1:
+        mask = mask.unflatten(0, (padding.shape[0], -1))
+    return padding if mask is None else padding + mask, False
+
+
+class ByHeads:
+    """Mixin in front of `nn.MultiheadAttention`."""
+
+    forward = attend
+
+
+@cache
+def _by_heads(original: type) -> type:
+    members: dict[str, Any] = {"__doc__": original.__doc__, "__module__": original.__module__}
+    return type(original.__name__, (ByHeads, original), members)
+
+
+def split_by_heads(root: nn.Module) -> list[tuple[nn.Module, type]]:
+    """Let torch's own attention modules in `root` compute by heads; gives what each was before."""
+    found = []
+    for module in root.modules():
+        original = type(module)
+        if getattr(original, "forward", None) is nn.MultiheadAttention.forward:
+            found.append((module, original))
+            module.__class__ = _by_heads(original)
+    return found
+
+
+@contextmanager
+def by_heads(root: nn.Module) -> Iterator[None]:
+    """Within, the same."""
+    found = split_by_heads(root)
+    try:
+        yield
+    finally:
+        for module, original in found:
+            module.__class__ = original
