@@ -5,9 +5,9 @@
     python -m benchmarks.zoo --tp 4 llama gpt2     some, on 4 ranks (of 2 kv heads)
 
 Logits, all gradients and a decode step of the split model are compared with the whole one's; the
-collectives that were counted with those predicted, and with those that transformers' own plan takes
-(`results/peer_tp2.json`, measured by `benchmarks/peer.py`). Prints a table, writes it with `--json
-FILE`. Exits with 1 if any differs from the whole model.
+collectives that were counted with those predicted, and with those that transformers' own plan
+takes (`results/peer_tp2.json`, measured by `benchmarks/peer.py`). Prints a table; `--json FILE`
+writes the results, and the table beside them. Exits with 1 if any differs from the whole model.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ import click
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks.zoo_case import compared, passed
-from benchmarks.zoo_peer import Peers, against, peers, summary
 from benchmarks.zoo_ranks import sweep
+from benchmarks.zoo_report import report
 from tests import zoo
 
 FIRST = {
@@ -44,30 +43,6 @@ SAMPLE = {
 }
 """Beside the first ones: experts, latents, recurrences, convolutions, shared blocks, masks."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-
-
-def table(rows: list[dict[str, Any]], tp: int, found: Peers) -> Table:
-    """The results for people; a star where transformers' plan leaves whole what ours splits."""
-    out = Table(title=f"whole and split models compared, tp={tp}", title_justify="left")
-    out.add_column("MODEL")
-    for title in ("ALLOWED", "LOGITS", "GRADS", "DECODE", "SPLIT", "FORWARD", "PEER", "BACKWARD"):
-        out.add_column(title, justify="right")
-    out.add_column("")
-    for row in rows:
-        if "error" in row:
-            out.add_row(row["name"], *[""] * 8, row["error"])
-            continue
-        figures = (row[key] for key in ("tolerance", "logits", "gradients", "decode"))
-        out.add_row(
-            row["name"],
-            *("-" if f is None else f"{f:.0e}" for f in figures),
-            f"{row['split']:.0%}",
-            str(sum(row["forward"].values())),
-            theirs.text if (theirs := against(row, found)) else "-",
-            str(sum(row["backward"].values())),
-            "ok" if passed(row) else "DIFFERS",
-        )
-    return out
 
 
 @click.command()
@@ -108,17 +83,14 @@ def main(
     ):
         rows.append(row)
         if path:
-            write(path, {"tp": tp, "dtype": dtype, "rows": in_order(rows, jobs)})
+            result = {"tp": tp, "dtype": dtype, "rows": in_order(rows, jobs)}
+            write(path, result)
     rows = in_order(rows, jobs)
-    Console(width=130).print(table(rows, tp, peers(tp)))
-    failed = [r["name"] for r in rows if not passed(r)]
-    print(
-        f"{len(rows) - len(failed)} of {len(rows)} equal"
-        + (f"; not: {', '.join(failed)}" if failed else "")
-    )
-    for line in summary(rows, peers(tp)):
-        print(line)
-    sys.exit(1 if failed else 0)
+    text = report(rows, tp)
+    print(text)
+    if path:
+        replace(path.with_suffix(".txt"), text + "\n")
+    sys.exit(0 if all(map(passed, rows)) else 1)
 
 
 def in_order(rows: list[dict[str, Any]], jobs: list[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -127,10 +99,15 @@ def in_order(rows: list[dict[str, Any]], jobs: list[tuple[str, str]]) -> list[di
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """The results so far, whole or not at all."""
+    """Write results."""
+    replace(path, json.dumps(result, indent=1, sort_keys=True) + "\n")
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    part.write_text(text)
     part.replace(path)
 
 
