@@ -4,7 +4,8 @@
     lm_head.weight=shard:0              split along dim 0, whichever of its axes that is
 
 The name is that of a parameter, or of a module and stands for all parameters below. `*` stands for
-any part of a name between dots, or within one.
+any part of a name between dots, or within one. A pin is about what a rank holds: of what it holds
+whole it may still use its own part alone, where the plan has that cheaper.
 """
 
 from __future__ import annotations

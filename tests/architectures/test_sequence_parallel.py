@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 import shardwright
 from benchmarks.compare import compare, reference, weighing_loss
+from benchmarks.ranks_case import kept_bytes
 from benchmarks.zoo_case import build
 from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.plan_file import Plan
@@ -156,25 +156,8 @@ def test_fewer_bytes_are_kept_for_the_backward_pass(name: str) -> None:
     for sequence_parallel in (False, True):
         model, plan = planned(name, 4, sequence_parallel)
         given = inputs(model, name, 64)
-        kept[sequence_parallel] = run_ranks(4, partial(_kept_bytes, model, plan, given))
+        kept[sequence_parallel] = run_ranks(4, partial(kept_bytes, model, plan, given))
     assert max(kept[True]) < 0.85 * min(kept[False])
-
-
-def _kept_bytes(model: nn.Module, plan: Plan, given: dict[str, Any], mesh: Mesh) -> int:
-    local = apply(copy.deepcopy(model), plan, mesh)
-    own = {p.untyped_storage().data_ptr() for p in local.parameters()}
-    found: dict[int, int] = {}
-
-    def keep(x: torch.Tensor) -> torch.Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    with saved_tensors_hooks(keep, lambda x: x):
-        output = local(**given)  # held until all is counted, so that no address is used again
-    assert output is not None
-    return sum(found.values())
 
 
 def test_generate() -> None:
