@@ -102,10 +102,15 @@ def decode_step(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor | N
 
 
 def compare(
-    whole: nn.Module, inputs: Mapping[str, Any], plan: Plan, mesh: Mesh, expected: Reference
+    whole: nn.Module,
+    inputs: Mapping[str, Any],
+    plan: Plan,
+    mesh: Mesh,
+    expected: Reference,
+    loaded: nn.Module | None = None,
 ) -> Comparison:
-    """Split a copy of `whole` and compare it with what `whole` computed."""
-    local = apply(copy.deepcopy(whole), plan, mesh)
+    """Compare `loaded`, or else a split copy of `whole`, with what `whole` computed."""
+    local = loaded or apply(copy.deepcopy(whole), plan, mesh)
     with count_collectives() as ahead:
         output = _seeded(local, inputs)
     with count_collectives() as back:

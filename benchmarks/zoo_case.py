@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -65,10 +67,11 @@ def case(kind: str, name: str, dtype: torch.dtype = torch.float64) -> Case:
 
 
 def compared(
-    dtype: torch.dtype, kind: str, name: str, rank: int, tp: int, mesh: Mesh
+    dtype: torch.dtype, saved: bool, kind: str, name: str, rank: int, tp: int, mesh: Mesh
 ) -> dict[str, Any]:
     """Compare one model on this rank and all others; every rank returns the same row.
 
+    The split model has the whole one's weights, or if `saved` reads its parts of what that saves.
     A plan that cannot be made is a row with its error. What goes wrong after that is raised.
     """
     begun = time.perf_counter()
@@ -85,7 +88,8 @@ def compared(
     if isinstance(box[0], ShardwrightError):
         return row | {"error": f"{type(box[0]).__name__}: {box[0]}"}
     plan = Plan.from_json(box[0])
-    found = compare(model, whole.inputs, plan, mesh, whole.expected)
+    loaded = _load(model, plan, rank) if saved else None
+    found = compare(model, whole.inputs, plan, mesh, whole.expected, loaded)
     everyone: list[Any] = [None] * tp
     dist.all_gather_object(everyone, found.as_dict())
     for key in FIGURES:
@@ -107,6 +111,22 @@ def passed(row: dict[str, Any]) -> bool:
         return False
     # Written so that NaN fails.
     return all(row[key] is None or row[key] <= row["tolerance"] for key in FIGURES)
+
+
+def _load(model: Any, plan: Plan, rank: int) -> Any:
+    """The split model, read from what `save_pretrained` writes."""
+    box = [tempfile.mkdtemp() if rank == 0 else ""]
+    if rank == 0:
+        model.save_pretrained(box[0], max_shard_size="100KB")
+    dist.broadcast_object_list(box)
+    attention = model.config._attn_implementation
+    loaded: Any = shardwright.load(box[0], plan, device="cpu", attn_implementation=attention)
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(box[0])
+    if "batched_mm" in model.get_experts_implementation().values():
+        loaded.set_experts_implementation("batched_mm")
+    return loaded
 
 
 def _planned(plan: Plan) -> dict[str, Any]:
