@@ -160,7 +160,8 @@ def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int,
     head, over which scores are summed): what comes out would be split and a pending sum at once.
     """
     found: dict[tuple[int, int], Dim] = {}
-    roots = {find(d).id: d for dims in axes.dims.values() for d in dims} if outer else {}
+    kinds = {id(dims): dims for dims in axes.dims.values()} if outer else {}
+    roots = {find(d).id: d for dims in kinds.values() for d in dims}
     for product in (p for dim in roots.values() for p in _products(dim)):
         factors = _factors(product)
         for left, right in zip(factors, factors[1:], strict=False):
@@ -168,7 +169,7 @@ def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int,
                 terms = right.children if right.kind == SUM else [right]
                 found |= {(left.id, a.id): a for term in terms for a in _first(term)}
     if found:
-        for op in graph.ops:
+        for op in {id(axes.axes.get(op.name, op)): op for op in graph.ops}.values():
             for pair in _apart(axes, op) & found.keys():
                 del found[pair]
     return [(pair[0], inner) for pair, inner in found.items()]

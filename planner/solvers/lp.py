@@ -157,13 +157,14 @@ class _Branch:
             for key, variable in columns.items():
                 for x, held in zip(key, sums[-1], strict=True):
                     held[x].SetCoefficient(variable, 1.0)
-        # The room under a cap gives its multiplier back; what is over it costs more than anything.
+        # The room under a cap gives its multiplier back; as much over it as the largest row holds
+        # costs more than anything. Each byte as much would be more than a float can tell apart.
         limits, units = [], []
         for cap, multiplier in zip(node.caps, node.multipliers, strict=True):
             unit = max((abs(c) for costs in cap.rows for c in costs.values()), default=1) or 1
             limit = solver.Constraint(cap.most / unit, cap.most / unit)
             limit.SetCoefficient(column(multiplier * unit), 1.0)
-            limit.SetCoefficient(column(self.span * unit), -1.0)
+            limit.SetCoefficient(column(self.span), -1.0)
             for columns, costs in zip(chosen, cap.rows, strict=True):
                 for key, variable in columns.items():
                     if costs[key]:
