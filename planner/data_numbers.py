@@ -172,7 +172,7 @@ def _tests(file: str) -> list[tuple[int, int, bool]]:
     caught = {
         id(node)
         for attempt in ast.walk(tree)
-        if isinstance(attempt, ast.Try)
+        if isinstance(attempt, (ast.Try, ast.With))  # a context may suppress what is raised
         for statement in attempt.body
         for node in ast.walk(statement)
     }

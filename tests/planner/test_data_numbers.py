@@ -191,6 +191,7 @@ TESTS = {
     "assert a < b < c": None,
     "assert a in b": None,
     "try:\n    assert a\nexcept c:\n    b()": None,
+    "with suppress(a):\n    assert b": None,
     "d = a > b": None,
 }
 
