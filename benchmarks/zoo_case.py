@@ -54,7 +54,8 @@ class Case:
 def case(kind: str, name: str, dtype: torch.dtype = torch.float64) -> Case:
     """One architecture; a model that mixes dtypes if it is not in its own is in float32."""
     config, model = build(kind, name, dtype)
-    inputs, example = zoo.inputs(name, config, kind=kind), zoo.example(name, config, kind)
+    inputs = zoo.inputs(name, config, kind=kind, dtype=dtype)
+    example = zoo.example(name, config, kind, dtype)
     try:
         with _Casts(dtype) as casts:
             expected = reference(model, inputs)

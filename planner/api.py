@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from shardwright.errors import UsageError
 from shardwright.planner.axes import refine
 from shardwright.planner.cost import TRACE_SEQ
-from shardwright.planner.folded_trace import trace_folded
+from shardwright.planner.folded_trace import trace_all
 from shardwright.planner.garbage import uncollected
 from shardwright.planner.mesh_dims import read_mesh, replicas
 from shardwright.planner.on_demand import run
@@ -171,9 +172,14 @@ def prepare(
 def _traced(
     source: Source, workload: Workload, mesh: Mapping[str, int], pins: tuple[Pin, ...]
 ) -> Search:
-    """Trace a model and find its axes."""
+    """Trace a model and find its axes.
+
+    Along sequences that is its plain call alone: what others are as long as is not known.
+    """
     stage("trace")
-    folding, whole = trace_folded(source, pins, workload.sequence_parallel)
+    if workload.sequence_parallel:
+        source = replace(source, more=())
+    source, folding, whole = trace_all(source, pins, workload.sequence_parallel)
     stage("axes")
     length = TRACE_SEQ if workload.sequence_parallel else None
     axes = refine(folding.graph, length)

@@ -67,6 +67,9 @@ def check(
     for name in graph.outputs:
         if assignment[name] != WHOLE:
             raise SolverError(f"the plan leaves output '{name}' of the model {assignment[name]}")
+    for name in graph.joined:
+        if assignment[name] != WHOLE:
+            raise SolverError(f"the plan leaves '{name}' {assignment[name]}: it may be joined")
     for name, allowed in states.handed().items():
         if assignment[name] not in allowed:
             raise SolverError(f"the plan leaves hidden state '{name}' {assignment[name]}")

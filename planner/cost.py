@@ -25,8 +25,9 @@ from shardwright.planner.plan_file import Workload
 from shardwright.planner.states import Cut, Mode, State, States, cut_of, made_pending
 from shardwright.rules.notation import letters
 
-TRACE_BATCH, TRACE_SEQ = 3, 19
-"""Sizes with which models are traced: primes, so that nothing splits them by accident."""
+TRACE_BATCH, TRACE_SEQ, TRACE_SOURCE = 3, 19, 23
+"""Sizes with which models are traced: primes, so that nothing splits them by accident. The last is
+the length of a sequence that another model encoded."""
 
 
 class Collective(NamedTuple):
@@ -87,7 +88,7 @@ class Costs:
 
         A dim that a parameter has too (3 colours of an image) is no batch, whatever its size.
         """
-        words = {TRACE_BATCH: "batch", TRACE_SEQ: "seq"}
+        words = {TRACE_BATCH: "batch", TRACE_SEQ: "seq", TRACE_SOURCE: "seq"}
         dims = [find(d) for name in self.graph.inputs for d in self.axes.dims[name]]
         dims += [a for d in dims for a in leaves_of(d)]
         stored = {u.stored for u in self.graph.uses}

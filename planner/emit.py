@@ -80,10 +80,22 @@ class Layouts:
         return next((self.states.sub.text(m) for a, m in cut if a == dim.id), None)
 
 
+class Differs(Exception):
+    """A module would take a tensor in one call as it is, in another as it was around it."""
+
+    def __init__(self, module: str, slot: str) -> None:
+        super().__init__(f"'{slot}' is taken otherwise in another call")
+        self.module = module
+
+
 def module_plans(
     root: nn.Module, layouts: Layouts, attributes: Mapping[tuple[str, str], layout.Dim]
 ) -> dict[str, ModulePlan]:
-    """The plan of every module that changes, by its full name."""
+    """The plan of every module that changes, by its full name.
+
+    Raises:
+        Differs: there is no such plan.
+    """
     graph, assignment = layouts.graph, layouts.assignment
     parameters: dict[str, dict[str, ParameterPlan]] = {}
     for use in graph.uses:
@@ -113,6 +125,8 @@ def module_plans(
                 levels = border.module.removeprefix(around.module).count(".") + (not around.module)
                 before = "." * levels + around.slot
                 source = assignment[around.source]
+            if slot[2:] in slots and slots[slot[2:]].before != before:
+                raise Differs(border.module, border.slot)
             slots[slot[2:]] = Crossing(
                 slot=border.slot,
                 source=str(layouts.placement(border.source, source)),

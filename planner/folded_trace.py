@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardwright.errors import ModelError
 from shardwright.planner.folding import Folding, Unfoldable, fold
@@ -11,6 +12,18 @@ from shardwright.planner.source import Source
 from shardwright.planner.stacks import find_stacks, holders, shared_beyond, shortened
 from shardwright.planner.trace import trace
 from shardwright.planner.unfolding import Unfolded, unfold
+
+
+def trace_all(
+    source: Source, pins: Sequence[Pin] = (), ends: bool = False
+) -> tuple[Source, Folding, Unfolded]:
+    """`trace_folded`, and the source without those runs after the first that cannot be traced."""
+    while source.more:
+        try:
+            return source, *trace_folded(source, pins, ends)
+        except ModelError:
+            source = replace(source, more=source.more[:-1])
+    return source, *trace_folded(source, pins, ends)
 
 
 def trace_folded(
@@ -37,12 +50,12 @@ def trace_folded(
             continue
         try:
             with shortened(module, stacks):
-                graph = trace(module, source.args, source.kwargs)
+                graph = trace(module, source.args, source.kwargs, source.more)
                 folding = fold(graph, stacks, shared_beyond(module, stacks, owners))
             return folding, unfold(folding)
         except Unfoldable:
             continue  # with more blocks, or whole
         except ModelError:
             break  # its code counts on all blocks, or the model cannot be traced at all
-    folding = Folding(trace(module, source.args, source.kwargs))
+    folding = Folding(trace(module, source.args, source.kwargs, source.more))
     return folding, unfold(folding)

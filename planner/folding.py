@@ -121,6 +121,7 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
     graph.carried = {n for name in graph.carried for n in like(name)}
     graph.shown = {n for name in graph.shown for n in like(name)}
     graph.overwritten = {n for name in graph.overwritten for n in like(name)}
+    graph.joined = {n for name in graph.joined for n in like(name)}
     return folding
 
 
@@ -137,21 +138,16 @@ def segments_of(graph: Graph, stack: Stack, shared: frozenset[str]) -> list[Segm
 
     What the module around does between two blocks belongs to the second of them.
     """
-    items = timeline(graph)
-    places = [place_of(stack, item.module) for item in items]
     row = [Segment(stack, place) for place in range(len(stack.picks))]
-    spans = []
+    turns: dict[int, list[Item]] = {}
+    for item in timeline(graph):
+        turns.setdefault(item.turn, []).append(item)
+    for items in turns.values():
+        if any(place_of(stack, item.module) is not None for item in items):
+            _cut(items, row)
     for segment in row:
-        at = [i for i, place in enumerate(places) if place == segment.place]
-        if not at:
+        if not segment.items:
             raise Unfoldable(f"block {segment.module} does nothing")
-        spans.append((at[0], at[-1] + 1))
-    gaps = {b[0] - a[1] for a, b in zip(spans, spans[1:], strict=False)}
-    if len(gaps) != 1 or min(gaps) < 0:
-        raise Unfoldable(f"what stands between the blocks of {stack.path} differs")
-    (gap,) = gaps
-    for segment, (start, stop) in zip(row, spans, strict=True):
-        segment.items = items[max(start - gap, 0) : stop]
         made = (n for item in segment.items for n in made_by(item))
         for number, name in enumerate(made):
             segment.own(number, name)
@@ -167,6 +163,24 @@ def segments_of(graph: Graph, stack: Stack, shared: frozenset[str]) -> list[Segm
         if len(holders[use.stored]) == 1 and use.fqn not in shared:
             row[place].own(("stored", name), use.stored)
     return row
+
+
+def _cut(items: Sequence[Item], row: Sequence[Segment]) -> None:
+    """Give the segments their items of one run."""
+    stack = row[0].stack
+    places = [place_of(stack, item.module) for item in items]
+    spans = []
+    for segment in row:
+        at = [i for i, place in enumerate(places) if place == segment.place]
+        if not at:
+            raise Unfoldable(f"block {segment.module} does nothing")
+        spans.append((at[0], at[-1] + 1))
+    gaps = {b[0] - a[1] for a, b in zip(spans, spans[1:], strict=False)}
+    if len(gaps) != 1 or min(gaps) < 0:
+        raise Unfoldable(f"what stands between the blocks of {stack.path} differs")
+    (gap,) = gaps
+    for segment, (start, stop) in zip(row, spans, strict=True):
+        segment.items += items[max(start - gap, 0) : stop]
 
 
 def place_of(stack: Stack, name: str) -> int | None:
@@ -214,6 +228,8 @@ def _behind(name: str, segment: Segment, row: Sequence[Segment]) -> bool:
 
 def _same(a: Item, b: Item, one: Segment, other: Segment) -> bool:
     if a.module.removeprefix(one.module) != b.module.removeprefix(other.module):
+        return False
+    if a.turn != b.turn:
         return False
     if isinstance(a, Border) or isinstance(b, Border):
         return (

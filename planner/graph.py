@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,8 @@ class Tensor:
 class Op(NamedTuple):
     """One ATen call; `inputs` and `outputs` are tensor names in the order of the call.
 
-    `literals` names the slice bounds that the model's code states as bare numbers.
+    `literals` names the slice bounds that the model's code states as bare numbers; `turn` is the
+    number of the run that made the call.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Op(NamedTuple):
     module: str
     source: str
     literals: frozenset[str] = frozenset()
+    turn: int = 0
 
 
 class Border(NamedTuple):
@@ -48,6 +50,7 @@ class Border(NamedTuple):
     source: str
     target: str
     has_parameters: bool = True
+    turn: int = 0
 
 
 class Slot(NamedTuple):
@@ -119,6 +122,9 @@ class Graph:
     overwritten: set[str] = field(default_factory=set)
     """Tensors that code changes in place: autograd lets nobody do that to what only looks new."""
 
+    scores: list[str] = field(default_factory=list)
+    """The outputs of runs of the root."""
+
     written: list[tuple[str, str]] = field(default_factory=list)
     """(parameter as its module sees it, tensor that is written into it): in one state, as stored.
     """
@@ -139,6 +145,9 @@ class Graph:
 
     carried: set[str] = field(default_factory=set)
     """Tensors that one block of a stack hands to the next: users see them as hidden states."""
+
+    joined: set[str] = field(default_factory=set)
+    """Tensors that code which is not traced may join with what a part of the model gives: whole."""
 
     logits: set[str] = field(default_factory=set)
     """Tensors that become the scores of a loss: never a pending sum, so a loss gathers nothing."""
@@ -189,6 +198,26 @@ class Graph:
             for name in {*op.inputs}:
                 out[name] += max((self.times(n) for n in op.outputs), default=1)
         return out
+
+    def first_run(self) -> Graph:
+        """The graph of the first run alone, with everything that is stored; this one if it is."""
+        if not any(item.turn for item in (*self.ops, *self.borders)):
+            return self
+        ops = [op for op in self.ops if not op.turn]
+        borders = [b for b in self.borders if not b.turn]
+        seen = {n for op in ops for n in (*op.inputs, *op.outputs)}
+        seen |= {n for b in borders for n in (b.source, b.target)}
+        seen |= {n for u in self.uses for n in (u.stored, u.used)}
+        return replace(
+            self,
+            tensors={n: t for n, t in self.tensors.items() if n in seen},
+            ops=ops,
+            borders=borders,
+            inputs=[n for n in self.inputs if n in seen],
+            outputs=[n for n in self.outputs if n in seen],
+            written=[(n, after) for n, after in self.written if after in seen],
+            blocks=[],
+        )
 
     def producers(self) -> dict[str, Op]:
         """Tensor name -> the op that makes it."""

@@ -42,6 +42,14 @@ class Keys:
             [copy for copy, n in origin.items() if n in cached],
         )
 
+    def within(self, graph: Graph) -> Keys:
+        """Those of a part of that graph."""
+        ops = {op.name for op in graph.ops}
+        return Keys(
+            {n: x for n, x in self.letters.items() if n in ops},
+            [n for n in self.cached if n in graph.tensors],
+        )
+
 
 def last_of_two(dims: Sequence[Dim], counts: Callable[[Dim], bool]) -> frozenset[int]:
     """The dim of a table of scores that counts keys; `counts` says which dims count tokens."""

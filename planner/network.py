@@ -121,7 +121,7 @@ class _Builder:
                 s: zlib.crc32(f"{label} {i}".encode()) % 4096 for s, i in self.index[name].items()
             }
             self.unary(name, "tie", {s: (0, 0, 0, 0, times * h) for s, h in hashes.items()})
-        for name in dict.fromkeys(graph.outputs):
+        for name in dict.fromkeys([*graph.outputs, *sorted(graph.joined)]):
             self.unary(name, "output", {WHOLE: FREE})
         for name in sorted(graph.shown):
             domain = self.states.domain(name)

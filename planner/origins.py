@@ -316,8 +316,11 @@ def _slices(x: torch.Tensor, index: Any) -> list[Fact]:
 
 
 @contextmanager
-def marked(root: nn.Module) -> Iterator[None]:
-    """Within, int attributes of modules and their configs remember where they come from."""
+def marked(root: nn.Module, top: nn.Module) -> Iterator[None]:
+    """Within, int attributes of modules and their configs remember where they come from.
+
+    What sizes come from is noted while `top` runs, which has `root` in it.
+    """
     for facts in (PINNED, READ, SIZES, SOURCES, FIXED, COUNTED):
         facts.clear()
     undo = [(m, dict(m.__dict__), dict(m._buffers)) for m in root.modules()]
@@ -334,7 +337,7 @@ def marked(root: nn.Module) -> Iterator[None]:
                         value, ("attribute", path, f"config.{key}", value)
                     )
             module.__dict__["config"] = local
-    forward = root.forward
+    forward = top.forward
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         with _SizeMode():
@@ -345,7 +348,7 @@ def marked(root: nn.Module) -> Iterator[None]:
         return output
 
     functools.update_wrapper(watched, forward)
-    root.__dict__["forward"] = watched
+    top.__dict__["forward"] = watched
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Run a module's own code once on fake tensors and note every ATen call that it makes.
+"""Run a module's own code on fake tensors and note every ATen call that it makes.
 
 Two modes in a row see each call: `_Functional` turns changes in place into new tensors, and
 `_Recorder` takes apart what has no rule of its own, notes the rest and says what shapes come out.
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from shardwright.planner.borders import BORDER
 from shardwright.planner.data_numbers import Asked, Questions
 from shardwright.planner.opaque import Opaque, Spec, exporting
+from shardwright.planner.runs import Run, Runner
 
 aten = torch.ops.aten
 
@@ -57,6 +58,8 @@ class Call:
     result: Any
     module: str
     source: str
+    turn: int
+    """Number of the run that it was made in."""
 
 
 @dataclass
@@ -83,27 +86,31 @@ class Record:
     overwritten: list[torch.Tensor] = field(default_factory=list)
     """What tensors were before code changed them in place."""
 
+    scores: list[torch.Tensor] = field(default_factory=list)
+    """What of them runs of the root returned."""
+
 
 def record(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    top: Runner,
+    runs: Sequence[Run],
     entered: Sequence[str],
     opaque: Opaque,
     exported: bool = True,
 ) -> Record:
-    """Run `module(*args, **kwargs)`; its tensors and the inputs' are on meta.
+    """Make `runs` of the root of `top`, one after the other; its tensors and theirs are on meta.
 
     `entered` holds the paths of the modules that run at present, the innermost last. The modules in
     `opaque` do not run: a call of one is a call of an op. Model code is told that it is `exported`:
     that there is no data to look at.
     """
-    recorder, functional = _Recorder(entered), _Functional()
+    recorder, functional, module = _Recorder(entered), _Functional(), top.root
     # In inference mode composite ops come in one piece, so LEAVES can be kept. (Gradients are
     # still required of parameters: `matmul` looks.)
     with torch.inference_mode(), recorder, exporting(exported):
-        stored, given = tree_map(_like, (dict(_state(module)), (args, dict(kwargs))))
+        plain = [(run.args, dict(run.kwargs)) for run in runs]
+        stored, given = tree_map(_like, (dict(_state(module)), plain))
         recorder.calls.clear()
+        top.begin = recorder.begin
 
         def note(name: str, taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
             kind = type(module.get_submodule(name)).__name__
@@ -111,7 +118,8 @@ def record(
                 made = recorder.whole_module(kind, tree_map(inner, taken), given)
             return [functional.wrap(t) for t in made]
 
-        state, (inputs, named) = tree_map(functional.wrap, (stored, given))
+        state, wrapped = tree_map(functional.wrap, (stored, given))
+        made = [Run(run.module, *both) for run, both in zip(runs, wrapped, strict=True)]
         out = Record(recorder.calls, stored, _tensors(given), overwritten=functional.overwritten)
         questions = Questions(
             opaque,
@@ -119,14 +127,17 @@ def record(
             lambda x, dim: out.cut.append((inner(x), dim)),
         )
         with functional, opaque.standing_in(module, note), Asked(questions):
-            returned = functional_call(module, state, inputs, named, tie_weights=False)
+            within = {f"root.{name}": tensor for name, tensor in state.items()}
+            returned = functional_call(top, within, (made,), tie_weights=False)
             changed = _changed(stored, state)
             parameters = dict(module.named_parameters(remove_duplicate=False))
             out.written = {n: t for n, t in changed.items() if n in parameters}
-            pairs = zip(_tensors(given), _tensors((inputs, named)), strict=True)
+            pairs = zip(_tensors(given), _tensors(wrapped), strict=True)
             out.outputs = [t for n, t in changed.items() if n not in out.written]
             out.outputs += [after for before, after in pairs if after is not before]
             out.outputs += _tensors(returned)
+            results = zip(runs, returned, strict=True)
+            out.scores = _tensors([r for run, r in results if not run.module])
             return out
 
 
@@ -202,6 +213,11 @@ class _Recorder(FakeTensorMode):
         self.calls: list[Call] = []
         self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
         self.noting = True
+        self.turn = 0
+
+    def begin(self, turn: int) -> None:
+        """From here on calls are made in run number `turn`."""
+        self.turn = turn
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -229,7 +245,7 @@ class _Recorder(FakeTensorMode):
         finally:
             self.noting = True
         module = self.entered[-1] if self.entered else ""
-        self.calls.append(Call(func, tuple(args), kwargs, result, module, _source()))
+        self.calls.append(Call(func, tuple(args), kwargs, result, module, _source(), self.turn))
         return result
 
     def whole_module(
@@ -243,7 +259,7 @@ class _Recorder(FakeTensorMode):
         finally:
             self.noting = True
         op, module = Untraced(f"module {kind}"), self.entered[-1]
-        self.calls.append(Call(op, tuple(taken), {}, made, module, _source()))
+        self.calls.append(Call(op, tuple(taken), {}, made, module, _source(), self.turn))
         return made
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from importlib.metadata import version
 from math import prod
+from operator import or_
 from typing import TypeVar
 
 from torch import nn
@@ -24,6 +26,7 @@ from shardwright.planner.check import check
 from shardwright.planner.conventions import follow
 from shardwright.planner.cost import Costs
 from shardwright.planner.emit import (
+    Differs,
     Layouts,
     count,
     folded,
@@ -32,6 +35,7 @@ from shardwright.planner.emit import (
     shapes,
     wholes,
 )
+from shardwright.planner.first_run import of_first_run
 from shardwright.planner.folding import Folding
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Coords, Dim, coords_of, dim_size
@@ -120,7 +124,7 @@ class Search:
     @cached_property
     def calls(self) -> Calls | None:
         """What the code of the whole model calls."""
-        return calls_of(self.source.module, self.source.args, self.source.kwargs, self.untraced)
+        return calls_of(self.source.module, self.source.runs, self.untraced)
 
     @cached_property
     def untraced(self) -> Opaque:
@@ -146,8 +150,13 @@ class Search:
 
     @cached_property
     def rigid(self) -> frozenset[str]:
-        """Modules at whose borders nothing may change: the root of a model of several modules."""
-        return frozenset({""} if any(True for _ in self.source.module.children()) else ())
+        """Modules at whose borders nothing may change: those that run by themselves.
+
+        A sole module is the exception: it has no modules within that could change a tensor.
+        """
+        root = self.source.module
+        alone = {run.module for run in self.source.runs}
+        return frozenset(n for n in alone if any(True for _ in root.get_submodule(n).children()))
 
     def run(self, solver: str | None, seconds: float, memory: int | None) -> Plan:
         """The first plan that passes its trial."""
@@ -256,10 +265,12 @@ class Search:
         return self._memory(Bill(prices, whole.assignment), layouts, costs)
 
     def _memory(self, bill: Bill, layouts: Layouts, folded: Costs) -> Memory:
-        """Bytes that a rank holds, given the bill of the whole model."""
+        """Bytes that a rank holds in the first run, given the bill of the whole model."""
         short, states = self._short
         prices = self._costs(short, states, folded)
-        return measure(bill.costs, bill.assignment, (prices, _of_copies(layouts.assignment, short)))
+        first = of_first_run(bill)
+        passing = of_first_run(Bill(prices, _of_copies(layouts.assignment, short)))
+        return measure(first.costs, first.assignment, (passing.costs, passing.assignment))
 
     def _unfolded(self, layouts: Layouts) -> Layouts:
         """The same plan on the whole graph."""
@@ -300,13 +311,14 @@ class Search:
         layouts = attempt.layouts
         ranks = self.ranks(layouts.states)
         sizes = {at[TP]: rank_bytes(layouts, at) for at in {r[TP]: r for r in ranks}.values()}
+        bill = of_first_run(attempt.bill)
         return Prediction(
             parameter_bytes=[sizes[at[TP]] for at in ranks],
             whole_bytes=rank_bytes(layouts, None),
             memory=attempt.memory,
-            time_ns=attempt.report.objective[2],
-            phase_ns=attempt.bill.times,
-            collectives=count(attempt.bill),
+            time_ns=bill.price.time,
+            phase_ns=bill.times,
+            collectives=count(bill),
         )
 
     def ranks(self, states: States) -> list[Coords]:
@@ -324,7 +336,10 @@ class Search:
             attributes = local_attributes(self.graph, traced, list(every))
         except Unsolvable as failure:
             return self.blame.of_size(failure, layouts)
-        plans = self._spread(module_plans(source.module, layouts, attributes))
+        try:
+            plans = self._spread(module_plans(source.module, layouts, attributes))
+        except Differs as failure:
+            return self.blame.of_module(failure.module, str(failure), layouts)
         can, pinned = self._copies(attempt.possible), self._copies(attempt.pinned)
         result = Plan(
             model=ModelIdentity(
@@ -368,7 +383,7 @@ class Search:
         predicted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
         for module, slot, tensor in self.whole.graph.watched:
             predicted.setdefault((module, slot), []).append(sizes[self.whole.origin[tensor]])
-        run = (self.source.module, self.source.args, self.source.kwargs)
+        run = (self.source.module, self.source.runs)
         return run_local(*run, result, coords, predicted, self.untraced, self.calls)
 
 
@@ -397,12 +412,13 @@ def replaceable(graph: Graph, root: nn.Module) -> frozenset[str]:
 
 
 def opaque(graph: Graph, axes: Axes) -> dict[str, int]:
-    """Ops without a rule, and how often each occurs."""
-    out: dict[str, int] = {}
+    """Ops without a rule, and how often each occurs in the run where it does most often."""
+    runs: dict[int, Counter[str]] = {}
     for op in graph.ops:
         if axes.rules.get(op.name) is None:
-            out[op.call.op] = out.get(op.call.op, 0) + 1
-    return dict(sorted(out.items()))
+            runs.setdefault(op.turn, Counter())[op.call.op] += 1
+    most = reduce(or_, runs.values(), Counter[str]())
+    return dict(sorted(most.items()))
 
 
 def reported(optimum: Optimum, solver: str, note: str) -> SolverReport:

@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
 from shardwright.planner.cost import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.runs import Run
+from shardwright.planner.unused import more_runs
 from shardwright.runtime.config import read_config
 from shardwright.runtime.identity import config_hash
 
@@ -29,6 +31,13 @@ class Source:
     architecture: str
     config_hash: str
     dtype: torch.dtype
+    more: tuple[Run, ...] = ()
+    """Runs that use parameters which the one with `args` and `kwargs` does not."""
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs that a plan must hold for; what it costs is what the first does."""
+        return [Run("", self.args, self.kwargs), *self.more]
 
 
 def read_source(
@@ -53,11 +62,12 @@ def read_source(
     if not isinstance(model, nn.Module):
         model = from_config(model, dtype)
     module = on_meta(model)
-    inputs, named = to_meta(args), to_meta(kwargs or {})
+    inputs, named, more = to_meta(args), to_meta(kwargs or {}), ()
     if not args and not kwargs:
         named = text_inputs(module)
+        more = more_runs(module, Run("", (), named))
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    return Source(module, inputs, named, type(model).__name__, config_hash(module), own)
+    return Source(module, inputs, named, type(model).__name__, config_hash(module), own, more)
 
 
 def from_config(config: Any, dtype: torch.dtype | None = None) -> nn.Module:

@@ -104,6 +104,7 @@ def prune_borders(graph: Graph) -> None:
     graph.shown = {rename.get(n, n) for n in graph.shown}
     graph.overwritten = {rename.get(n, n) for n in graph.overwritten}
     graph.written = [(n, rename.get(after, after)) for n, after in graph.written]
+    graph.scores = [rename.get(n, n) for n in graph.scores]
     graph.carried = {rename.get(n, n) for n in graph.carried}
     graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
     graph.reads = {n: rename.get(t, t) for n, t in graph.reads.items()}
@@ -124,12 +125,25 @@ def overwritten(graph: Graph) -> set[str]:
     return out
 
 
+def joined(graph: Graph, root: nn.Module) -> set[str]:
+    """What runs from embeddings to blocks, and from block to block.
+
+    What a part of the model gives (an image, a sound) is joined to it on the way, by code that is
+    not traced: both must be whole, and so must their gradients.
+    """
+    return graph.carried | {
+        b.target
+        for b in graph.borders
+        if b.side == "out" and isinstance(root.get_submodule(b.module), nn.Embedding)
+    }
+
+
 def logits(graph: Graph) -> set[str]:
-    """The outputs, and what ops that keep the shape and have one real operand make them of."""
+    """The root's outputs, and what ops that keep the shape make of one real operand on the way."""
     producers = graph.producers()
     origin = {b.target: b.source for b in graph.borders}
     out: set[str] = set()
-    queue = list(graph.outputs)
+    queue = list(graph.scores)
     while queue:
         name = queue.pop()
         out.add(name)

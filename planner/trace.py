@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -19,12 +19,18 @@ from shardwright.planner import borders, origins, tidy
 from shardwright.planner.graph import Graph
 from shardwright.planner.opaque import DATA_DEPENDENT, Opaque, Unknown
 from shardwright.planner.record import Record, record
+from shardwright.planner.runs import Run, Runner
 from shardwright.planner.translate import translate
 from shardwright.runtime.attention import by_heads
 
 
-def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
-    """Trace `module(*args, **kwargs)` without running it on data.
+def trace(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    more: Sequence[Run] = (),
+) -> Graph:
+    """Trace `module(*args, **kwargs)`, and then `more` runs of it, without running it on data.
 
     Use distinct primes for sizes that vary at run time (batch, sequence), so that they can be told
     from sizes of the model.
@@ -33,7 +39,7 @@ def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         ModelError: the module does not run on meta; the message says on what it stumbled.
     """
     opaque = Opaque(module)
-    found = run(module, args, kwargs, opaque)
+    found = run(module, [Run("", args, kwargs), *more], opaque)
     cut = [(x, (("constant", int(x.shape[dim])), dim, "")) for x, dim in found.cut]
     graph = translate(found, module, [*origins.SIZES, *cut], origins.SOURCES)
     graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.guesses
@@ -45,15 +51,15 @@ def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     tidy.name_literals(graph)
     graph.fixed = tidy.fixed(graph, reads_as_numbers)
     graph.counted = {(graph.reads[n], dim) for n, dim in reads_as_counts if n in graph.reads}
+    if any(run.module for run in more):
+        graph.joined = tidy.joined(graph, module)
     if "labels" in inspect.signature(module.forward).parameters:
         graph.logits = tidy.logits(graph)
     return graph
 
 
-def run(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], opaque: Opaque
-) -> Record:
-    """Run the module with markers; what its sizes come from is in `origins` afterwards.
+def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Record:
+    """Make `runs` with markers; what sizes in them come from is in `origins` afterwards.
 
     Modules in it that branch on data are put into `opaque`, and it is run again without them. So it
     is as if with data where its code does not work under export.
@@ -64,8 +70,9 @@ def run(
         while True:
             entered: list[str] = []
             try:
-                with borders.marked(module) as entered, origins.marked(module):
-                    found = record(module, args, kwargs, entered, opaque, exported)
+                top = Runner(module)
+                with borders.marked(module) as entered, origins.marked(module, top):
+                    found = record(top, runs, entered, opaque, exported)
                 if not (around := opaque.used_from_outside(called(found))):
                     return found
                 entered = around

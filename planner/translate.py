@@ -59,6 +59,7 @@ def translate(
     graph.shown = {translator.name_of(t) for t in record.read}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
+    graph.scores = [translator.name_of(t) for t in record.scores]
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
     graph.sizes = [
         SizeArgument(expression, translator.names[id(t)], dim, bound)
@@ -162,7 +163,9 @@ class _Translator:
             (target,) = self.results(call, self.fresh(name), differentiable)
             module, side, slot = borders.read_tag(call.args[1])
             has_parameters = module in self.owners
-            self.graph.borders.append(Border(module, side, slot, source, target, has_parameters))
+            self.graph.borders.append(
+                Border(module, side, slot, source, target, has_parameters, call.turn)
+            )
         else:
             self.op(call, name, differentiable)
 
@@ -201,7 +204,15 @@ class _Translator:
             result_dtypes=tuple(tensors[t].dtype for t in outputs),
         )
         self.graph.ops.append(
-            Op(unique, seen, tuple(inputs), tuple(outputs), call.module, call.source)
+            Op(
+                unique,
+                seen,
+                tuple(inputs),
+                tuple(outputs),
+                call.module,
+                call.source,
+                turn=call.turn,
+            )  # fmt: skip
         )
 
 

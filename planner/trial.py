@@ -9,8 +9,8 @@ a wrong size in there makes the forward fail, or shows in the outputs that are.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,17 +45,19 @@ def try_on_meta(plan: Plan, model: Any) -> Trial:
         PlanError: the plan is for another model, or does not hold; says where.
     """
     source = read_source(model, dtype=getattr(torch, plan.workload.dtype, None))
+    if plan.workload.sequence_parallel:  # it was made for the plain call alone
+        source = replace(source, more=())
     check_identity(source.module, plan)
     opaque = Opaque(source.module)
     whole = output_shapes(source, opaque)
     compared = 0
     corners = list(_corners(plan))
-    run = (source.module, source.args, source.kwargs)
-    calls = calls_of(*run, opaque)
+    calls = calls_of(source.module, source.runs, opaque)
+    alone = {run.module for run in source.runs}
     for rank, coords in corners:
-        predicted = predict(plan, whole, coords)
+        predicted = predict(plan, whole, coords, alone)
         compared = sum(map(len, predicted.values()))
-        wrong = run_local(*run, plan, coords, predicted, opaque, calls)
+        wrong = run_local(source.module, source.runs, plan, coords, predicted, opaque, calls)
         if wrong is not None:
             where = f" in '{wrong.module}'" if wrong.module else ""
             raise PlanError(
@@ -71,16 +73,19 @@ def _corners(plan: Plan) -> Iterator[tuple[int, Coords]]:
         yield rank, plan.coords(rank)
 
 
-def predict(plan: Plan, whole: Shapes, coords: Coords) -> Shapes:
+def predict(plan: Plan, whole: Shapes, coords: Coords, alone: Collection[str] = ("",)) -> Shapes:
     """Local shapes of the outputs that the plan speaks of, from the whole ones.
+
+    Modules that run `alone` give whole ones.
 
     Raises:
         PlanError: a crossing does not fit the tensor that it is for.
     """
-    out: Shapes = {key: shapes for key, shapes in whole.items() if key[0] == ""}
+    out: Shapes = {key: shapes for key, shapes in whole.items() if key[0] in alone}
     for (name, slot), shapes in whole.items():
         spec = plan.module(name)
-        targets = [c.target for c in spec.outputs if c.slot == slot] if spec and name else []
+        spoken = spec.outputs if spec and name not in alone else []
+        targets = [c.target for c in spoken if c.slot == slot]
         for shape in shapes if targets else ():
             fitting = [d for t in targets if len(d := parse(t).dims) == len(shape)]
             if not fitting:
@@ -106,7 +111,7 @@ def output_shapes(source: Source, opaque: Opaque) -> Shapes:
         module, found = copy.deepcopy(source.module), Shapes()
         entered = follow(module, partial(_note, found))
         try:
-            run_on_fake(module, source.args, source.kwargs, opaque)
+            run_on_fake(module, source.runs, opaque)
             return found
         except Exception as error:  # whatever model code raises
             if opaque.after(error, entered):

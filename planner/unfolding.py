@@ -100,14 +100,14 @@ class _Unfolder:
         g, out = self.folded, self.out
         self.add_tensors({n: n for n in g.tensors if n not in self.folding.owner})
         within = {id(i): s for row in self.folding.segments for s in row for i in s.items}
-        done: set[str] = set()
+        done: dict[str, set[int]] = {}
         for item in timeline(g):
             segment = within.get(id(item))
             if segment is None:
                 self.add_items(Columns([item]), self.outside)
-            elif segment.stack.path not in done:
-                done.add(segment.stack.path)
-                self.add_blocks(segment.stack.path)
+            elif item.turn not in (turns := done.setdefault(segment.stack.path, set())):
+                self.add_blocks(segment.stack.path, item.turn, not turns)
+                turns.add(item.turn)
         for use in g.uses:
             for copy in self.copies_of(self.folding.owner.get(use.used)):
                 stored, used = copy.tensors[use.stored], copy.tensors[use.used]
@@ -123,15 +123,16 @@ class _Unfolder:
         self.add_marks()
         return Unfolded(out, self.origin)
 
-    def add_blocks(self, path: str) -> None:
-        """Add the copies of all blocks of a stack."""
-        columns = [Columns(segment.items) for segment in self.rows[path]]
+    def add_blocks(self, path: str, turn: int, first: bool) -> None:
+        """Add the copies of all blocks of a stack as they ran in one turn, maybe their first."""
+        columns = [Columns([i for i in s.items if i.turn == turn]) for s in self.rows[path]]
         for copy in self.blocks[path]:
             assert copy.segment is not None
-            self.add_tensors(copy.tensors)  # its own: those of others are not known yet
+            if first:
+                self.add_tensors(copy.tensors)  # its own: those of others are not known yet
             start = len(self.out.ops)
             self.add_items(columns[copy.segment.place], copy)
-            tensors, kind = tuple(copy.tensors.values()), id(copy.segment)
+            tensors, kind = tuple(copy.tensors.values()), hash((id(copy.segment), turn))
             self.out.blocks.append(Block(kind, tensors, start, len(self.out.ops)))
 
     def add_tensors(self, names: Mapping[str, str]) -> None:
@@ -143,21 +144,23 @@ class _Unfolder:
     def add_items(self, items: Columns, copy: _Copy) -> None:
         """Add the copies of ops and borders."""
         out, name, module = self.out, copy.tensors.__getitem__, copy.modules.__getitem__
-        names, calls, inputs, outputs, modules, sources, literals = items.ops
+        names, calls, inputs, outputs, modules, sources, literals, turns = items.ops
         made = [n + copy.at for n in names]
         taken = [tuple(map(name, each)) for each in inputs]
         given = [tuple(map(name, each)) for each in outputs]
-        out.ops += map(Op, made, calls, taken, given, map(module, modules), sources, literals)
+        placed = map(module, modules)
+        out.ops += map(Op, made, calls, taken, given, placed, sources, literals, turns)
         self.origin.update(zip(made, names, strict=True))
-        modules, sides, slots, sources, targets, flags = items.borders
+        modules, sides, slots, sources, targets, flags, turns = items.borders
         ends = map(name, sources), map(name, targets)
-        out.borders += map(Border, map(module, modules), sides, slots, *ends, flags)
+        out.borders += map(Border, map(module, modules), sides, slots, *ends, flags, turns)
 
     def add_marks(self) -> None:
         """What is known of some tensors holds for all their copies."""
         g, out = self.folded, self.out
         dims = {*g.fixed, *g.counted}
-        marked = {*g.logits, *g.carried, *g.shown, *g.overwritten, *(n for n, _ in dims)}
+        marked = {*g.logits, *g.carried, *g.joined, *g.shown, *g.overwritten}
+        marked |= {n for n, _ in dims}
         copies: dict[str, list[str]] = {n: [] for n in marked}
         for copy, name in self.origin.items():
             if name in marked:
@@ -167,6 +170,7 @@ class _Unfolder:
         out.carried = {c for n in g.carried for c in copies[n]}
         out.overwritten = {c for n in g.overwritten for c in copies[n]}
         out.shown = {c for n in g.shown for c in copies[n]}
+        out.joined = {c for n in g.joined for c in copies[n]}
         out.fixed = {(c, d) for n, d in g.fixed for c in copies[n]}
         out.counted = {(c, d) for n, d in g.counted for c in copies[n]}
         out.pinned = g.pinned

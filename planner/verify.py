@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from shardwright.planner.fake_ops import LikeReal
 from shardwright.planner.layout import Coords
 from shardwright.planner.opaque import Opaque, Spec
 from shardwright.planner.plan_file import Plan
+from shardwright.planner.runs import Run, Runner
 from shardwright.runtime.api import apply_modules
 from shardwright.runtime.attention import by_heads
 from shardwright.runtime.mesh import Mesh
@@ -40,13 +41,11 @@ class Mismatch:
     text: str
 
 
-def calls_of(
-    root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], opaque: Opaque
-) -> Calls | None:
-    """What the code of each module calls when `root` runs as it is; None if it does not run."""
+def calls_of(root: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Calls | None:
+    """What the code of each module calls in `runs` of `root` as it is; None if it does not run."""
     module = copy.deepcopy(root)
     try:
-        return _run(module, args, kwargs, follow(module), opaque)
+        return _run(module, runs, follow(module), opaque)
     except Exception:  # whatever model code raises: its trial as a part will raise it again
         return None
 
@@ -73,29 +72,25 @@ def follow(
     return entered
 
 
-def _run(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    entered: list[str],
-    opaque: Opaque,
-) -> Calls:
+def _run(module: nn.Module, runs: Sequence[Run], entered: list[str], opaque: Opaque) -> Calls:
     with Notes(entered) as notes:
-        run_on_fake(module, args, kwargs, opaque)
+        run_on_fake(module, runs, opaque)
     return notes.found
 
 
-def run_on_fake(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], opaque: Opaque
-) -> None:
-    """Run `module`, which is on meta, for what its hooks see; those in `opaque` do not run.
+def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
+    """Make `runs` of `module`, which is on meta, for what its hooks see.
+
+    Modules in `opaque` do not run.
 
     On fake rather than plain meta tensors: model code knows them and does not ask for their values.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    inputs, named = tree_map(
-        lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, (args, dict(kwargs))
+    given = tree_map(
+        lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v,
+        [(run.args, dict(run.kwargs)) for run in runs],
     )
+    given = [Run(run.module, *both) for run, both in zip(runs, given, strict=True)]
 
     def empty(_name: str, _taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
         return [spec.empty() for spec in given]
@@ -110,7 +105,7 @@ def run_on_fake(
         asked,
         by_heads(module),
     ):
-        module(*inputs, **named)
+        Runner(module)(given)
 
 
 @contextmanager
@@ -126,15 +121,14 @@ def _quiet() -> Iterator[None]:
 
 def run_local(
     root: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    runs: Sequence[Run],
     plan: Plan,
     coords: Coords,
     predicted: Mapping[tuple[str, str], list[tuple[int, ...]]],
     opaque: Opaque,
     whole_calls: Calls | None = None,
 ) -> Mismatch | None:
-    """Apply `plan` to a copy of `root` without a process group, run it, compare output shapes.
+    """Apply `plan` to a copy of `root` without a process group, make `runs`, compare shapes.
 
     With `whole_calls`, compare what its code calls as well.
     """
@@ -160,7 +154,7 @@ def run_local(
 
     entered = follow(local, leave)
     try:
-        noted = _run(local, args, kwargs, entered, opaque)
+        noted = _run(local, runs, entered, opaque)
         if whole_calls is not None and (other := difference(whole_calls, noted)) is not None:
             found.append(Mismatch(*other))
     except Exception as error:  # whatever model code raises on sizes it does not expect

@@ -27,7 +27,19 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.zoo_sizes import DIRECT, FORCE, HD, KNOWN, NH, NL, SKIP, SPECIAL, TOKEN_FIELDS, V
+from tests.zoo_sizes import (
+    ATTENDING,
+    DIRECT,
+    FORCE,
+    HD,
+    KNOWN,
+    NH,
+    NL,
+    SKIP,
+    SPECIAL,
+    TOKEN_FIELDS,
+    V,
+)
 
 KINDS: dict[str, tuple[Any, Any]] = {
     "causal": (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, AutoModelForCausalLM),
@@ -95,9 +107,15 @@ def build(
 
 
 def inputs(
-    name: str, config: Any, batch: int = 2, seq: int = 16, seed: int = 0, kind: str = "causal"
+    name: str,
+    config: Any,
+    batch: int = 2,
+    seq: int = 16,
+    seed: int = 0,
+    kind: str = "causal",
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
-    """Seeded arguments for the model's forward, without a cache."""
+    """Seeded arguments for the model's forward, without a cache; what is no id is of `dtype`."""
     g = torch.Generator().manual_seed(seed + 99)
     out: dict[str, Any] = {"input_ids": torch.randint(3, 90, (batch, seq), generator=g)}
     found = KINDS[kind][0][name]
@@ -112,15 +130,23 @@ def inputs(
         decoder = getattr(config, "decoder", config)
         books = (config if isinstance(decoder, dict) else decoder).num_codebooks
         out["input_ids"] = torch.randint(3, 90, (2 * books, 16), generator=g)
+    if name in ATTENDING:
+        encoded = torch.randn(2, 13, config.hidden_size, generator=g)
+        out["encoder_hidden_states"] = encoded.to(dtype).requires_grad_()  # an encoder made it
     return out
 
 
-def example(name: str, config: Any, kind: str = "causal") -> dict[str, Any] | None:
+def example(
+    name: str, config: Any, kind: str = "causal", dtype: torch.dtype = torch.float32
+) -> dict[str, Any] | None:
     """Arguments to plan a model with, where those made for any text model do not fit it."""
     if name not in DIRECT or kind != "causal":
         return None
     books = getattr(config, "decoder", config).num_codebooks
-    return {"input_ids": torch.zeros(3 * books, 19, dtype=torch.int64), "use_cache": False}
+    ids = torch.zeros(3 * books, 19, dtype=torch.int64)
+    encoded = torch.zeros(3, 23, config.hidden_size, dtype=dtype)
+    more = {"encoder_hidden_states": encoded} if name in ATTENDING else {}
+    return {"input_ids": ids, "use_cache": False, **more}
 
 
 def logits(output: Any) -> torch.Tensor:

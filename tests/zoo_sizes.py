@@ -357,6 +357,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
 # Composite configs whose model takes a part of them: name -> field.
 DIRECT = {"musicgen": "decoder", "musicgen_melody": "decoder"}
 
+# Of these, the one that attends to what an encoder made.
+ATTENDING = {"musicgen"}
+
 # not built: reason
 SKIP = {
     "causal": {

@@ -69,7 +69,7 @@ def source_of(name: str) -> Source:
 
 
 def whole(source: Source) -> Folding:
-    return Folding(trace(source.module, source.args, source.kwargs))
+    return Folding(trace(source.module, source.args, source.kwargs, source.more))
 
 
 def planned(source: Source, folding: Folding, tp: int = 2) -> Plan:

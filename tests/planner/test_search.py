@@ -113,7 +113,7 @@ def test_a_module_that_fails_its_trial_keeps_to_other_splits(monkeypatch) -> Non
     """Once: not that split. Twice: none in that module. Then the module around it."""
     blamed = []
 
-    def run_local(_root, _args, _kwargs, plan, *_) -> Mismatch | None:
+    def run_local(_root, _runs, plan, *_) -> Mismatch | None:
         split = sorted(k for k, v in plan.modules.items() if v.parameters)
         if split:
             blamed.append(split)
@@ -138,10 +138,10 @@ def test_a_wrong_prediction_is_a_mismatch(monkeypatch) -> None:
     seen = []
     run_local = search.run_local
 
-    def lying(root, args, kwargs, plan, coords, predicted, *others) -> Mismatch | None:
+    def lying(root, runs, plan, coords, predicted, *others) -> Mismatch | None:
         (key, shapes), *rest = predicted.items()
         longer = {key: [(*s, s[-1]) for s in shapes], **dict(rest)}
-        seen.append(run_local(root, args, kwargs, plan, coords, longer, *others))
+        seen.append(run_local(root, runs, plan, coords, longer, *others))
         return None
 
     monkeypatch.setattr(search, "run_local", lying)

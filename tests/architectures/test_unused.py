@@ -1,0 +1,100 @@
+"""What the plain call of a model leaves unused is split too, and right when it is used."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shardwright
+from benchmarks.compare import compare, reference
+from benchmarks.zoo_case import build
+from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.mesh import Mesh
+from tests import zoo
+from tests.ranks import run_ranks
+
+ENCODED, WIDTH = 23, 64
+
+
+@pytest.mark.parametrize("name", ["bart", "prophetnet", "trocr"])
+def test_a_decoder_with_and_without_an_encoder(name: str) -> None:
+    """Logits and all gradients, cross-attention's too; what is predicted is the plain call."""
+    config, model = build("causal", name, torch.float64)
+    plan = shardwright.plan(model, tp=2)
+    assert not [w for w in plan.whole if "does not use it" in w.reason]
+    plain = zoo.inputs(name, config)
+    generator = torch.Generator().manual_seed(5)
+    encoded = torch.randn(2, ENCODED, WIDTH, generator=generator, dtype=torch.float64)
+    for inputs in (plain, {**plain, "encoder_hidden_states": encoded}):
+        expected = reference(model, inputs)
+        assert expected.gradients is not None
+        attends = {n for n in expected.gradients if "encoder_attn" in n or "cross_attn" in n}
+        assert bool(attends) == ("encoder_hidden_states" in inputs)
+        for found in run_ranks(
+            2, lambda mesh, i=inputs, e=expected: compare(model, i, plan, mesh, e)
+        ):
+            assert found.logits <= 1e-9
+            assert found.gradients is not None and found.gradients <= 1e-9, found.worst
+            assert found.decode is None or found.decode <= 1e-9
+            assert found.split >= (0.5 if name == "prophetnet" else 0.9)
+            if inputs is plain:
+                predicted = {
+                    phase: {c.kind: c.count for c in plan.predicted.collectives if c.phase == phase}
+                    for phase in ("forward", "backward")
+                }
+                counted = {"forward": dict(found.forward), "backward": dict(found.backward)}
+                assert predicted == counted
+
+
+def called(model: Any, inputs: dict[str, Tensor], part: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """What `part` of a model gives for `inputs`, and its gradients by their names in the model."""
+    output = model.get_submodule(part)(**inputs)
+    values = (output.logits if hasattr(output, "logits") else output.last_hidden_state).double()
+    weights = torch.sin(torch.arange(values.numel(), dtype=torch.float64)).view(values.shape)
+    (values * weights).sum().backward()
+    return values.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_equal(model: nn.Module, inputs: dict[str, Tensor], part: str, allowed: float) -> None:
+    """`part` of the split model gives what it gives in the whole one, and has its gradients."""
+    plan = shardwright.plan(model, tp=2)
+    whole = copy.deepcopy(model)
+    want, gradients = called(whole, inputs, part)
+
+    def run(mesh: Mesh) -> None:
+        local = shardwright.apply(copy.deepcopy(model), plan, mesh)  # type: ignore[arg-type]
+        got, grads = called(local, inputs, part)
+        assert (got - want).abs().max() <= allowed
+        found = full_tensors(local, grads)
+        assert found.keys() == gradients.keys()
+        largest = max(float(g.abs().max()) for g in gradients.values())
+        for name, g in gradients.items():
+            assert (found[name] - g).abs().max() <= allowed * largest, name
+
+    run_ranks(2, run)
+
+
+def images(count: int, size: int) -> Tensor:
+    """Made-up images."""
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(count, 3, size, size, generator=generator, dtype=torch.float64)
+
+
+def test_a_tower_by_itself_and_in_its_model() -> None:
+    """A split gemma3 sees an image as the whole one does."""
+    config, built = zoo.build("gemma3", attn="sdpa", mm_tokens_per_image=49)
+    model = built.double()
+    pixels = images(2, config.vision_config.image_size)
+    assert_equal(model, {"pixel_values": pixels}, "model.vision_tower", 1e-9)
+    marks = [config.image_token_id] * config.mm_tokens_per_image
+    ids = torch.tensor([[5, 6, *marks, 7, 8, 9], [9, 5, *marks, 8, 7, 6]])
+    inputs = {
+        "input_ids": ids,
+        "pixel_values": pixels,
+        "token_type_ids": (ids == config.image_token_id).long(),
+    }
+    assert_equal(model, inputs, "", 1e-5)  # it casts to float32 within
