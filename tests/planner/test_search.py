@@ -170,7 +170,7 @@ def test_the_reason_is_what_went_wrong_in_the_trial(monkeypatch) -> None:
     """What had to stay whole since the model's own code fails otherwise says so."""
 
     def fails_if_split(*run: Any) -> Mismatch | None:
-        return Mismatch("inner.up", "RuntimeError: no") if run[3].module("inner.up") else None
+        return Mismatch("inner.up", "RuntimeError: no") if run[2].module("inner.up") else None
 
     monkeypatch.setattr(search, "run_local", fails_if_split)
     plan = planned(Within(mlps.Mlp()), features(m.WIDTH), 2)
