@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.axes import ATOM, PRODUCT, Dim, find
@@ -94,20 +95,34 @@ class _Restrictions:
             InfeasibleError: a style asks for what cannot be, whatever the others.
         """
         wanted = self._stored()
+        summed = self._summed()
         for use in self.search.graph.uses:
-            style = self.styles.get(use.fqn)
-            if style is None or not style.sums:
-                style = self.styles.get(use.fqn.rpartition(".")[0])
-            if style is None or not style.sums:
+            if use.fqn not in summed:
                 self._equal(f"unsummed {use.fqn}", use.stored, use.used)
         for border in self.search.graph.borders:
             left, entered = self._passed(border)
             label = f"{border.module} {border.side} {border.slot}"
             if any(style.whole for style in left):
                 self._unary(f"gathered {label}", border.target, _is_whole)
+            elif any(style.back for style in left):
+                self._pairs(f"summed back {label}", border.source, border.target, _term_of)
             elif not any(style.into for style in entered):
                 self._equal(f"kept {label}", border.source, border.target)
         return wanted
+
+    def _summed(self) -> set[str]:
+        """Parameters whose gradients are summed over the ranks.
+
+        By their styles, or where they have none, beside a module whose output's gradient is.
+        """
+        beside = {_parent(m) for m in self.rules.modules if self.styles[m].back}
+        found = set()
+        for name in (use.fqn for use in self.search.graph.uses):
+            module = _parent(name)
+            styles = [self.styles[n] for n in (name, module) if n in self.styles]
+            if any(s.sums for s in styles) or (not styles and _parent(module) in beside):
+                found.add(name)
+        return found
 
     def _passed(self, border: Border) -> tuple[list[Style], list[Style]]:
         """Styles of the modules that a tensor leaves and enters at a border.
@@ -134,7 +149,7 @@ class _Restrictions:
             for name in op.inputs:
                 out.setdefault(name, []).append(op.module)
         for border in self.search.graph.borders:
-            inner = border.module if border.side == "out" else border.module.rpartition(".")[0]
+            inner = border.module if border.side == "out" else _parent(border.module)
             out.setdefault(border.source, []).append(inner)
         return out
 
@@ -166,7 +181,7 @@ class _Restrictions:
         Where what the module makes is gathered at once, any split of the rows comes to the same.
         """
         style = self.styles.get(pin.name)
-        owner = self.styles.get(pin.name.rpartition(".")[0])
+        owner = self.styles.get(_parent(pin.name))
         if style is None or pin.dim is None or (owner is not None and owner.whole and owner.into):
             return pin.allows
         dim = self.network.states.axes.dims[stored][pin.dim]
@@ -180,9 +195,13 @@ class _Restrictions:
         self.network.problem.factor(label, [self.network.variables[name]], rows)
 
     def _equal(self, label: str, one: str, other: str) -> None:
-        index = {s: i for i, s in enumerate(self.network.states.domain(other))}
-        domain = self.network.states.domain(one)
-        rows = [Row((i, index[s]), self._free) for i, s in enumerate(domain) if s in index]
+        self._pairs(label, one, other, State.__eq__)
+
+    def _pairs(
+        self, label: str, one: str, other: str, allows: Callable[[State, State], bool]
+    ) -> None:
+        domains = [list(enumerate(self.network.states.domain(n))) for n in (one, other)]
+        rows = [Row((i, j), self._free) for (i, s), (j, t) in product(*domains) if allows(s, t)]
         scope = [self.network.variables[n] for n in (one, other)]
         self.network.problem.factor(label, scope, rows)
 
@@ -195,6 +214,15 @@ def _around(module: str) -> list[str]:
     """A module and those around it, without the root."""
     parts = module.split(".") if module else []
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _term_of(before: State, after: State) -> bool:
+    """Whether nothing changes but that the sum of the gradient is pending behind."""
+    return before in (after, after._replace(copied=0))
 
 
 def _is_whole(state: State) -> bool:

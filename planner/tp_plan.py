@@ -29,6 +29,7 @@ class Style(NamedTuple):
         whole: Whether what comes out is made whole: gathered, or summed over the ranks.
         parts: Equal parts of the dim, each of which is split.
         sums: Whether the gradients of its whole parameters are summed over the ranks.
+        back: Whether the gradient of what comes out is summed over the ranks.
     """
 
     dim: int | None = None
@@ -37,6 +38,7 @@ class Style(NamedTuple):
     whole: bool = False
     parts: int = 1
     sums: bool = False
+    back: bool = False
 
 
 STYLES: dict[str, Style] = {
@@ -51,13 +53,16 @@ STYLES: dict[str, Style] = {
     "embedding_rowwise": Style(-2, whole=True),
     "embedding_colwise": Style(-1, whole=True),
     "moe_tp_experts": Style(into=True, whole=True),
+    "mla_kv_a_proj": Style(back=True),
     "all_reduce": Style(whole=True),
     "replicated_with_grad_allreduce": Style(sums=True),
     "local_params": Style(),
     "replicate": Style(),
 }
-"""Not here: what sums the gradient of a part of a tensor (mla_kv_a_proj), scales what goes in
-(moe_identity_expert), splits sequences (sequence_parallel) or experts (grouped_gemm, ep_...)."""
+"""Not here: what scales what goes in (moe_identity_expert), splits sequences (sequence_parallel) or
+experts (grouped_gemm, ep_...). Of what mla_kv_a_proj gives, transformers sums the gradient of the
+last part, and of the first one behind its norm, at kv_b_proj. The same number of all-reduces sums
+the gradient of all of it and that of the norm's weight: so it is said here, a vector dearer."""
 
 
 class Rules(NamedTuple):

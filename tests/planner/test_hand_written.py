@@ -1,7 +1,8 @@
 """Tensor-parallel plans of transformers as pins and as baselines.
 
 That of llama makes 6 collectives in a forward of 2 layers and 17 in a training step, that of phi3
-10 in a forward and that of olmo2 12: counted on real ranks with transformers 5.23.
+10 in a forward and that of olmo2 12, that of deepseek_v32 7 and 20: counted on real ranks with
+transformers 5.23.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def calls(hand: HandWritten) -> dict[str, int]:
         ("llama", {"forward": 6, "backward": 11}),
         ("phi3", {"forward": 10, "backward": 9}),
         ("olmo2", {"forward": 12, "backward": 13}),
+        ("deepseek_v32", {"forward": 7, "backward": 13}),
     ],
 )
 def test_collectives_are_those_that_transformers_makes(name: str, counts: dict[str, int]) -> None:
@@ -91,7 +93,7 @@ def test_rules_may_lack_the_prefix_and_fit_nothing() -> None:
     [
         (COLUMNS, 2, "nothing changes on the way out of 'model.layers.0.mlp.up_proj'"),
         ("auto", 4, "q_proj.weight cannot be split by style 'colwise': its parts would not be"),
-        ({**PAIRS, "model.norm": "mla_kv_a_proj"}, 2, "style 'mla_kv_a_proj' has no counterpart"),
+        ({**PAIRS, "model.norm": "ep_router"}, 2, "style 'ep_router' has no counterpart"),
         ({"model.norm": "sequence_parallel"}, 2, "style 'sequence_parallel' has no counterpart"),
     ],
 )
@@ -106,6 +108,17 @@ def test_a_gradient_that_nobody_sums() -> None:
     hand = priced(zoo.build("apertus")[1])
     text = "the gradient of model.layers.0.mlp.act_fn.alpha_p is not summed over the ranks"
     assert hand.problem is not None and text in hand.problem
+
+
+def test_who_sums_the_gradient_of_a_shared_key() -> None:
+    """Of latent attention: heads are split behind it, and it is computed whole."""
+    model = zoo.build("minicpm3")[1]
+    own = table_of("auto", model)
+    shared = {n: s for n, s in own.items() if s == "mla_kv_a_proj"}
+    assert shared
+    without = priced(model, {n: s for n, s in own.items() if n not in shared})
+    text = "nothing changes on the way out of 'model.layers.0.self_attn.kv_a_proj_with_mqa'"
+    assert without.problem is not None and text in without.problem
 
 
 def test_rows_of_fused_parts_are_no_plain_shards() -> None:
