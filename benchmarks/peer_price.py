@@ -1,0 +1,153 @@
+"""Our plans and transformers' own, priced at full size, where the counts cannot be compared.
+
+    python -m benchmarks.peer_price                      those where its plan leaves weights whole
+    python -m benchmarks.peer_price minicpm3 voxtral     some, whatever their counts
+
+A plan that leaves weights whole takes fewer collectives. What that costs shows at full size, that
+of each architecture's default config: predicted time of a forward, and bytes of weights a rank.
+Models are on meta: no weights, no network, no GPU. With names, the other rows of the --json FILE
+stay. Exits with 1 if ours is slower anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.zoo_peer import RESULTS, Row, against, peers
+
+TP, SEQ, DEVICE = 2, 2048, "h100-nvlink"
+ABOUT = {"tp": TP, "seq": SEQ, "device": DEVICE, "transformers": version("transformers")}
+LIMIT = 600  # seconds for one model
+
+MISSING: dict[str, dict[str, Any]] = {
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 8, "rope_theta": 500000.0, "clip_qkv": 8.0},
+        "ffn_config": {"hidden_size": 2048, "moe_num_experts": 16, "moe_top_k": 4},
+    },
+    "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+}
+"""What default configs lack, or have so that no model can be made of them, as published models of
+the family have it; that of deepseek_v2 has experts of an odd size."""
+
+
+def chosen(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Kinds and names: those asked for, or those that the sweep cannot compare by counts."""
+    found = peers(TP)
+    if names:
+        unknown = set(names) - {name for _, name in found}
+        if unknown:
+            raise click.UsageError(f"transformers was not measured on {', '.join(sorted(unknown))}")
+        return [(kind, name) for kind, name in found if name in names]
+    rows = json.loads((RESULTS / f"zoo_tp{TP}.json").read_text())["rows"]
+    pairs = [(key(row), against(row, found)) for row in rows]
+    return [k for k, a in pairs if a and a.collectives > 0 and not a.comparable]
+
+
+def key(row: Row) -> tuple[str, str]:
+    """What tells a row from others."""
+    return row["kind"], row["name"]
+
+
+def priced(kind: str, name: str) -> Row:
+    """A process: both plans of one model, or why they have no price."""
+    import torch
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from shardwright.planner.api import prepare
+    from shardwright.planner.hand_written import price
+    from shardwright.planner.tp_plan import table_of
+    from tests import zoo
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, _late)
+    signal.alarm(LIMIT)
+    row: Row = {"kind": kind, "name": name, "given": MISSING.get(name, {})}
+    try:
+        config = CONFIG_MAPPING[name](**row["given"])
+        with torch.device("meta"):
+            model = zoo.KINDS[kind][1].from_config(config, dtype=torch.bfloat16)
+        row["parameters"] = model.num_parameters()
+        search = prepare(model, TP, seq=SEQ, device=DEVICE)
+        hand = price(search, table_of("auto", search.source.module))
+        row |= {"theirs": _figures(hand.predicted)} if hand.predicted else {"error": hand.problem}
+        row["ours"] = _figures(search.run(None, 60.0, None).predicted)
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {error}".replace("\n", " ")
+    return row
+
+
+def _late(*_: object) -> None:
+    raise TimeoutError(f"more than {LIMIT} s")
+
+
+def _figures(predicted: Any) -> dict[str, Any]:
+    out = {"time_ns": predicted.time_ns, "bytes": max(predicted.parameter_bytes)}
+    forward = [c for c in predicted.collectives if c.phase == "forward"]
+    return out | {"collectives": {c.kind: c.count for c in forward}}
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """The rows that have both prices, for people."""
+    out = Table(title=f"a forward of {SEQ} tokens, tp={TP}, {DEVICE}: ours, and transformers' plan")
+    for title in ("MODEL", "PARAMETERS", "MS", "THEIRS", "GB", "THEIRS", "COLLECTIVES", "THEIRS"):
+        out.add_column(title, justify="left" if title == "MODEL" else "right")
+    for row in (r for r in rows if "error" not in r):
+        sides = row["ours"], row["theirs"]
+        times = (f"{side['time_ns'] / 1e6:.1f}" for side in sides)
+        held = (f"{side['bytes'] / 1e9:.1f}" for side in sides)
+        counts = (f"{sum(side['collectives'].values())}" for side in sides)
+        out.add_row(row["name"], f"{row['parameters'] / 1e9:.1f} B", *times, *held, *counts)
+    return out
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """How often ours is faster and smaller, and what has no price."""
+    both = [(r["ours"], r["theirs"]) for r in rows if "error" not in r]
+    lines = [f"{len(both)} of {len(rows)} priced"]
+    for what, of in (("time", "time_ns"), ("bytes a rank", "bytes")):
+        less, more = sum(o[of] < t[of] for o, t in both), sum(o[of] > t[of] for o, t in both)
+        lines.append(f"  {what}: {less} below, {len(both) - less - more} equal, {more} above")
+    return "\n".join([*lines, *(f"{r['name']}: {r['error']}" for r in rows if "error" in r)])
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Models at the same time.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
+def main(names: tuple[str, ...], jobs: int, path: Path | None) -> None:
+    """Price both plans of each architecture."""
+    wanted = chosen(names)
+    rows = json.loads(path.read_text())["rows"] if names and path and path.exists() else []
+    context, shown = mp.get_context("spawn"), Console(stderr=True)
+    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
+        found = as_completed([pool.submit(priced, *pair) for pair in wanted])
+        total, quiet = len(wanted), not shown.is_terminal
+        for done in track(found, "pricing", total, console=shown, disable=quiet):
+            row = done.result()
+            rows = sorted([r for r in rows if key(r) != key(row)] + [row], key=key)
+            if path:
+                path.write_text(json.dumps({"about": ABOUT, "rows": rows}, indent=1) + "\n")
+    Console(width=120).print(table(rows))
+    print(summary(rows))
+    slower = (r["ours"]["time_ns"] > r["theirs"]["time_ns"] for r in rows if "error" not in r)
+    sys.exit(any(slower))
+
+
+if __name__ == "__main__":
+    main()
