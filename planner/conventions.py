@@ -1,4 +1,4 @@
-"""What is settled by convention, not by its price: tables of tokens are split by their rows.
+"""What is settled by convention, not by its price: tables of tokens and heads are split by rows.
 
 Split by columns, a table moves half of the bytes: an all-gather of what was looked up, not an
 all-reduce; and in a deep model it is small enough to stay whole within the slack of bytes. That is
@@ -9,7 +9,9 @@ such states are left to the solvers, which prove the best of those plans. A pin 
 cannot be had so (a budget, say) is had without.
 
 It is for tables that are looked up by what the model is given, not by positions, and whose columns
-are those of the hidden states that blocks hand on whole: there the columns must come together.
+are those of the hidden states that blocks hand on whole: there the columns must come together. And
+for heads, the linear layers that give the scores of a loss: where experts or depth make them small
+beside the rest, the slack of bytes would pay for scores that need not be gathered.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ from shardwright.planner.states import State, States
 
 
 def token_tables(graph: Graph, states: States) -> dict[str, frozenset[State]]:
-    """Tables of tokens, as they are stored, that can be split by rows -> the states that do."""
+    """Tables of tokens and heads, as stored, that can be split by rows -> the states that do."""
     stored = {u.used: u.stored for u in graph.uses}
     given, width = _given(graph), _width(graph, states.axes)
     found: dict[str, frozenset[State]] = {}
     for op in graph.ops if states.ranks > 1 else ():
         rule = states.axes.rules.get(op.name)
-        if rule is None or not rule.lookup or op.name not in states.replaceable:
-            continue
-        table, tokens = op.inputs[0], op.inputs[1]
-        if tokens not in given or not width & _atoms(states.axes, op.outputs[0], -1):
+        if rule is not None and rule.lookup and op.name in states.replaceable:
+            table, tokens = op.inputs[0], op.inputs[1]
+            if tokens not in given or not width & _atoms(states.axes, op.outputs[0], -1):
+                continue
+        elif op.call.op == "linear" and op.outputs[0] in graph.logits and op.inputs[1] in stored:
+            table = op.inputs[1]
+        else:
             continue
         rows = (s for s in states.domain(stored[table]) if {d for d, _, _ in s.shards} == {0})
         by_rows = frozenset(s for s in rows if states.covered(table, s.shards) == states.sub.full)

@@ -49,7 +49,7 @@ def _one(one: Explanation) -> RenderableType:
 
 def _convention(one: Explanation) -> str:
     """That a convention settled it, and what it costs."""
-    text = "by convention tables of tokens are split by rows, as the head is"
+    text = "by convention tables of tokens and heads are split by rows"
     found = [a for a in one.alternatives if not a.impossible and a.bytes <= 0 and a.time_ns < 0]
     if not found:
         return text
