@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwright
+from benchmarks.ranks_case import llama
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.mesh_dims import parse_mesh
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
-from tests.architectures.test_heads import llama
 from tests.ranks import run_ranks
 
 IDS = torch.randint(0, 131, (4, 11), generator=torch.Generator().manual_seed(2))
