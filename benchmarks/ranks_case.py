@@ -28,8 +28,8 @@ HEADS, SEQUENCE = "heads", "sequence"
 WIDTH, BATCH = 8, 2
 ROOM = {"batch": 64, "seq": 1024, "memory": 2**40}
 """A workload and a budget under which time, not bytes, decides."""
-TRAINED = {**ROOM, "phase": "train"}
-"""The same where a query's keys on every rank would cost a sum of their gradients."""
+KEYED = {**ROOM, "pins": {"model.layers.*.self_attn.k_proj.weight": "shard:0"}}
+"""The same with the keys split: left to itself, a plan could have all of these few everywhere."""
 
 
 class Heads(NamedTuple):
@@ -48,8 +48,8 @@ CASES = {
     "2 kv heads over 4": Heads(4, 8, 2, 131, {}, "2@tp.0*4@tp.1*8, 64", "2@tp.0*8, 64"),
     "6 heads over 4": Heads(4, 6, 6, 131, ROOM, "6@tp*8, 48", "6@tp*8, 48"),
     "10 kv heads over 4": Heads(4, 40, 10, 131, ROOM, "10@tp.0*4@tp.1*8, 320", "10@tp.0*8, 320"),
-    "2 kv heads over 8": Heads(8, 32, 2, 131, TRAINED, "2@tp.0*16@tp.1*8, 256", "2@tp.0*8, 256"),
-    "4 kv heads over 8": Heads(8, 32, 4, 131, TRAINED, "4@tp.0*8@tp.1*8, 256", "4@tp.0*8, 256"),
+    "2 kv heads over 8": Heads(8, 32, 2, 131, KEYED, "2@tp.0*16@tp.1*8, 256", "2@tp.0*8, 256"),
+    "4 kv heads over 8": Heads(8, 32, 4, 131, KEYED, "4@tp.0*8@tp.1*8, 256", "4@tp.0*8, 256"),
     "50257 words over 4": Heads(4, 4, 4, 50257, {}, "4@tp*8, 32", "4@tp*8, 32"),
     "50257 words over 8": Heads(8, 8, 8, 50257, {}, "8@tp*8, 64", "8@tp*8, 64"),
 }
