@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shardwright.planner.layout import Coords
@@ -19,6 +20,7 @@ from shardwright.runtime.local import mesh_of, placements
 from shardwright.runtime.mesh import Mesh
 from tests.zoo import logits as logits_of
 
+T = TypeVar("T")
 FLOOR = 1e-2
 """A gradient is compared with its own largest entry, or this share of the largest of all: some are
 zero but for rounding (the bias of attention keys)."""
@@ -48,6 +50,26 @@ def weighing_loss(output: Any) -> torch.Tensor:
     values = logits_of(output).double()
     weights = torch.sin(torch.arange(values.numel(), dtype=torch.float64)).view(values.shape)
     return (values * weights).sum()
+
+
+def predicted(plan: Plan) -> dict[str, dict[str, int]]:
+    """Phase -> kind of collective -> how many, as the plan says."""
+    return {
+        phase: {c.kind: c.count for c in plan.predicted.collectives if c.phase == phase}
+        for phase in ("forward", "backward")
+    }
+
+
+def of_all(mine: T, tp: int) -> list[T]:
+    """What each rank has; every rank calls this."""
+    out: list[Any] = [None] * tp
+    dist.all_gather_object(out, mine)
+    return out
+
+
+def badness(value: float) -> tuple[bool, float]:
+    """To sort by: a NaN is the worst of all, not smaller than everything."""
+    return value != value, value
 
 
 @dataclass(frozen=True)
@@ -118,9 +140,7 @@ def compare(
             weighing_loss(output).backward()
     grads = {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
     wrong = differences(full_tensors(local, grads), expected.gradients or {})
-    # A NaN is the worst of all, not smaller than everything.
-    badness = {n: (d != d, d) for n, d in wrong.items()}
-    worst = max(badness, key=badness.__getitem__, default="")
+    worst = max(wrong, key=lambda n: badness(wrong[n]), default="")
     want, step = expected.decode, None
     if want is not None and (got := decode_step(local, inputs)) is not None:
         step = _largest(got - want)

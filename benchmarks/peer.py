@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 from transformers.utils import is_accelerate_available
 
-from benchmarks.compare import differences, in_blocks, reference, weighing_loss
+from benchmarks.compare import badness, differences, in_blocks, of_all, reference, weighing_loss
 from benchmarks.peer_count import every_collective
 from benchmarks.zoo import FIRST, in_order, write
 from benchmarks.zoo_case import build
@@ -56,13 +56,13 @@ def measured(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, 
     with tempfile.TemporaryDirectory() as mine:
         if rank == 0:
             whole.save_pretrained(mine)
-        saved = _everyone(mine, tp)[0]
+        saved = of_all(mine, tp)[0]
         local: Any = type(whole).from_pretrained(
             saved, distributed_config=wanted, dtype=torch.float32
         )
         dist.barrier()
     local.eval()
-    row |= {"bytes": max(_everyone(_held(local), tp)), "whole_bytes": _held(whole)}
+    row |= {"bytes": max(of_all(_held(local), tp)), "whole_bytes": _held(whole)}
     row["split"] = _split(whole, local, tp)
 
     torch.manual_seed(0)
@@ -70,7 +70,7 @@ def measured(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, 
         output = local(**inputs)
     row |= _counted("forward", calls)
     logits = _full(zoo.logits(output)).detach()
-    row["logits"] = max(_everyone(float((logits - expected.logits).abs().max()), tp))
+    row["logits"] = max(of_all(float((logits - expected.logits).abs().max()), tp))
 
     gradients = expected.gradients
     if gradients is None:
@@ -89,7 +89,7 @@ def measured(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, 
     except RuntimeError as error:
         return row | {"trains": _line(error)}
     wrong = differences(found, gradients)
-    row["gradients"] = max(_everyone(max(wrong.values()), tp), key=lambda d: (d != d, d))
+    row["gradients"] = max(of_all(max(wrong.values()), tp), key=badness)
     return row
 
 
@@ -117,13 +117,6 @@ def _full(x: Any) -> torch.Tensor:
 
 def _counted(what: str, calls: list[Call]) -> dict[str, Any]:
     return {what: counts(calls), f"{what}_bytes": total_bytes(calls)}
-
-
-def _everyone(mine: Any, tp: int) -> list[Any]:
-    """What all ranks have."""
-    found: list[Any] = [None] * tp
-    dist.all_gather_object(found, mine)
-    return found
 
 
 def _line(error: Exception) -> str:

@@ -132,6 +132,8 @@ def summary(rows: Sequence[Row]) -> str:
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
 def main(names: tuple[str, ...], jobs: int, path: Path | None) -> None:
     """Price both plans of each architecture."""
+    from shardwright.planner.plan_file import write_atomically
+
     wanted = chosen(names)
     rows = json.loads(path.read_text())["rows"] if names and path and path.exists() else []
     context, shown = mp.get_context("spawn"), Console(stderr=True)
@@ -142,7 +144,7 @@ def main(names: tuple[str, ...], jobs: int, path: Path | None) -> None:
             row = done.result()
             rows = sorted([r for r in rows if key(r) != key(row)] + [row], key=key)
             if path:
-                path.write_text(json.dumps({"about": ABOUT, "rows": rows}, indent=1) + "\n")
+                write_atomically(path, json.dumps({"about": ABOUT, "rows": rows}, indent=1) + "\n")
     Console(width=120).print(table(rows))
     print(summary(rows))
     slower = (r["ours"]["time_ns"] > r["theirs"]["time_ns"] for r in rows if "error" not in r)

@@ -167,11 +167,13 @@ def table(rows: list[dict[str, Any]], cpu: bool) -> Table:
 
 def write(rows: list[dict[str, Any]], path: Path, repeat: int, cpu: bool) -> None:
     """Write the rows that there are, and what they were measured with."""
+    from shardwright.planner.plan_file import write_atomically
+
     about = {"cores": os.cpu_count(), "machine": platform.machine(), "repeat": repeat}
     about |= {package: version(package) for package in ("torch", "transformers")}
     about["clock"] = "processor" if cpu else "wall"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"about": about, "rows": rows}, indent=1, sort_keys=True) + "\n")
+    result = {"about": about, "rows": rows}
+    write_atomically(path, json.dumps(result, indent=1, sort_keys=True) + "\n")
 
 
 def numbers(_context: Any, _option: Any, text: str) -> list[int]:

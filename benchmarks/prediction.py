@@ -40,7 +40,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import shardwright
 from shardwright.planner.api import prepare
 from shardwright.planner.device import device as profile_of
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.plan_file import Plan, write_atomically
 from shardwright.runtime.mesh import Mesh
 
 BATCH, SEQ, VOCABULARY, LAYERS = 4, 128, 8192, 4
@@ -199,8 +199,7 @@ def main(tp: int, device: str, repeat: int, path: Path | None) -> None:
         profile = profile_of(device).model_dump()
         about = {"tp": tp, "device": profile, "repeat": repeat, "cores": os.cpu_count()}
         result = {"about": about, "rows": rows, "rank_correlation": found}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+        write_atomically(path, json.dumps(result, indent=1, sort_keys=True) + "\n")
     sys.exit(0 if found >= LEAST else 1)
 
 

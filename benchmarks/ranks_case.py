@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import shardwright
-from benchmarks.compare import compare, reference
+from benchmarks.compare import badness, compare, of_all, predicted, reference
 from benchmarks.zoo_case import EXACT, FIGURES, case
 from shardwright.planner.plan_file import Plan
 from shardwright.runtime.api import apply
@@ -142,11 +142,11 @@ def compared(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, 
         of = CASES[name]
         assert (placement(plan, "q_proj"), placement(plan, "k_proj")) == (of.query, of.key)
     found = compare(model, inputs, plan, mesh, expected)
-    every = _of_all(found, tp)
+    every = of_all(found, tp)
     row: dict[str, Any] = {"kind": kind, "name": name, "tp": tp, "tolerance": tolerance}
     for key in FIGURES:
         figures = [getattr(one, key) for one in every]
-        row[key] = None if None in figures else max(figures, key=lambda v: (v != v, v))
+        row[key] = None if None in figures else max(figures, key=badness)
     row |= {"forward": dict(found.forward), "backward": dict(found.backward)}
     row["as_predicted"] = all(
         predicted(plan) == {"forward": dict(one.forward), "backward": dict(one.backward)}
@@ -154,8 +154,8 @@ def compared(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, 
     )
     if kind == SEQUENCE:
         whole = _planned(model, tp, {**options, "sequence_parallel": False}, rank)
-        row["kept"] = max(_of_all(kept_bytes(model, plan, inputs, mesh), tp))
-        row["kept_without"] = max(_of_all(kept_bytes(model, whole, inputs, mesh), tp))
+        row["kept"] = max(of_all(kept_bytes(model, plan, inputs, mesh), tp))
+        row["kept_without"] = max(of_all(kept_bytes(model, whole, inputs, mesh), tp))
     return row
 
 
@@ -167,14 +167,6 @@ def placement(plan: Plan, module: str) -> str:
         if name.rpartition(".")[2] == module
     }
     return found
-
-
-def predicted(plan: Plan) -> dict[str, dict[str, int]]:
-    """Phase -> kind of collective -> how many."""
-    return {
-        phase: {c.kind: c.count for c in plan.predicted.collectives if c.phase == phase}
-        for phase in ("forward", "backward")
-    }
 
 
 def kept_bytes(model: nn.Module, plan: Plan, given: Mapping[str, Any], mesh: Mesh) -> int:
@@ -209,10 +201,3 @@ def _planned(model: nn.Module, tp: int, options: Mapping[str, Any], rank: int) -
     box = [shardwright.plan(model, tp=tp, **options).to_json() if rank == 0 else ""]
     dist.broadcast_object_list(box)
     return Plan.from_json(box[0])
-
-
-def _of_all(mine: Any, tp: int) -> list[Any]:
-    """What each rank has."""
-    out: list[Any] = [None] * tp
-    dist.all_gather_object(out, mine)
-    return out

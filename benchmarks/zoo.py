@@ -26,6 +26,7 @@ from rich.progress import track
 from benchmarks.zoo_case import compared, passed
 from benchmarks.zoo_ranks import sweep
 from benchmarks.zoo_report import report
+from shardwright.planner.plan_file import write_atomically
 from tests import zoo
 
 FIRST = {
@@ -91,7 +92,7 @@ def main(
     text = report(rows, tp)
     print(text)
     if path:
-        replace(path.with_suffix(".txt"), text + "\n")
+        write_atomically(path.with_suffix(".txt"), text + "\n")
     sys.exit(0 if all(map(passed, rows)) else 1)
 
 
@@ -101,16 +102,8 @@ def in_order(rows: list[dict[str, Any]], jobs: list[tuple[str, str]]) -> list[di
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """Write results."""
-    replace(path, json.dumps(result, indent=1, sort_keys=True) + "\n")
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    part.replace(path)
+    """Write results, whole or not at all."""
+    write_atomically(path, json.dumps(result, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import shardwright
-from benchmarks.compare import Reference, compare, reference
+from benchmarks.compare import Reference, badness, compare, of_all, predicted, reference
 from shardwright.errors import ShardwrightError
 from shardwright.planner.plan_file import Plan
 from shardwright.runtime.mesh import Mesh
@@ -91,11 +91,10 @@ def compared(
     plan = Plan.from_json(box[0])
     loaded = _load(model, plan, rank) if saved else None
     found = compare(model, whole.inputs, plan, mesh, whole.expected, loaded)
-    everyone: list[Any] = [None] * tp
-    dist.all_gather_object(everyone, found.as_dict())
+    everyone = of_all(found.as_dict(), tp)
     for key in FIGURES:
         figures = [r[key] for r in everyone if r[key] is not None]
-        row[key] = max(figures, key=lambda v: (v != v, v), default=None)
+        row[key] = max(figures, key=badness, default=None)
     row["dtype"] = str(whole.dtype).removeprefix("torch.")
     row["tolerance"] = whole.tolerance
     row["experts"] = sorted(set(model.get_experts_implementation().values()) - {"eager"})
@@ -132,18 +131,13 @@ def _load(model: Any, plan: Plan, rank: int) -> Any:
 
 def _planned(plan: Plan) -> dict[str, Any]:
     """What is known before anything runs."""
-    predicted = plan.predicted
-    explained = {w.parameter: w.reason for w in plan.whole}
     return {
         "status": plan.solver.status,
-        "bytes": max(predicted.parameter_bytes),
-        "whole_bytes": predicted.whole_bytes,
-        "whole": explained,
+        "bytes": max(plan.predicted.parameter_bytes),
+        "whole_bytes": plan.predicted.whole_bytes,
+        "whole": {w.parameter: w.reason for w in plan.whole},
         "opaque": dict(plan.opaque),
-        "predicted": {
-            phase: {c.kind: c.count for c in predicted.collectives if c.phase == phase}
-            for phase in ("forward", "backward")
-        },
+        "predicted": predicted(plan),
     }
 
 

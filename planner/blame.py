@@ -9,7 +9,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.attributes import Unsolvable
 from shardwright.planner.emit import Layouts
 from shardwright.planner.graph import Graph
-from shardwright.planner.plan_file import pattern
+from shardwright.planner.plan_file import is_within, pattern
 from shardwright.planner.states import Shards
 
 Splits = frozenset[tuple[str, Shards]]
@@ -97,7 +97,7 @@ def _tensors_in(graph: Graph, module: str) -> set[str]:
     return {
         name
         for op in graph.ops
-        if not module or op.module == module or op.module.startswith(module + ".")
+        if not module or is_within(op.module, module)
         for name in (*op.inputs, *op.outputs)
     }
 

@@ -141,10 +141,8 @@ class Opaque:
         """
         key = name, given, str(spec)
         if key not in self._known:
-            with (
-                ThreadPoolExecutor(1) as thread,
-                exporting(False),
-            ):  # no mode is on in another thread
+            # No mode is on in another thread.
+            with ThreadPoolExecutor(1) as thread, exporting(False):
                 runs = [
                     thread.submit(_run, self._copies[name], given, spec, seed).result()
                     for seed in range(len(SCALES))

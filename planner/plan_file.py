@@ -266,6 +266,11 @@ def pattern(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
+def is_within(name: str, around: str) -> bool:
+    """Whether `name` is that of the module `around`, or of something in it."""
+    return f"{name}.".startswith(f"{around}.")
+
+
 def lookup(table: Mapping[str, T], name: str) -> T | None:
     """The entry for `name`, else the one for its pattern, else None."""
     return table.get(name, table.get(pattern(name)))

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.planner.plan_file import is_within
+
 PLAIN = frozenset((type(None), bool, int, str, torch.dtype))
 """Types of attributes that are compared as they are."""
 
@@ -136,7 +138,7 @@ def holders(root: nn.Module) -> Mapping[int, list[str]]:
 
 
 def _beyond(owners: Sequence[str], block: str) -> bool:
-    return not all((o + ".").startswith(block + ".") for o in owners)
+    return not all(is_within(o, block) for o in owners)
 
 
 def shared_beyond(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from torch import nn
@@ -112,17 +112,11 @@ def prune_borders(graph: Graph) -> None:
 
 def overwritten(graph: Graph) -> set[str]:
     """The tensors in whose memory those lie that code changes in place, they included."""
-    producers, origin = graph.producers(), {b.target: b.source for b in graph.borders}
-    out, queue = set[str](), list(graph.overwritten)
-    while queue:
-        name = queue.pop()
-        out.add(name)
-        op = producers.get(name)
-        if name in origin:
-            queue.append(origin[name])
-        elif op is not None and is_view(op.call):
-            queue.append(op.inputs[0])
-    return out
+
+    def viewed(_: str, op: Op) -> str | None:
+        return op.inputs[0] if is_view(op.call) else None
+
+    return _behind(graph, graph.overwritten, viewed)
 
 
 def joined(graph: Graph, root: nn.Module) -> set[str]:
@@ -140,20 +134,29 @@ def joined(graph: Graph, root: nn.Module) -> set[str]:
 
 def logits(graph: Graph) -> set[str]:
     """The root's outputs, and what ops that keep the shape make of one real operand on the way."""
+
+    def reshaped(name: str, op: Op) -> str | None:
+        sources = [n for n in op.inputs if graph.tensors[n].differentiable]
+        alike = len(sources) == 1 and graph.tensors[sources[0]].shape == graph.tensors[name].shape
+        return sources[0] if alike else None
+
+    return _behind(graph, graph.scores, reshaped)
+
+
+def _behind(
+    graph: Graph, names: Iterable[str], source: Callable[[str, Op], str | None]
+) -> set[str]:
+    """`names`, and what they come from: by borders, and by ops where `source` names an operand."""
     producers = graph.producers()
     origin = {b.target: b.source for b in graph.borders}
-    out: set[str] = set()
-    queue = list(graph.scores)
+    out, queue = set[str](), list(names)
     while queue:
         name = queue.pop()
         out.add(name)
         op = producers.get(name)
-        if name in origin:
-            queue.append(origin[name])
-        elif op is not None:
-            sources = [n for n in op.inputs if graph.tensors[n].differentiable]
-            if len(sources) == 1 and graph.tensors[sources[0]].shape == graph.tensors[name].shape:
-                queue.append(sources[0])
+        before = origin.get(name) or (op and source(name, op))
+        if before:
+            queue.append(before)
     return out
 
 

@@ -18,6 +18,7 @@ from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner import borders, origins, tidy
 from shardwright.planner.graph import Graph
 from shardwright.planner.opaque import DATA_DEPENDENT, Opaque, Unknown
+from shardwright.planner.plan_file import is_within
 from shardwright.planner.record import Record, record
 from shardwright.planner.runs import Run, Runner
 from shardwright.planner.translate import translate
@@ -103,4 +104,4 @@ def called(found: Record) -> set[str]:
 def inside(graph: Graph) -> set[tuple[str, str]]:
     """Attributes of modules that are not traced: they run as they are."""
     read = {a for size in graph.sizes for a in origins.attributes_of(size.expression)}
-    return {a for a in read if any(f"{a[0]}.".startswith(f"{n}.") for n in graph.untraced)}
+    return {a for a in read if any(is_within(a[0], n) for n in graph.untraced)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
@@ -16,6 +16,7 @@ from shardwright.planner.folding import (
     timeline,
 )
 from shardwright.planner.graph import Block, Border, Graph, Op, Use
+from shardwright.planner.plan_file import is_within
 
 
 @dataclass
@@ -166,11 +167,13 @@ class _Unfolder:
             if name in marked:
                 copies[name].append(copy)
         out.alike = {c: same[0] for same in copies.values() for c in same[1:]}
-        out.logits = {c for n in g.logits for c in copies[n]}
-        out.carried = {c for n in g.carried for c in copies[n]}
-        out.overwritten = {c for n in g.overwritten for c in copies[n]}
-        out.shown = {c for n in g.shown for c in copies[n]}
-        out.joined = {c for n in g.joined for c in copies[n]}
+
+        def spread(names: Iterable[str]) -> set[str]:
+            return {c for n in names for c in copies[n]}
+
+        out.logits, out.carried = spread(g.logits), spread(g.carried)
+        out.overwritten, out.shown = spread(g.overwritten), spread(g.shown)
+        out.joined = spread(g.joined)
         out.fixed = {(c, d) for n, d in g.fixed for c in copies[n]}
         out.counted = {(c, d) for n, d in g.counted for c in copies[n]}
         out.pinned = g.pinned
@@ -190,7 +193,7 @@ class _Unfolder:
     @staticmethod
     def module(module: str, segment: Segment | None, block: int) -> str:
         """Name of a module or parameter as it stands in block number `block`."""
-        if segment is None or not (module + ".").startswith(segment.module + "."):
+        if segment is None or not is_within(module, segment.module):
             return module
         return f"{segment.stack.path}.{block}{module.removeprefix(segment.module)}"
 

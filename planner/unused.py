@@ -20,7 +20,7 @@ from torch import nn
 from shardwright.planner.cost import TRACE_BATCH, TRACE_SOURCE
 from shardwright.planner.guesses import guesses, number
 from shardwright.planner.opaque import DATA_DEPENDENT, Opaque
-from shardwright.planner.plan_file import pattern
+from shardwright.planner.plan_file import is_within, pattern
 from shardwright.planner.runs import Run
 from shardwright.planner.stacks import find_stacks, shortened
 from shardwright.planner.verify import follow, run_on_fake
@@ -51,7 +51,7 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
                     break
     done: list[str] = []
     for name, module in _parts(root):
-        if any(_within(name, n) for n in done) or any(_within(n, name) for n in used):
+        if any(is_within(name, n) for n in done) or any(is_within(n, name) for n in used):
             continue
         for inputs in guesses(module):
             run = Run(name, (), inputs)
@@ -108,8 +108,4 @@ def _used(root: nn.Module, run: Run) -> set[str]:
                 raise
         else:
             names = [n for n, _ in root.named_modules()]
-            return found | {n for n in names if any(_within(n, o) for o in opaque.alike)}
-
-
-def _within(name: str, around: str) -> bool:
-    return f"{name}.".startswith(f"{around}.")
+            return found | {n for n in names if any(is_within(n, o) for o in opaque.alike)}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import shardwright
-from benchmarks.compare import compare, reference
+from benchmarks.compare import compare, predicted, reference
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
 from tests import zoo
@@ -40,11 +40,7 @@ def test_equal_in_float64(kind: str, name: str) -> None:
         forward = sum(found.forward.values())
         assert forward <= PEER.get(name, forward)
         assert name not in SIX or forward == 6
-        predicted = {
-            phase: {c.kind: c.count for c in plan.predicted.collectives if c.phase == phase}
-            for phase in ("forward", "backward")
-        }
-        assert predicted == {"forward": dict(found.forward), "backward": dict(found.backward)}
+        assert predicted(plan) == {"forward": dict(found.forward), "backward": dict(found.backward)}
 
 
 @pytest.mark.parametrize("name", ["cohere", "gpt_neox", "phi"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import shardwright
-from benchmarks.compare import compare, reference
-from benchmarks.ranks_case import CASES, HEADS, WIDTH, placement, predicted, prepared
+from benchmarks.compare import compare, predicted, reference
+from benchmarks.ranks_case import CASES, HEADS, WIDTH, placement, prepared
 from tests.ranks import run_ranks
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 import shardwright
-from benchmarks.compare import compare
+from benchmarks.compare import compare, predicted
 from benchmarks.zoo import SAMPLE
 from benchmarks.zoo_case import case
 from tests.ranks import run_ranks
@@ -26,5 +26,4 @@ def test_equals_the_whole_model(kind: str, name: str) -> None:
         assert found.logits <= it.tolerance
         assert found.gradients is None or found.gradients <= it.tolerance, found.worst
         assert found.decode is None or found.decode <= it.tolerance
-        forward = {c.kind: c.count for c in plan.predicted.collectives if c.phase == "forward"}
-        assert forward == dict(found.forward)
+        assert predicted(plan)["forward"] == dict(found.forward)

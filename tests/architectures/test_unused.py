@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright
-from benchmarks.compare import compare, reference
+from benchmarks.compare import compare, predicted, reference
 from benchmarks.zoo_case import build
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
@@ -42,12 +42,8 @@ def test_a_decoder_with_and_without_an_encoder(name: str) -> None:
             assert found.decode is None or found.decode <= 1e-9
             assert found.split >= (0.5 if name == "prophetnet" else 0.9)
             if inputs is plain:
-                predicted = {
-                    phase: {c.kind: c.count for c in plan.predicted.collectives if c.phase == phase}
-                    for phase in ("forward", "backward")
-                }
                 counted = {"forward": dict(found.forward), "backward": dict(found.backward)}
-                assert predicted == counted
+                assert predicted(plan) == counted
 
 
 def called(model: Any, inputs: dict[str, Tensor], part: str) -> tuple[Tensor, dict[str, Tensor]]:
