@@ -70,8 +70,8 @@ def priced(kind: str, name: str) -> Row:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from shardwright.planner.api import prepare
-    from shardwright.planner.hand_written import price
-    from shardwright.planner.tp_plan import table_of
+    from shardwright.planner.network.tp_plan import table_of
+    from shardwright.planner.reports.hand_written import price
     from tests import zoo
 
     torch.set_num_threads(1)

@@ -39,7 +39,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import shardwright
 from shardwright.planner.api import prepare
-from shardwright.planner.device import device as profile_of
+from shardwright.planner.devices.device import device as profile_of
 from shardwright.planner.plan_file import Plan, write_atomically
 from shardwright.runtime.mesh import Mesh
 

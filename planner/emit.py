@@ -8,10 +8,10 @@ from types import MappingProxyType
 from torch import nn
 
 from shardwright.planner import layout
-from shardwright.planner.axes import ATOM, PRODUCT, Dim, find, leaves_of
-from shardwright.planner.bill import Bill
-from shardwright.planner.check import Assignment
-from shardwright.planner.graph import Graph, Use
+from shardwright.planner.audit.bill import Bill
+from shardwright.planner.audit.check import Assignment
+from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
+from shardwright.planner.graph.graph import Graph, Use
 from shardwright.planner.layout import Coords, Placement, simplify
 from shardwright.planner.plan_file import (
     Collective,
@@ -21,7 +21,7 @@ from shardwright.planner.plan_file import (
     Whole,
     fold,
 )
-from shardwright.planner.states import WHOLE, Cut, State, States, cut_of, made_pending
+from shardwright.planner.states.states import WHOLE, Cut, State, States, cut_of, made_pending
 
 LARGE = 0.01
 """A parameter is worth a reason if it holds this share of all bytes."""

@@ -16,7 +16,7 @@ from shardwright.planner.api import as_planned
 from shardwright.planner.api import plan as make_plan
 from shardwright.planner.launch import run_processes
 from shardwright.planner.plan_file import Plan
-from shardwright.planner.source import text_inputs
+from shardwright.planner.tracing.source import text_inputs
 from shardwright.runtime.config import read_config
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}

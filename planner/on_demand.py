@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.garbage import uncollected
+from shardwright.planner.network.within import OverMemory
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.search import Search
-from shardwright.planner.within import OverMemory
 
 
 @uncollected()

@@ -112,7 +112,7 @@ class Workload(_Part):
     dtype: str
     device: str = Field(description="name of a device profile, or file that one was read from")
     phases: dict[Phase, int] = Field(
-        default={"prefill": 1}, description="phase -> how often; see planner/phases.py"
+        default={"prefill": 1}, description="phase -> how often; see planner/pricing/phases.py"
     )
     replicas: int = Field(
         default=1, description="copies of the model that share the batch, as equally as can be"

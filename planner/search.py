@@ -16,15 +16,10 @@ from torch import nn
 
 from shardwright.errors import InfeasibleError, SolverError
 from shardwright.planner import solvers
-from shardwright.planner.attributes import Unsolvable, local_attributes
-from shardwright.planner.axes import Axes
-from shardwright.planner.bill import Bill
-from shardwright.planner.blame import Blame, Failure, Splits
-from shardwright.planner.budget import largest
-from shardwright.planner.calls import Calls
-from shardwright.planner.check import check
-from shardwright.planner.conventions import follow
-from shardwright.planner.cost import Costs
+from shardwright.planner.audit.bill import Bill
+from shardwright.planner.audit.budget import largest
+from shardwright.planner.audit.check import check
+from shardwright.planner.audit.first_run import of_first_run
 from shardwright.planner.emit import (
     Differs,
     Layouts,
@@ -35,16 +30,17 @@ from shardwright.planner.emit import (
     shapes,
     wholes,
 )
-from shardwright.planner.first_run import of_first_run
-from shardwright.planner.folding import Folding
-from shardwright.planner.graph import Graph
+from shardwright.planner.folding.folding import Folding
+from shardwright.planner.folding.unfolding import Unfolded, unfold
+from shardwright.planner.graph.axes import Axes
+from shardwright.planner.graph.graph import Graph
 from shardwright.planner.layout import Coords, Dim, coords_of, dim_size
-from shardwright.planner.memory import memory as measure
-from shardwright.planner.mesh_dims import TP, batch_dims
-from shardwright.planner.network import BACKWARD, BYTES, TIME, Network, build_network
-from shardwright.planner.opaque import Opaque
-from shardwright.planner.optimize import Optimum, optimize
-from shardwright.planner.pins import Pin, as_table, resolve, restrict
+from shardwright.planner.network.conventions import follow
+from shardwright.planner.network.network import BACKWARD, BYTES, TIME, Network, build_network
+from shardwright.planner.network.optimize import Optimum, optimize
+from shardwright.planner.network.pins import Pin, as_table, resolve, restrict
+from shardwright.planner.network.refusal import refuse
+from shardwright.planner.network.within import within
 from shardwright.planner.plan_file import (
     Memory,
     ModelIdentity,
@@ -54,16 +50,21 @@ from shardwright.planner.plan_file import (
     SolverReport,
     Workload,
 )
-from shardwright.planner.refusal import refuse
-from shardwright.planner.sequence import OpenSequence
-from shardwright.planner.simplify import Simplified, simplify
-from shardwright.planner.source import Source
+from shardwright.planner.pricing.cost import Costs
+from shardwright.planner.pricing.memory import memory as measure
+from shardwright.planner.solvers.simplify import Simplified, simplify
 from shardwright.planner.stages import figures, stage
-from shardwright.planner.states import States
-from shardwright.planner.sub_dims import find_sub_dims
-from shardwright.planner.unfolding import Unfolded, unfold
-from shardwright.planner.verify import Mismatch, calls_of, run_local
-from shardwright.planner.within import within
+from shardwright.planner.states.mesh_dims import TP, batch_dims
+from shardwright.planner.states.sequence import OpenSequence
+from shardwright.planner.states.states import States
+from shardwright.planner.states.sub_dims import find_sub_dims
+from shardwright.planner.tracing.calls import Calls
+from shardwright.planner.tracing.on_fake import calls_of
+from shardwright.planner.tracing.opaque import Opaque
+from shardwright.planner.tracing.source import Source
+from shardwright.planner.trial.attributes import Unsolvable, local_attributes
+from shardwright.planner.trial.blame import Blame, Failure, Splits
+from shardwright.planner.trial.verify import Mismatch, run_local
 from shardwright.planner.wording import memory_in_words
 
 ATTEMPTS = 40

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 import shardwright
@@ -198,3 +199,18 @@ def test_imports_run_one_way() -> None:
             imports = {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
             foreign = {m for m in imports if m.startswith(others)} - allowed
             assert not foreign, f"{file} imports {sorted(foreign)}"
+
+
+def test_folders_of_the_planner_import_one_way() -> None:
+    """Files beside the folders count as folders of one file."""
+    package, imports = "shardwright.planner.", nx.DiGraph()
+    for file in sorted((ROOT / "planner").rglob("*.py")):
+        own = file.relative_to(ROOT / "planner").with_suffix("").parts[0]
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = (f"{node.module}.{name.name}" for name in node.names)
+                inside = (n.removeprefix(package) for n in names if n.startswith(package))
+                imports.add_edges_from((own, name.split(".")[0]) for name in inside)
+    imports.remove_edges_from(list(nx.selfloop_edges(imports)))
+    assert imports.has_edge("search", "tracing"), "no imports found"
+    assert not [set(c) for c in nx.strongly_connected_components(imports) if len(c) > 1]

@@ -26,7 +26,7 @@ def calibrate(output: str, quick: bool) -> None:
     """Measure this machine: collectives, matrix products and memory. Under torchrun."""
     import json
 
-    from shardwright.planner import calibrate as measuring
+    from shardwright.planner.devices import calibrate as measuring
     from shardwright.planner.plan_file import write_atomically
 
     check_folder(Path(output))

@@ -47,7 +47,7 @@ def check(
 
     loaded = Plan.load(file)
     with working("running the ranks on meta"):
-        from shardwright.planner.trial import try_on_meta
+        from shardwright.planner.trial.trial import try_on_meta
 
         trial = try_on_meta(loaded, model)
     ranks = " and ".join(map(str, trial.ranks))

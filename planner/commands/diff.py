@@ -25,15 +25,15 @@ def diff(ctx: click.Context, first: str, second: str, as_json: bool) -> None:
     The exit code is 0 where they say the same, and 1 where they differ. Which solver found a plan,
     and with which versions, makes no difference.
     """
-    from shardwright.planner.diff import differences
     from shardwright.planner.plan_file import Plan
+    from shardwright.planner.reports.diff import differences
 
     found = differences(Plan.load(first), Plan.load(second))
     if as_json:
         click.echo(compact({"equal": not found, "differences": [d._asdict() for d in found]}))
     else:
-        from shardwright.planner.diff_report import diff_report
-        from shardwright.planner.report import show
+        from shardwright.planner.reports.diff_report import diff_report
+        from shardwright.planner.reports.report import show
 
         show(diff_report(found, first, second))
     ctx.exit(1 if found else 0)

@@ -27,8 +27,8 @@ def explain(file: str, name: str, model: str | None, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from shardwright.planner import explain as answer
     from shardwright.planner.plan_file import Plan
+    from shardwright.planner.reports import explain as answer
 
     loaded = Plan.load(file)
     if model is None:
@@ -40,7 +40,7 @@ def explain(file: str, name: str, model: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(compact([asdict(one) for one in found]))
     else:
-        from shardwright.planner.explain_report import explain_report
-        from shardwright.planner.report import show
+        from shardwright.planner.reports.explain_report import explain_report
+        from shardwright.planner.reports.report import show
 
         show(explain_report(found))

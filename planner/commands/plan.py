@@ -18,8 +18,8 @@ from shardwright.planner.commands.shared import (
 from shardwright.planner.console import Size, compact, say, working
 
 if TYPE_CHECKING:
-    from shardwright.planner.hand_written import HandWritten
     from shardwright.planner.plan_file import Plan
+    from shardwright.planner.reports.hand_written import HandWritten
 
 
 @click.command(
@@ -108,13 +108,13 @@ def plan(
 
         from shardwright.planner import solvers
         from shardwright.planner.api import prepare
-        from shardwright.planner.device import device as profile
-        from shardwright.planner.hand_written import price
-        from shardwright.planner.mesh_dims import parse_mesh, read_mesh
+        from shardwright.planner.devices.device import device as profile
+        from shardwright.planner.network.pins import gather, read_table
+        from shardwright.planner.network.tp_plan import OWN, table_of
         from shardwright.planner.on_demand import run
-        from shardwright.planner.phases import parse_phases
-        from shardwright.planner.pins import gather, read_table
-        from shardwright.planner.tp_plan import OWN, table_of
+        from shardwright.planner.pricing.phases import parse_phases
+        from shardwright.planner.reports.hand_written import price
+        from shardwright.planner.states.mesh_dims import parse_mesh, read_mesh
 
         dims = read_mesh(tp, None) if mesh is None else parse_mesh(mesh)
         profile(device)  # what can be refused at once should not wait for the trace
@@ -148,8 +148,8 @@ def plan(
 
 def show_both(result: Plan, hand: HandWritten, as_json: bool) -> None:
     """Print a plan and what the hand-written one comes to."""
-    from shardwright.planner import side_by_side
-    from shardwright.planner.report import show
+    from shardwright.planner.reports import side_by_side
+    from shardwright.planner.reports.report import show
 
     if as_json:
         click.echo(compact(side_by_side.as_json(result, hand)))

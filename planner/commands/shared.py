@@ -38,7 +38,7 @@ def save(result: Plan, path: Path) -> None:
 
 def show_plan(result: Plan, as_json: bool) -> None:
     """Print a plan on stdout."""
-    from shardwright.planner.report import print_report
+    from shardwright.planner.reports.report import print_report
 
     if as_json:
         click.echo(compact(result.model_dump()))

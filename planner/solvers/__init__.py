@@ -1,7 +1,7 @@
 """Solvers, found through the entry-point group `shardwright.solvers`.
 
 A solver is a function `solve(problem, component, caps, hint, seconds) -> Result`; see
-`planner/problem.py`. A package of anyone's can add one.
+`planner/solvers/problem.py`. A package of anyone's can add one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from shardwright.errors import SolverError, UsageError
-from shardwright.planner.problem import Solver
+from shardwright.planner.solvers.problem import Solver
 
 GROUP = "shardwright.solvers"
 OWN = ("backtracking", "cpsat", "lp")

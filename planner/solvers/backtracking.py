@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from shardwright.planner.eliminate import eliminate
-from shardwright.planner.problem import Problem, Result
 from shardwright.planner.solvers import buckets
+from shardwright.planner.solvers.eliminate import eliminate
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.multipliers import Weights, dot, multipliers, unit
+from shardwright.planner.solvers.problem import Problem, Result
 from shardwright.planner.solvers.search import Search
-from shardwright.planner.tables import Vector
+from shardwright.planner.solvers.tables import Vector
 
 STEPS = 64
 """The first goal is this part of the gap above the bound."""

@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add, sub
 
-from shardwright.planner.problem import Problem
-from shardwright.planner.tables import Key, Table, Vector, join, pick
+from shardwright.planner.solvers.problem import Problem
+from shardwright.planner.solvers.tables import Key, Table, Vector, join, pick
 
 ROWS = 20_000
 """A join may have so many rows."""

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from shardwright.errors import SolverError
-from shardwright.planner.problem import Factor, Problem
+from shardwright.planner.solvers.problem import Factor, Problem
 
 
 def core(problem: Problem, seconds: float = 30.0) -> list[Factor] | None:

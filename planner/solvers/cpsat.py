@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.errors import SolverError
-from shardwright.planner.problem import Factor, Problem, Result
 from shardwright.planner.solvers import needs_ortools
+from shardwright.planner.solvers.problem import Factor, Problem, Result
 
 WORKERS = 1
 SEED = 0

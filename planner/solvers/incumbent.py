@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.planner.problem import Problem
-from shardwright.planner.tables import Vector
+from shardwright.planner.solvers.problem import Problem
+from shardwright.planner.solvers.tables import Vector
 
 
 @dataclass

@@ -16,10 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shardwright.planner.problem import Problem, Result
 from shardwright.planner.solvers import needs_ortools
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.polytope import Moves, Node, root
+from shardwright.planner.solvers.problem import Problem, Result
 
 ROUNDS = 12
 """Refinements of one relaxation, at most."""

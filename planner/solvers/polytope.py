@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwright.planner.problem import Problem
-from shardwright.planner.tables import Key
+from shardwright.planner.solvers.problem import Problem
+from shardwright.planner.solvers.tables import Key
 
 Moves = list[list[dict[int, int]]]
 """Per table, position and value: the cost that moves from the rows to the value."""

@@ -27,7 +27,7 @@ from operator import add
 from shardwright.planner.solvers.buckets import Buckets
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.multipliers import Weights, dot
-from shardwright.planner.tables import Key, Vector
+from shardwright.planner.solvers.tables import Key, Vector
 
 NODES = 20_000_000
 """Nodes after which the search gives up."""

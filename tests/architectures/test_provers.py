@@ -9,11 +9,11 @@ import shardwright
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
 from shardwright.planner import search
-from shardwright.planner.eliminate import eliminate
-from shardwright.planner.objective import Digits
-from shardwright.planner.optimize import ROWS, optimize
-from shardwright.planner.simplify import Simplified
+from shardwright.planner.network.objective import Digits
+from shardwright.planner.network.optimize import ROWS, optimize
 from shardwright.planner.solvers import backtracking, cpsat, lp
+from shardwright.planner.solvers.eliminate import eliminate
+from shardwright.planner.solvers.simplify import Simplified
 
 CASES = [(kind, name) for kind, names in FIRST.items() for name in names]
 SECONDS = 60.0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.demo_launch import torchrun
-from shardwright.planner.calibrate import fit
-from shardwright.planner.device import device
+from shardwright.planner.devices.calibrate import fit
+from shardwright.planner.devices.device import device
 from tests.cli.conftest import Run
 
 

@@ -9,10 +9,10 @@ from click.testing import Result
 
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.numeric import Difference, cut, differences
-from shardwright.planner.opaque import Opaque
 from shardwright.planner.plan_file import Plan
-from shardwright.planner.source import read_source
-from shardwright.planner.trial import output_shapes, predict, try_on_meta
+from shardwright.planner.tracing.opaque import Opaque
+from shardwright.planner.tracing.source import read_source
+from shardwright.planner.trial.trial import output_shapes, predict, try_on_meta
 from tests.cli.conftest import Run, tiny
 
 

@@ -14,7 +14,7 @@ from click.testing import Result
 
 from shardwright.planner.cli import main
 from shardwright.planner.plan_file import Plan
-from shardwright.planner.report import to_text
+from shardwright.planner.reports.report import to_text
 from tests.cli.conftest import Run
 
 ROOT = Path(__file__).parent.parent.parent

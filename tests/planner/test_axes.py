@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwright.planner.axes import (
+from shardwright.planner.graph.axes import (
     ATOM,
     PRODUCT,
     SUM,
@@ -22,8 +22,8 @@ from shardwright.planner.axes import (
     split_sum,
     unify,
 )
-from shardwright.planner.graph import Graph
-from shardwright.planner.trace import trace
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.tracing.trace import trace
 from tests.planner.mlps import WIDTH, GatedByNumbers, GatedBySteps, Mlp, Shuffled
 from tests.planner.modules import HEAD, HEADS, Attention, Fused, Grouped, Language
 

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 import shardwright
 from shardwright.errors import SolverError
-from shardwright.planner import check, solvers
-from shardwright.planner.bill import Bill
-from shardwright.planner.network import BACKWARD, BYTES, TIME
-from shardwright.planner.optimize import optimize
-from shardwright.planner.problem import Problem, Result
+from shardwright.planner import solvers
+from shardwright.planner.audit import check
+from shardwright.planner.audit.bill import Bill
+from shardwright.planner.network.network import BACKWARD, BYTES, TIME
+from shardwright.planner.network.optimize import optimize
 from shardwright.planner.search import agree
 from shardwright.planner.solvers import backtracking
-from shardwright.planner.states import WHOLE, State
+from shardwright.planner.solvers.problem import Problem, Result
+from shardwright.planner.states.states import WHOLE, State
 from tests.planner.toys import TOYS, ColumnRow, D, Toy, Within, solutions, toy
 
 

@@ -17,8 +17,8 @@ from transformers import (
 import shardwright
 from shardwright.errors import InfeasibleError
 from shardwright.planner.api import prepare
-from shardwright.planner.conventions import token_tables
 from shardwright.planner.layout import parse
+from shardwright.planner.network.conventions import token_tables
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.wording import is_split
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.planner import crossings
-from shardwright.planner.axes import refine
-from shardwright.planner.cost import Costs
+from shardwright.planner.graph.axes import refine
 from shardwright.planner.layout import parse
 from shardwright.planner.plan_file import Workload
-from shardwright.planner.states import WHOLE, State, States
-from shardwright.planner.trace import trace
+from shardwright.planner.pricing.cost import Costs
+from shardwright.planner.states import crossings
+from shardwright.planner.states.states import WHOLE, State, States
+from shardwright.planner.tracing.trace import trace
 from shardwright.runtime import collectives, reshard
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.reshard import Reshard

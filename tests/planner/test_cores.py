@@ -5,8 +5,8 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planner.problem import Factor, Problem, Row
 from shardwright.planner.solvers.cores import core
+from shardwright.planner.solvers.problem import Factor, Problem, Row
 
 
 def possible(problem: Problem, factors: list[Factor]) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.errors import UsageError
-from shardwright.planner.device import Device, device, names, sent
+from shardwright.planner.devices.device import Device, device, names, sent
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 

@@ -9,18 +9,18 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from shardwright.planner import folded_trace
 from shardwright.planner.api import prepare
-from shardwright.planner.axes import refine
-from shardwright.planner.folding import Folding
-from shardwright.planner.memory import peak
-from shardwright.planner.pins import as_pins
+from shardwright.planner.folding.folding import Folding
+from shardwright.planner.folding.stacks import find_stacks, shortened
+from shardwright.planner.folding.unfolding import unfold
+from shardwright.planner.graph.axes import refine
+from shardwright.planner.network.pins import as_pins
 from shardwright.planner.plan_file import Plan, Workload
+from shardwright.planner.pricing.memory import peak
 from shardwright.planner.search import Search
-from shardwright.planner.source import Source, read_source
-from shardwright.planner.stacks import find_stacks, shortened
-from shardwright.planner.trace import trace
-from shardwright.planner.unfolding import unfold
+from shardwright.planner.tracing import folded_trace
+from shardwright.planner.tracing.source import Source, read_source
+from shardwright.planner.tracing.trace import trace
 
 LAYERS = 6
 SIZES: dict[str, Any] = {

@@ -15,16 +15,16 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.api import plan
-from shardwright.planner.axes import Axes, refine
-from shardwright.planner.cost import Costs
-from shardwright.planner.graph import Graph
-from shardwright.planner.memory import memory
-from shardwright.planner.optimize import Optimum, OverBudget
+from shardwright.planner.graph.axes import Axes, refine
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.network.optimize import Optimum, OverBudget
+from shardwright.planner.network.within import within
 from shardwright.planner.plan_file import Memory, Phase, Plan, Workload
-from shardwright.planner.source import read_source
-from shardwright.planner.states import WHOLE, States
-from shardwright.planner.trace import trace
-from shardwright.planner.within import within
+from shardwright.planner.pricing.cost import Costs
+from shardwright.planner.pricing.memory import memory
+from shardwright.planner.states.states import WHOLE, States
+from shardwright.planner.tracing.source import read_source
+from shardwright.planner.tracing.trace import trace
 from tests import zoo
 
 B, S = 2, 64

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.axes import Axes, refine
-from shardwright.planner.cost import Costs
-from shardwright.planner.graph import Graph, Op
-from shardwright.planner.phases import Pass, parse_phases, passes
+from shardwright.planner.graph.axes import Axes, refine
+from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.plan_file import Phase, Workload
-from shardwright.planner.states import WHOLE, Mode, States
-from shardwright.planner.trace import trace
+from shardwright.planner.pricing.cost import Costs
+from shardwright.planner.pricing.phases import Pass, parse_phases, passes
+from shardwright.planner.states.states import WHOLE, Mode, States
+from shardwright.planner.tracing.trace import trace
 from tests.planner.mlps import Mlp
 from tests.planner.modules import Grouped
 

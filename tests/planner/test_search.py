@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 from shardwright.planner import search
-from shardwright.planner.verify import Mismatch
+from shardwright.planner.trial.verify import Mismatch
 from tests.planner import mlps
 from tests.planner import modules as m
 from tests.planner.equal import assert_equal, features, planned

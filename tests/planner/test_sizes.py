@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwright.errors import ModelError
-from shardwright.planner import origins
-from shardwright.planner.graph import Graph
-from shardwright.planner.trace import trace
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.tracing import origins
+from shardwright.planner.tracing.trace import trace
 from tests.planner.mlps import WIDTH, InverseSize
 from tests.planner.modules import (
     HEADS,

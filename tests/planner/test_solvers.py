@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from shardwright.errors import SolverError, UsageError
 from shardwright.planner import solvers
-from shardwright.planner.eliminate import eliminate
-from shardwright.planner.problem import Costs, Problem, Result, Row
-from shardwright.planner.simplify import simplify
 from shardwright.planner.solvers import backtracking, buckets, cpsat, lp, search
+from shardwright.planner.solvers.eliminate import eliminate
+from shardwright.planner.solvers.problem import Costs, Problem, Result, Row
+from shardwright.planner.solvers.simplify import simplify
 
 MODULES = (cpsat, lp, backtracking)
 SOLVERS = [pytest.param(m.solve, id=m.__name__.split(".")[-1]) for m in MODULES]
@@ -445,7 +445,7 @@ def test_backtracking_gives_the_same_assignment_every_time():
 
 PLUGIN = """
 from itertools import product
-from shardwright.planner.problem import Result
+from shardwright.planner.solvers.problem import Result
 
 def solve(problem, component, caps, hint, seconds):
     best = None

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner import check
-from shardwright.planner.bill import Bill
-from shardwright.planner.network import BACKWARD, BYTES, COMPONENTS, TIME
-from shardwright.planner.objective import POWERS, primary, rank
-from shardwright.planner.optimize import SLACK, Optimum, optimize
-from shardwright.planner.problem import Costs, Problem, Row
-from shardwright.planner.simplify import simplify
+from shardwright.planner.audit import check
+from shardwright.planner.audit.bill import Bill
+from shardwright.planner.network.network import BACKWARD, BYTES, COMPONENTS, TIME
+from shardwright.planner.network.objective import POWERS, primary, rank
+from shardwright.planner.network.optimize import SLACK, Optimum, optimize
 from shardwright.planner.solvers import backtracking, cpsat, lp
-from shardwright.planner.states import WHOLE
+from shardwright.planner.solvers.problem import Costs, Problem, Row
+from shardwright.planner.solvers.simplify import simplify
+from shardwright.planner.states.states import WHOLE
 from tests.planner.toys import TOYS, Toy, solutions, toy
 
 MODULES = (cpsat, lp, backtracking)

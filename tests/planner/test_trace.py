@@ -12,10 +12,10 @@ from transformers import LlamaConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 from shardwright.errors import ModelError
-from shardwright.planner import borders, origins
-from shardwright.planner.graph import Graph
-from shardwright.planner.source import from_config
-from shardwright.planner.trace import trace
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.tracing import borders, origins
+from shardwright.planner.tracing.source import from_config
+from shardwright.planner.tracing.trace import trace
 from tests.planner.mlps import WIDTH, InverseSize, Mlp
 from tests.planner.modules import (
     Again,

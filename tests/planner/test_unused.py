@@ -11,13 +11,13 @@ import transformers
 from torch import Tensor, nn
 
 import shardwright
-from shardwright.planner import folded_trace
-from shardwright.planner.guesses import guesses
 from shardwright.planner.plan_file import Plan
-from shardwright.planner.runs import Run
-from shardwright.planner.source import read_source
-from shardwright.planner.trial import try_on_meta
-from shardwright.planner.unused import more_runs
+from shardwright.planner.tracing import folded_trace
+from shardwright.planner.tracing.guesses import guesses
+from shardwright.planner.tracing.runs import Run
+from shardwright.planner.tracing.source import read_source
+from shardwright.planner.tracing.unused import more_runs
+from shardwright.planner.trial.trial import try_on_meta
 from shardwright.runtime.audit import count_collectives
 from tests.planner.test_folding import LAYERS, OLD, planned, whole
 from tests.predicted import Tally, predicted

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwright.planner.axes import refine
-from shardwright.planner.cost import Costs
-from shardwright.planner.graph import Graph
-from shardwright.planner.network import Network, build_network
+from shardwright.planner.graph.axes import refine
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.network.network import Network, build_network
 from shardwright.planner.plan_file import Workload
-from shardwright.planner.problem import Costs as Prices
-from shardwright.planner.problem import Factor, Problem
+from shardwright.planner.pricing.cost import Costs
 from shardwright.planner.search import replaceable
-from shardwright.planner.simplify import Simplified, simplify
-from shardwright.planner.states import State, States
-from shardwright.planner.trace import trace
+from shardwright.planner.solvers.problem import Costs as Prices
+from shardwright.planner.solvers.problem import Factor, Problem
+from shardwright.planner.solvers.simplify import Simplified, simplify
+from shardwright.planner.states.states import State, States
+from shardwright.planner.tracing.trace import trace
 
 D, H, WORDS = 64, 128, 101
 

@@ -1,0 +1,141 @@
+"""What a plan costs: the whole graph, added up from its parts, independently of any solver.
+
+Ops and changes of placement that are alike, in blocks that are alike, are priced once and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from shardwright.errors import SolverError
+from shardwright.planner.audit.check import Assignment, distinct, split_axes
+from shardwright.planner.graph.graph import Op
+from shardwright.planner.plan_file import Phase
+from shardwright.planner.pricing.cost import Collective, Costs, Crossing
+from shardwright.planner.pricing.phases import Pass
+from shardwright.planner.states.states import Mode, Split
+
+Calls = Counter[Collective]
+"""How often each collective is called."""
+
+
+class Price(NamedTuple):
+    """Bytes held, nanoseconds of all passes and of a backward pass where none is asked for."""
+
+    bytes: int
+    time: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Prices of a whole graph under a plan.
+
+    Its figures raise a SolverError where the plan has a change of placement that the runtime cannot
+    make.
+    """
+
+    costs: Costs
+    assignment: Assignment
+
+    @cached_property
+    def price(self) -> Price:
+        """What the workload costs."""
+        held, runs = self.costs.holdings, self.costs.passes
+        size = sum(held.bytes(n, self.assignment[n]) for n in held.names)
+        time = sum(run.times * self.times[run.phase] for run in runs)
+        if any(run.trains for run in runs):
+            return Price(size, time, 0)
+        back = sum(n * self.costs.nanoseconds(crossing)[1] for crossing, n in self.crossings())
+        return Price(size, time, back)
+
+    @cached_property
+    def times(self) -> dict[Phase, int]:
+        """Nanoseconds of each phase of the workload, run once."""
+        out: dict[Phase, int] = {}
+        for run in self.costs.passes:
+            spent = sum(n * self.costs.compute_once(op, mode, run) for op, mode, n in self._modes)
+            for crossing, times in self.crossings(run):
+                ahead, back = self.costs.nanoseconds(crossing)
+                spent += times * (ahead + back * run.trains)
+            out[run.phase] = spent
+        return out
+
+    def collectives(
+        self, run: Pass | None = None
+    ) -> tuple[Counter[Collective], Counter[Collective]]:
+        """What is called in a forward and in a backward pass.
+
+        Args:
+            run: The pass, by default the workload's first.
+        """
+        forward, backward = Calls(), Calls()
+        for crossing, times in self.crossings(run):
+            for call in crossing.forward:
+                forward[call] += times
+            for call in crossing.backward:
+                backward[call] += times
+        return forward, backward
+
+    def crossings(self, run: Pass | None = None) -> list[tuple[Crossing, int]]:
+        """Changes of placement in a pass, and how many are alike; averaging gradients is one.
+
+        Args:
+            run: The pass, by default the workload's first.
+        """
+        out: list[tuple[Crossing, int]] = []
+        for (before, source, target), stored, times in self._changes:
+            states = (self.assignment[before], self.assignment[source], self.assignment[target])
+            crossing, _ = self.costs.inner_crossing(source, *states, run)
+            if crossing is None or (stored and crossing.forward):  # weights stay where they are
+                raise SolverError(
+                    f"the plan takes '{source}' from {states[1]} to {states[2]}, "
+                    "which no collective does"
+                )
+            out.append((crossing, times))
+        for name in self.costs.holdings.stored:
+            averaging = self.costs.gradient(name, self.assignment[name])
+            if averaging is not None:
+                out.append((averaging, 1))
+        return out
+
+    @cached_property
+    def ops(self) -> list[tuple[Op, int]]:
+        """One of each that are alike, with how many they are."""
+        return distinct(self.costs.graph, self.costs.states, self.assignment)
+
+    @cached_property
+    def _modes(self) -> list[tuple[Op, Mode, int]]:
+        """The same, with how they run."""
+        return [(op, self._mode(op), times) for op, times in self.ops]
+
+    def _mode(self, op: Op) -> Mode:
+        have = tuple(self.assignment[n] for n in (*op.inputs, *op.outputs))
+        rule = self.costs.axes.rules.get(op.name)
+        split: Split | str = frozenset()
+        if rule is not None:
+            sides = (*rule.operands, *rule.results)
+            split = split_axes(rule, sides, have, self.costs.states, op)
+        return Mode(have, frozenset() if isinstance(split, str) else split)
+
+    @cached_property
+    def _changes(self) -> list[tuple[tuple[str, str, str], bool, int]]:
+        """Changes of placement, whether of something stored, and how many are alike."""
+        stored, tensors = self.costs.holdings.stored, self.costs.graph.tensors
+        state = {name: id(s) for name, s in self.assignment.items()}
+        dims = self.costs.axes.dims
+        found: dict[object, list[Any]] = {}
+        for edge in self.costs.edges:
+            before, source, target = edge
+            key = (
+                id(dims[source]), tensors[source].dtype, tensors[source].differentiable,
+                source in stored, state[before], state[source], state[target],
+            )  # fmt: skip
+            if key in found:
+                found[key][1] += 1
+            else:
+                found[key] = [edge, 1]
+        return [(edge, edge[1] in stored, times) for edge, times in found.values()]

@@ -1,0 +1,218 @@
+"""Measure a device profile on the machine this runs on: one process for each rank, under torchrun.
+
+All is measured as a model does it: after a product of matrices, which leaves the caches full of
+other things, the ranks out of step and the backend's threads asleep; on tensors just made, with
+results that are new memory. The ranks meet in the collectives only, so that a rank that is ahead
+waits there, and that is part of what collectives take: the times of a rank, one after the other,
+make up those of its forward pass. A time is the mean over the ranks, and of many turns the median:
+a plan takes the sum of what its parts mostly take, and the least of each comes together never. All
+is measured once in each turn, so that a machine that is slow for some seconds is slow in all.
+
+A collective's latency and speed are the straight line through its times for several sizes that has
+the least sum of squares; of relative errors, since a small collective matters as much as a large
+one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.errors import UsageError
+from shardwright.planner.devices.device import SECOND, Device, Flops, Link, Links, sent
+from shardwright.runtime.collectives import all_gather, reduce_scatter
+from shardwright.runtime.mesh import Group
+
+HOW = "run it under torchrun: torchrun --nproc-per-node 2 -m shardwright calibrate -o profile.json"
+SIZES = tuple(2**n for n in range(12, 27, 2))
+"""Bytes that enter a collective on one rank."""
+KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: the largest collective, the sides of matrices, and how often."""
+
+    largest: int
+    side: int
+    turns: int
+
+
+def effort(device: torch.device, quick: bool) -> Effort:
+    """What a device can do in half a minute; `quick` for less than that."""
+    if quick:
+        return Effort(2**18, 128, 2)
+    if device.type == "cuda":
+        return Effort(2**26, 8192, 20)
+    return Effort(2**24, 1024, 60)
+
+
+def start() -> torch.device:
+    """Join the ranks that torchrun started; the device of this one.
+
+    Raises:
+        UsageError: torchrun did not start this.
+    """
+    if "RANK" not in os.environ:
+        raise UsageError(f"calibrate measures what several ranks do together: {HOW}")
+    if int(os.environ["WORLD_SIZE"]) < 2:
+        raise UsageError("calibrate needs at least 2 ranks: torchrun --nproc-per-node 2 …")
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return device
+
+
+def steps(much: Effort) -> int:
+    """How many times `tick` is called by `measure`."""
+    return much.turns + 1
+
+
+def measure(device: torch.device, much: Effort, tick: Callable[[], None]) -> Device:
+    """The profile of the ranks of the process group; all ranks call it, and all get the same.
+
+    Args:
+        device: Of this rank.
+        much: How much to measure.
+        tick: Called after each step.
+    """
+    cases = _cases(device, much)
+    times = dict(zip(cases, _seconds(list(cases.values()), device, much, tick), strict=True))
+    flops = {
+        str(dtype).removeprefix("torch."): round(2 * much.side**3 / times["product", dtype])
+        for dtype in DTYPES
+    }
+    moved = 2 * 4 * much.side**2
+    return Device(
+        source=source(device),
+        memory_bytes=_shared_least(_memory(device)),
+        memory_bytes_per_s=round(moved / times["copy", moved]),
+        flops_per_s=Flops(**flops),
+        links=Links(**{
+            kind: _link(kind, [(n, round(t * SECOND)) for (k, n), t in times.items() if k == kind])
+            for kind in KINDS
+        }),
+    )  # fmt: skip
+
+
+def fit(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """The latency and the time a byte of the line nearest to (bytes, nanoseconds), both at least 0.
+
+    Nearest by the squares of relative errors: each point weighs 1 / its time squared.
+    """
+    w = [1 / max(t, 1) ** 2 for _, t in points]
+    n = sum(w)
+    x = sum(a * s for a, (s, _) in zip(w, points, strict=True)) / n
+    y = sum(a * t for a, (_, t) in zip(w, points, strict=True)) / n
+    up = sum(a * (s - x) * (t - y) for a, (s, t) in zip(w, points, strict=True))
+    across = sum(a * (s - x) ** 2 for a, (s, _) in zip(w, points, strict=True))
+    slope = max(up / across, 0.0) if across else 0.0
+    if y - slope * x >= 0:
+        return y - slope * x, slope
+    square = sum(a * s * s for a, (s, _) in zip(w, points, strict=True))
+    return 0.0, sum(a * s * t for a, (s, t) in zip(w, points, strict=True)) / square
+
+
+def source(device: torch.device) -> str:
+    """Where the figures come from, in words."""
+    ranks, name = dist.get_world_size(), platform.machine()
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{name} with {os.cpu_count()} cores, {torch.get_num_threads()} threads a rank"
+    return f"measured by `shardwright calibrate` on {ranks} ranks: {name}; {dist.get_backend()}"
+
+
+class Case(NamedTuple):
+    """A thing to measure: `call`, on what `given` makes."""
+
+    given: Callable[[], Tensor]
+    call: Callable[[Tensor], object]
+
+
+def _cases(device: torch.device, much: Effort) -> dict[tuple[str, Any], Case]:
+    """What is measured: (kind, bytes) of collectives, products by dtype, and a copy."""
+    ranks, made = dist.group.WORLD, torch.ones(much.side, much.side, device=device)
+    assert ranks is not None, "`start` makes it"
+    group = Group.of(ranks)
+    square = {dtype: made.to(dtype) for dtype in DTYPES}
+    calls = {  # as the runtime makes them, but for the copy that its all-reduce begins with
+        "all_reduce": dist.all_reduce,
+        "all_gather": lambda x: all_gather(x, group),
+        "reduce_scatter": lambda x: reduce_scatter(x, group),
+    }
+
+    def rows(size: int) -> Tensor:
+        return torch.ones(group.size, -(-size // 4 // group.size), device=device)
+
+    cases: dict[tuple[str, Any], Case] = {
+        (kind, n): Case(partial(rows, n), calls[kind])
+        for kind in KINDS
+        for n in SIZES
+        if n <= much.largest
+    }
+    for dtype, x in square.items():
+        cases["product", dtype] = Case(x.clone, partial(torch.mm, mat2=x))
+    cases["copy", 2 * made.nbytes] = Case(made.clone, torch.clone)
+    return cases
+
+
+def _link(kind: str, points: Sequence[tuple[int, int]]) -> Link:
+    """Latency and speed of a kind of collective, from (bytes, nanoseconds)."""
+    ranks = dist.get_world_size()
+    latency, slope = fit(points)
+    moved = sent(kind, SECOND, ranks) / ranks / SECOND  # bytes sent for one that enters
+    speed = moved / max(slope, 1e-6) * SECOND
+    return Link(latency_ns=round(latency), bytes_per_s=max(round(speed), 1))
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of memory for each rank of this machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return have // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _seconds(
+    cases: Sequence[Case], device: torch.device, much: Effort, tick: Callable[[], None]
+) -> list[float]:
+    """What each usually takes after a product of matrices, all of them in turn."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    a = torch.ones(much.side // 2, much.side, device=device)
+    b = torch.ones(much.side, much.side, device=device)
+    spent = torch.zeros(much.turns + 1, len(cases), dtype=torch.float64)
+    for turn in range(much.turns + 1):  # the first warms up
+        for at, case in enumerate(cases):
+            made, x = a @ b, case.given()
+            begun = now()
+            result = case.call(x)
+            spent[turn, at] = now() - begun
+            del x, made, result
+        tick()
+    times = spent[1:].to(device)
+    dist.all_reduce(times)
+    return [max(t / dist.get_world_size(), 1e-9) for t in times.median(0).values.tolist()]
+
+
+def _shared_least(value: int) -> int:
+    found: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return min(found)

@@ -1,0 +1,128 @@
+"""What a device and the link between its ranks can do: profiles, as JSON files.
+
+A collective takes a latency plus bytes over a speed, by kind. The speed is the "bus bandwidth" of
+nccl-tests, what one rank sends (or receives) each second when all do: a ring over n ranks sends
+2(n-1)/n of an all-reduce's bytes, (n-1)/n of a reduce-scatter's and n-1 times what a rank gives to
+an all-gather (Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+MPICH", 2005). The latency is one number, whatever the number of ranks. All in whole numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shardwright.errors import UsageError
+
+FOLDER = Path(__file__).parent
+SECOND = 10**9
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Link(_Part):
+    """Start-up time and speed of one kind of collective."""
+
+    latency_ns: int = Field(ge=0)
+    bytes_per_s: int = Field(gt=0)
+
+
+class Links(_Part):
+    """Each kind of collective that plans use."""
+
+    all_reduce: Link
+    all_gather: Link
+    reduce_scatter: Link
+
+
+class Flops(_Part):
+    """Floating-point operations a second in matrix products, by dtype."""
+
+    bfloat16: int = Field(gt=0)
+    float16: int = Field(gt=0)
+    float32: int = Field(gt=0)
+    float64: int = Field(gt=0)
+
+
+class Device(_Part):
+    """One device of a rank, and its links to those of the others."""
+
+    source: str = Field(min_length=1, description="where the figures come from")
+    memory_bytes: int = Field(gt=0)
+    memory_bytes_per_s: int = Field(gt=0)
+    flops_per_s: Flops
+    links: Links
+    peer_links: bool = Field(
+        default=False,
+        description="each pair of devices has a link of its own, of the speed in `links`: "
+        "n ranks use n-1 of them at once; otherwise `links` has what a device can do in all",
+    )
+
+    def collective(self, kind: str, size: int, ranks: int) -> int:
+        """Nanoseconds of a collective that `size` bytes enter on each of `ranks` ranks."""
+        if ranks < 2:
+            return 0
+        link: Link = getattr(self.links, kind)
+        speed = link.bytes_per_s * (ranks - 1 if self.peer_links else 1)
+        return link.latency_ns + _ceil(sent(kind, size, ranks) * SECOND, speed * ranks)
+
+    def compute(self, flops: int, traffic: int, dtype: str) -> int:
+        """Nanoseconds of an op: the longer of its arithmetic and its memory traffic (roofline)."""
+        speed = getattr(self.flops_per_s, dtype, self.flops_per_s.float32)
+        return max(_ceil(flops * SECOND, speed), _ceil(traffic * SECOND, self.memory_bytes_per_s))
+
+
+def sent(kind: str, size: int, ranks: int) -> int:
+    """Bytes that a rank sends in a collective, times the number of ranks (so that it is whole)."""
+    factor = {"all_reduce": 2, "all_gather": ranks, "reduce_scatter": 1}[kind]
+    return factor * (ranks - 1) * size
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def names() -> list[str]:
+    """The profiles that come with Shardwright."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def device(name: str) -> Device:
+    """The profile of that name, or in the file of that name (which ends in .json).
+
+    Raises:
+        UsageError: there is none, or the file is no profile; the message says what is wrong where.
+    """
+    if name.endswith(".json"):
+        return read(Path(name))
+    if name not in names():
+        raise UsageError(
+            f"unknown device '{name}'; known: {', '.join(names())}, "
+            "or a file profile.json as `shardwright calibrate` writes it"
+        )
+    return read(FOLDER / f"{name}.json")
+
+
+def read(path: Path) -> Device:
+    """The profile in a file.
+
+    Raises:
+        UsageError: it is missing or is no profile.
+    """
+    try:
+        data: Any = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read device profile {path}: {error.strerror}") from None
+    except ValueError as error:  # not text, or not JSON
+        raise UsageError(f"device profile {path} is not JSON: {error}") from None
+    try:
+        return Device.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the profile"
+        raise UsageError(f"device profile {path} does not hold: {place}: {first['msg']}") from None

@@ -1,0 +1,373 @@
+"""Refine every tensor dim into axes: the atoms that may be split, and how dims are made of them.
+
+A dim is an atom, a product of dims (major to minor) or a sum (concatenation) of dims. Rules say
+which dims are the same; unifying two dims refines both until they agree. Union-find carries a
+refinement to every tensor that shares the dim, so that one pass over the graph is enough, in
+whatever order. Dims with no common refinement stay whole, and the place of the conflict is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from math import prod
+
+from shardwright.planner.graph.graph import Graph, Op, Slot
+from shardwright.rules.notation import ONE, Expr, Rule
+from shardwright.rules.notation import Product as ProductExpr
+from shardwright.rules.notation import Sum as SumExpr
+from shardwright.rules.registry import rule_for
+
+ATOM, PRODUCT, SUM = "atom", "product", "sum"
+
+
+class Conflict(Exception):
+    """Two dims have no common refinement."""
+
+
+class Dim:
+    """A node of union-find; after `find`, an atom, a product or a sum. Not hashable by value.
+
+    A `solid` atom stays one: what would refine it is a conflict.
+    """
+
+    __slots__ = ("children", "id", "kind", "parent", "size", "solid", "whole")
+    _ids = count()
+
+    def __init__(self, size: int, kind: str = ATOM, children: Sequence[Dim] = ()) -> None:
+        self.size, self.kind, self.children = size, kind, list(children)
+        self.parent: Dim | None = None
+        self.whole = self.solid = False
+        self.id = next(Dim._ids)
+
+    def __repr__(self) -> str:
+        me = find(self)
+        if me.kind == ATOM:
+            return f"{me.size}#{me.id}"
+        return "(" + (" * " if me.kind == PRODUCT else " + ").join(map(repr, me.children)) + ")"
+
+
+def find(dim: Dim) -> Dim:
+    """The node that stands for `dim` now."""
+    root = dim
+    while root.parent is not None:
+        root = root.parent
+    while dim is not root:
+        dim.parent, dim = root, dim.parent  # type: ignore[assignment]
+    return root
+
+
+def leaves_of(dim: Dim) -> Iterator[Dim]:
+    """The atoms of `dim`, left to right (an atom may come twice)."""
+    dim = find(dim)
+    if dim.kind == ATOM:
+        yield dim
+    else:
+        for child in dim.children:
+            yield from leaves_of(child)
+
+
+def factors_of(dim: Dim) -> Iterator[Dim]:
+    """The atoms and sums that `dim` is a product of, major to minor."""
+    dim = find(dim)
+    if dim.kind == PRODUCT:
+        for child in dim.children:
+            yield from factors_of(child)
+    else:
+        yield dim
+
+
+def atoms_of(dim: Dim) -> Iterator[Dim]:
+    """The atoms of `dim` that are longer than 1: those that could be split."""
+    return (atom for atom in leaves_of(dim) if atom.size > 1)
+
+
+def product(factors: Sequence[Dim]) -> Dim:
+    """A product, or its only factor."""
+    kept = [f for f in factors if f.size > 1]
+    return kept[0] if len(kept) == 1 else Dim(prod(f.size for f in kept), PRODUCT, kept)
+
+
+def _link(dim: Dim, target: Dim) -> None:
+    dim, target = find(dim), find(target)
+    if dim is target:
+        return
+    if dim.kind == ATOM and any(a is dim for a in atoms_of(target)):
+        raise Conflict(f"{dim!r} would contain itself in {target!r}")
+    if dim.solid and target.kind != ATOM:
+        raise Conflict(f"{dim!r} may not be refined to {target!r}")
+    target.whole |= dim.whole
+    target.solid |= dim.solid
+    dim.parent = target
+
+
+def _factors(dim: Dim) -> list[Dim]:
+    dim = find(dim)
+    if dim.size == 1:
+        return []
+    return [f for child in dim.children for f in _factors(child)] if dim.kind == PRODUCT else [dim]
+
+
+def _split_minor(dim: Dim, minor: int) -> tuple[Dim | None, Dim]:
+    """Refine `dim` into major * minor; major is None where nothing is left."""
+    dim = find(dim)
+    if dim.size == minor:
+        return None, dim
+    if dim.size % minor:
+        raise Conflict(f"{minor} does not divide {dim!r}")
+    if dim.solid:
+        raise Conflict(f"{dim!r} may not be refined")
+    if dim.kind == ATOM:
+        major, rest = Dim(dim.size // minor), Dim(minor)
+        major.whole = rest.whole = dim.whole
+        dim.kind, dim.children = PRODUCT, [major, rest]
+        return major, rest
+    if dim.kind == PRODUCT:
+        factors, tail = _factors(dim), []
+        have = 1
+        while factors and minor % (have * factors[-1].size) == 0:
+            have *= factors[-1].size
+            tail.insert(0, factors.pop())
+        if have < minor:
+            major, rest = _split_minor(factors.pop(), minor // have)
+            factors += [] if major is None else [major]
+            tail.insert(0, rest)
+        return product(factors) if factors else None, product(tail)
+    parts = [_split_minor(term, minor) for term in dim.children]
+    for _, rest in parts[1:]:
+        unify(parts[0][1], rest)
+    major = Dim(dim.size // minor, SUM, [m or Dim(1) for m, _ in parts])
+    _link(dim, Dim(dim.size, PRODUCT, [major, parts[0][1]]))
+    return major, parts[0][1]
+
+
+def _unify_factors(left: list[Dim], right: list[Dim]) -> None:
+    left, right = list(left), list(right)
+    while left and right:
+        a, b = find(left.pop()), find(right.pop())
+        if PRODUCT in (a.kind, b.kind):
+            left += _factors(a)
+            right += _factors(b)
+        elif a.size == b.size:
+            unify(a, b)
+        elif a.size > b.size:
+            major, minor = _split_minor(a, b.size)
+            unify(minor, b)
+            left += [major] if major else []
+        else:
+            major, minor = _split_minor(b, a.size)
+            unify(minor, a)
+            right += [major] if major else []
+    if any(d.size > 1 for d in left + right):
+        raise Conflict("the sizes of the factors do not match")
+
+
+def split_sum(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
+    """Refine `dim` into a concatenation of parts of these sizes and return the parts."""
+    dim = find(dim)
+    if len(sizes) == 1:
+        return [dim]
+    if dim.solid:
+        raise Conflict(f"{dim!r} may not be cut")
+    if dim.kind == ATOM:
+        parts = [Dim(s) for s in sizes]
+        for made in parts:
+            made.whole = dim.whole
+        dim.kind, dim.children = SUM, parts
+        return parts
+    if dim.kind == PRODUCT:
+        factors = _factors(dim)
+        inner = prod(f.size for f in factors[1:])
+        if any(s % inner for s in sizes):
+            raise Conflict(f"parts of {list(sizes)} cut through {dim!r}")
+        return [
+            product([t, *factors[1:]]) for t in split_sum(factors[0], [s // inner for s in sizes])
+        ]
+    queue, terms, out = list(dim.children), [], []
+    for size in sizes:
+        part: list[Dim] = []
+        need = size
+        while need:
+            term = find(queue.pop(0))
+            if term.size > need:
+                first, rest = split_sum(term, [need, term.size - need])
+                queue.insert(0, rest)
+                term = first
+            part.append(term)
+            need -= term.size
+        terms += part
+        out.append(part[0] if len(part) == 1 else Dim(size, SUM, part))
+    dim.children = terms
+    return out
+
+
+def unify(a: Dim, b: Dim) -> None:
+    """Make `a` and `b` the same dim, refining both.
+
+    Raises:
+        Conflict: they have no common refinement.
+    """
+    a, b = find(a), find(b)
+    if a is b:
+        return
+    if a.size != b.size:
+        raise Conflict(f"{a!r} and {b!r} differ in size")
+    if b.kind == ATOM and a.kind != ATOM:
+        a, b = b, a
+    if a.kind == ATOM:
+        _link(a, b)
+    elif a.kind == b.kind == PRODUCT:
+        _unify_factors(_factors(a), _factors(b))
+        _link(a, b)
+    elif a.kind == b.kind == SUM:
+        parts = split_sum(a, [t.size for t in b.children])
+        for part, term in zip(parts, list(find(b).children), strict=True):
+            unify(part, term)
+        _link(a, b)
+    else:
+        if a.kind == SUM:
+            a, b = b, a
+        _unify_product_sum(a, b)
+
+
+def _unify_product_sum(a: Dim, b: Dim) -> None:
+    factors = _factors(a)
+    outer, rest = factors[0], product(factors[1:])
+    if len(b.children) == outer.size and all(t.size == rest.size for t in b.children):
+        for term in list(b.children):  # the outer factor counts equal terms
+            unify(term, rest)
+        if find(outer).kind == ATOM:
+            outer = find(outer)
+            outer.kind, outer.children = SUM, [Dim(1) for _ in b.children]
+        _link(b, a)
+        return
+    major, minor = _split_minor(b, factors[-1].size)
+    unify(minor, factors[-1])
+    if major is not None:
+        unify(major, product(factors[:-1]))
+    if find(a) is not find(b):
+        _link(a, b)
+
+
+@dataclass
+class Axes:
+    """Dims of every tensor, and of every axis of every op's rule."""
+
+    dims: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
+    axes: dict[str, dict[str, Dim]] = field(default_factory=dict)
+    rules: dict[str, Rule | None] = field(default_factory=dict)
+    conflicts: list[tuple[Op, str]] = field(default_factory=list)
+
+
+def refine(graph: Graph, solid: int | None = None) -> Axes:
+    """Refine all dims of `graph`; run-time sizes (those of the inputs) come out as whole.
+
+    Args:
+        graph: The traced model.
+        solid: A run-time size that may be split: dims of it are not cut into parts (positions
+            without the last one, say), which would leave nothing to split.
+    """
+    out = Axes()
+    shared = {u.used: u.stored for u in graph.uses} | {b.target: b.source for b in graph.borders}
+    shared |= graph.alike
+    linked = [(b.source, b.target) for b in graph.borders if b.target in graph.alike]
+    for name, tensor in graph.tensors.items():
+        if name not in shared:
+            out.dims[name] = tuple(Dim(s) for s in tensor.shape)
+            for dim in out.dims[name]:
+                dim.solid = dim.size == solid
+    for name in graph.tensors:
+        root = name
+        while root in shared:
+            root = shared[root]
+        out.dims[name] = out.dims[root]
+    for source, target in linked:
+        for a, b in zip(out.dims[source], out.dims[target], strict=True):
+            unify(a, b)
+    _unify_repeated_slots(graph, out)
+    for name in graph.inputs:
+        for dim in out.dims[name]:
+            dim.whole = True
+    for op in graph.ops:
+        rule = out.rules[op.name] = rule_for(op.call)
+        if rule is not None:
+            _bind(op, rule, out)
+        else:
+            _follow(op, graph.inputs, out)
+    return out
+
+
+def _follow(op: Op, inputs: Sequence[str], out: Axes) -> None:
+    """What an op without a rule makes varies at run time as what goes in, where it is as long."""
+    given = (find(d) for name in (*op.inputs, *inputs) for d in out.dims[name])
+    varying: dict[int, Dim] = {}
+    for dim in given:
+        if dim.size > 1 and all(a.whole for a in atoms_of(dim)):
+            varying.setdefault(dim.size, dim)
+    for name in op.outputs:
+        for dim in out.dims[name]:
+            if dim.size in varying:
+                with suppress(Conflict):  # of parts that are known better already
+                    unify(dim, varying[dim.size])
+
+
+def _unify_repeated_slots(graph: Graph, out: Axes) -> None:
+    """A module that is called twice has one crossing per slot: same axes each time where it can."""
+    first: dict[Slot, str] = {}
+    for border in graph.borders:
+        slot = graph.slot(border)
+        one, other = out.dims[first.setdefault(slot, border.source)], out.dims[border.source]
+        if [d.size for d in one] == [d.size for d in other]:
+            for a, b in zip(one, other, strict=True):
+                unify(a, b)
+
+
+def _bind(op: Op, rule: Rule, out: Axes) -> None:
+    axes = out.axes[op.name] = {name: Dim(rule.sizes.get(name, 1)) for name in rule.axes()}
+    sides = [
+        *zip(op.inputs, rule.operands, strict=True),
+        *zip(op.outputs, rule.results, strict=True),
+    ]
+    for name, dims in sides:
+        for dim, expr in zip(out.dims[name], dims, strict=True):
+            if expr == ONE or dim.size <= 1:
+                continue
+            try:
+                _unify_expr(dim, expr, axes)
+            except Conflict as conflict:
+                out.conflicts.append((op, str(conflict)))
+                for root in [dim, *(axes[a] for a in _names(expr))]:
+                    for atom in [find(root), *atoms_of(root)]:
+                        atom.whole = True
+
+
+def _names(expr: Expr) -> list[str]:
+    if isinstance(expr, str):
+        return [] if expr == ONE else [expr]
+    return [
+        n
+        for e in (expr.factors if isinstance(expr, ProductExpr) else expr.terms)
+        for n in _names(e)
+    ]
+
+
+def _unify_expr(dim: Dim, expr: Expr, axes: dict[str, Dim]) -> None:
+    if isinstance(expr, str):
+        unify(dim, axes[expr])
+    elif isinstance(expr, ProductExpr):
+        unify(dim, _build(expr, axes))
+    else:
+        parts = [_build(t, axes) for t in expr.terms]
+        for part, term in zip(split_sum(dim, [p.size for p in parts]), parts, strict=True):
+            unify(part, term)
+
+
+def _build(expr: Expr, axes: dict[str, Dim]) -> Dim:
+    if isinstance(expr, str):
+        return Dim(1) if expr == ONE else axes[expr]
+    if isinstance(expr, SumExpr):
+        parts = [_build(t, axes) for t in expr.terms]
+        return Dim(sum(p.size for p in parts), SUM, parts)
+    return product([_build(f, axes) for f in expr.factors])

@@ -1,0 +1,1 @@
+"""What people ask of plans: tables, reasons, differences, comparison with plans by hand."""

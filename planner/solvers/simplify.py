@@ -1,0 +1,193 @@
+"""Make a problem small before any solver sees it: prune, merge, join.
+
+Values without support are removed (arc consistency), variables that determine each other become one
+(in a dense layer nearly all do), and factors over the same variables become one. What is left has
+the same solutions and costs; `Simplified.expand` turns its assignments back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import contains
+
+from shardwright.planner.solvers.problem import Factor, Problem, Row
+
+
+@dataclass
+class Simplified:
+    """A smaller problem, and how each variable of the old one follows from it."""
+
+    problem: Problem
+    source: list[tuple[int, dict[int, int]]]
+    """Per old variable: a variable of the small problem, and its value -> the old value."""
+
+    def expand(self, assignment: Sequence[int]) -> tuple[int, ...]:
+        """The assignment of the old problem that `assignment` stands for."""
+        return tuple(values[assignment[v]] for v, values in self.source)
+
+    def contract(self, assignment: Sequence[int]) -> tuple[int, ...] | None:
+        """The assignment of the small problem that stands for an old one; None if there is none."""
+        out = [-1] * len(self.problem.names)
+        for old, (v, values) in zip(assignment, self.source, strict=True):
+            new = next((n for n, o in values.items() if o == old), None)
+            if new is None or out[v] not in (-1, new):
+                return None
+            out[v] = new
+        return tuple(out)
+
+
+def simplify(problem: Problem) -> Simplified | None:
+    """The simplified problem; None where no value is left to a variable: it is infeasible."""
+    domains = [set(d) for d in problem.domains]
+    factors = [Factor(f.name, f.scope, list(f.rows)) for f in problem.factors]
+    parent = list(range(len(domains)))
+    maps = [{v: v for v in d} for d in domains]  # value of the parent -> own value
+    while True:
+        if not _prune(domains, factors):
+            return None
+        count = len(factors)
+        factors = _join(factors)
+        merged = _merge_once(domains, factors, parent, maps)
+        # A join removes rows too: values may have lost their support.
+        if not merged and len(factors) == count:
+            break
+    return _rebuild(problem, domains, factors, parent, maps)
+
+
+def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
+    """Remove rows and values without support until nothing changes."""
+    touching: dict[int, list[int]] = {}
+    for i, factor in enumerate(factors):
+        for v in factor.scope:
+            touching.setdefault(v, []).append(i)
+    if not all(domains) or not all(f.rows for f in factors):
+        return False
+    queue, waiting = deque(range(len(factors))), set(range(len(factors)))
+    while queue:
+        i = queue.popleft()
+        waiting.discard(i)
+        factor = factors[i]
+        inside = [domains[v] for v in factor.scope]
+        supported = _columns(factor)
+        if not all(map(set.issubset, supported, inside)):
+            factor.rows = [r for r in factor.rows if all(map(contains, inside, r.values))]
+            if not factor.rows:
+                return False
+            supported = _columns(factor)
+        for v, found in zip(factor.scope, supported, strict=True):
+            if len(found) < len(domains[v]):
+                domains[v] = found
+                for j in touching[v]:
+                    if j not in waiting:
+                        waiting.add(j)
+                        queue.append(j)
+    return True
+
+
+def _columns(factor: Factor) -> list[set[int]]:
+    """Per variable of a factor the values that its rows hold."""
+    return [set(column) for column in zip(*[r.values for r in factor.rows], strict=True)]
+
+
+def _join(factors: list[Factor]) -> list[Factor]:
+    """Join every factor into one whose variables include its own."""
+    out: list[Factor] = []
+    by_variable: dict[int, list[Factor]] = {}
+    for factor in sorted(factors, key=lambda f: -len(f.scope)):
+        if not factor.scope:
+            out.append(factor)
+            continue
+        hosts = by_variable.get(factor.scope[0], ())
+        host = next((h for h in hosts if set(factor.scope) <= set(h.scope)), None)
+        if host is None:
+            out.append(factor)
+            for v in factor.scope:
+                by_variable.setdefault(v, []).append(factor)
+            continue
+        at = [host.scope.index(v) for v in factor.scope]
+        table = {r.values: r.costs for r in factor.rows}
+        host.rows = [
+            Row(r.values, tuple(a + b for a, b in zip(r.costs, table[key], strict=True)))
+            for r in host.rows
+            if (key := tuple(r.values[i] for i in at)) in table
+        ]
+    return out
+
+
+def _merge_once(
+    domains: list[set[int]],
+    factors: list[Factor],
+    parent: list[int],
+    maps: list[dict[int, int]],
+) -> bool:
+    """Replace variables that follow one to one from another; True where any was."""
+    replaced: dict[int, tuple[int, dict[int, int]]] = {}
+    kept: set[int] = set()
+    for factor in factors:
+        for i, u in enumerate(factor.scope):
+            for j in range(i + 1, len(factor.scope)):
+                v = factor.scope[j]
+                if u in replaced or v in replaced or len(domains[u]) != len(domains[v]):
+                    continue
+                pairs = {(r.values[i], r.values[j]) for r in factor.rows}
+                if len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}):
+                    keep, drop = (u, v) if v not in kept else (v, u)
+                    if drop in kept:
+                        continue
+                    replaced[drop] = (keep, dict(pairs) if drop == v else {b: a for a, b in pairs})
+                    kept.add(keep)
+    for v in range(len(parent)):
+        if parent[v] in replaced:
+            keep, forward = replaced[parent[v]]
+            maps[v] = {new: maps[v][old] for new, old in forward.items() if old in maps[v]}
+            parent[v] = keep
+    for factor in factors:
+        if not any(v in replaced for v in factor.scope):
+            continue
+        back = [
+            {old: new for new, old in replaced[v][1].items()} if v in replaced else None
+            for v in factor.scope
+        ]
+        scope = tuple(replaced[v][0] if v in replaced else v for v in factor.scope)
+        unique = tuple(dict.fromkeys(scope))
+        at = [scope.index(v) for v in unique]
+        rows = []
+        for row in factor.rows:
+            values = [
+                x if b is None else b.get(x, -1) for x, b in zip(row.values, back, strict=True)
+            ]
+            agree = all(values[k] == values[scope.index(v)] for k, v in enumerate(scope))
+            if agree and -1 not in values:
+                rows.append(Row(tuple(values[i] for i in at), row.costs))
+        factor.scope, factor.rows = unique, rows
+    return bool(replaced)
+
+
+def _rebuild(
+    problem: Problem,
+    domains: list[set[int]],
+    factors: list[Factor],
+    parent: list[int],
+    maps: list[dict[int, int]],
+) -> Simplified:
+    """The problem in its new variables and values, both numbered without gaps."""
+    small = Problem(problem.components)
+    number = {}
+    renumber = {}
+    for v in sorted(set(parent)):
+        values = sorted(domains[v])
+        number[v] = small.variable(problem.names[v], len(values))
+        renumber[v] = {x: i for i, x in enumerate(values)}
+    for factor in factors:
+        rows = [
+            Row(tuple(renumber[v][x] for v, x in zip(factor.scope, r.values, strict=True)), r.costs)
+            for r in factor.rows
+        ]
+        small.factors.append(Factor(factor.name, tuple(number[v] for v in factor.scope), rows))
+    source = [
+        (number[p], {renumber[p][x]: own for x, own in m.items() if x in renumber[p]})
+        for p, m in zip(parent, maps, strict=True)
+    ]
+    return Simplified(small, source)

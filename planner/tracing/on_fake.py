@@ -1,0 +1,102 @@
+"""Run a module on fake tensors, with hooks that see its calls: what code does, without data."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from shardwright.planner.tracing.calls import Calls, Notes
+from shardwright.planner.tracing.data_numbers import Asked, Questions
+from shardwright.planner.tracing.fake_ops import LikeReal
+from shardwright.planner.tracing.opaque import Opaque, Spec
+from shardwright.planner.tracing.runs import Run, Runner
+from shardwright.runtime.attention import by_heads
+
+
+def calls_of(root: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Calls | None:
+    """What the code of each module calls in `runs` of `root` as it is; None if it does not run."""
+    module = copy.deepcopy(root)
+    try:
+        return run_and_note(module, runs, follow(module), opaque)
+    except Exception:  # whatever model code raises: its trial as a part will raise it again
+        return None
+
+
+def follow(
+    root: nn.Module, leave: Callable[[str, Any], None] = lambda name, output: None
+) -> list[str]:
+    """Put hooks on the modules of `root`, for good: `leave` gets the name and output of each call.
+
+    Gives the paths of the modules that run, the innermost last.
+    """
+    entered: list[str] = []
+    for name, module in root.named_modules():
+
+        def before(_: nn.Module, _args: Any, name: str = name) -> None:
+            entered.append(name)
+
+        def after(_: nn.Module, _args: Any, output: Any, name: str = name) -> None:
+            entered.pop()
+            leave(name, output)
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+    return entered
+
+
+def run_and_note(
+    module: nn.Module, runs: Sequence[Run], entered: list[str], opaque: Opaque
+) -> Calls:
+    """Make `runs` of `module`, which has the hooks of `follow`; what its code called meanwhile."""
+    with Notes(entered) as notes:
+        run_on_fake(module, runs, opaque)
+    return notes.found
+
+
+def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
+    """Make `runs` of `module`, which is on meta, for what its hooks see.
+
+    Modules in `opaque` do not run.
+
+    On fake rather than plain meta tensors: model code knows them and does not ask for their values.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    given = tree_map(
+        lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v,
+        [(run.args, dict(run.kwargs)) for run in runs],
+    )
+    given = [Run(run.module, *both) for run, both in zip(runs, given, strict=True)]
+
+    def empty(_name: str, _taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
+        return [spec.empty() for spec in given]
+
+    asked = Asked(Questions(opaque))
+    with (
+        torch.no_grad(),
+        opaque.standing_in(module, empty),
+        fake,
+        LikeReal(),
+        _quiet(),
+        asked,
+        by_heads(module),
+    ):
+        Runner(module)(given)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep fake tensors from logging what becomes a `Mismatch`."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

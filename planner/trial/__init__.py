@@ -1,0 +1,1 @@
+"""Plans tried on meta by the model's own code, and what a failure forbids."""
