@@ -302,6 +302,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "vision_config": dict(adapter_in_dim=H, adapter_out_dim=H, num_local_experts=NE),
         "audio_config": dict(adapter_input_size=H, adapter_out_dim=H, downsample_hidden_size=16),
     },
+    "phi4_multimodal": {
+        "audio_config": dict(
+            ext_pw_out_channel=H, depthwise_separable_out_channel=H, nemo_conv_channels=H
+        ),
+    },
     "gemma4_text": _G4,
     "gemma4_unified_text": _G4,
     "gemma4": {"text_config": _G4},

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwright.planner.tracing.known import Known
+
 GROUPED_MM = torch.ops.aten._grouped_mm.default
 GROUPED_MM_TAKES = (torch.float32, torch.float16, torch.bfloat16)
 ALIGNMENT = 16
@@ -21,13 +23,18 @@ class LikeReal(TorchDispatchMode):
     float16 too, but nothing else (torch 2.13).
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = Known()
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """The op, or what stands in for it."""
+        kwargs = kwargs or {}
         if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
-            return grouped_mm(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            return grouped_mm(*args, **kwargs)
+        return self.known.result(func, args, kwargs, lambda: func(*args, **kwargs))[0]
 
 
 def grouped_mm(

@@ -25,15 +25,17 @@ BANDS = (80, 128)
 Shape = tuple[int, ...]
 
 
-def guesses(module: nn.Module) -> Iterator[dict[str, Tensor | None]]:
-    """Inputs on meta that `module` may run with, by name; none if its first is not known."""
+def guesses(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Tensor | None]]:
+    """Inputs on meta that `module` may run with, by name; none if its first is not known.
+
+    What is real is of `dtype`.
+    """
     config: Any = module.config
     parameters = inspect.signature(module.forward).parameters.values()
     taken = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if not taken or taken[0].name not in FIRST:
         return
     main, *rest = taken
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     needed = [p.name for p in rest if p.default is p.empty]
     known = [p.name for p in rest if p.name in needed or p.name in BESIDE]
     for shape in dict.fromkeys(FIRST[main.name](config)):

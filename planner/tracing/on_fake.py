@@ -17,7 +17,7 @@ from shardwright.planner.tracing.calls import Calls, Notes
 from shardwright.planner.tracing.data_numbers import Asked, Questions
 from shardwright.planner.tracing.fake_ops import LikeReal
 from shardwright.planner.tracing.opaque import Opaque, Spec
-from shardwright.planner.tracing.runs import Run, Runner
+from shardwright.planner.tracing.runs import Run, Runner, cast
 from shardwright.runtime.attention import by_heads
 
 
@@ -64,7 +64,7 @@ def run_and_note(
 def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     """Make `runs` of `module`, which is on meta, for what its hooks see.
 
-    Modules in `opaque` do not run.
+    Modules in `opaque` do not run. What runs in another dtype than its own has that from then on.
 
     On fake rather than plain meta tensors: model code knows them and does not ask for their values.
     """
@@ -74,6 +74,7 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
         [(run.args, dict(run.kwargs)) for run in runs],
     )
     given = [Run(run.module, *both) for run, both in zip(runs, given, strict=True)]
+    cast(module, runs)
 
     def empty(_name: str, _taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
         return [spec.empty() for spec in given]

@@ -23,8 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.planner.tracing.borders import BORDER
 from shardwright.planner.tracing.data_numbers import Asked, Questions
+from shardwright.planner.tracing.known import Known
 from shardwright.planner.tracing.opaque import Opaque, Spec, exporting
-from shardwright.planner.tracing.runs import Run, Runner
+from shardwright.planner.tracing.runs import Run, Runner, dtype_of
 
 aten = torch.ops.aten
 
@@ -108,7 +109,8 @@ def record(
     # still required of parameters: `matmul` looks.)
     with torch.inference_mode(), recorder, exporting(exported):
         plain = [(run.args, dict(run.kwargs)) for run in runs]
-        stored, given = tree_map(_like, (dict(_state(module)), plain))
+        stored = {n: _like(t, dtype_of(runs, n, t.dtype)) for n, t in _state(module)}
+        given = tree_map(_like, plain)
         recorder.calls.clear()
         top.begin = recorder.begin
 
@@ -168,11 +170,15 @@ def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     yield f"{path}.{name}" if path else name, tensor
 
 
-def _like(value: Any) -> Any:
+def _like(value: Any, dtype: torch.dtype | None = None) -> Any:
     """A tensor like `value`, of its own: tied weights are told apart by who reads them."""
     if not isinstance(value, torch.Tensor):
         return value
-    like = {"dtype": value.dtype, "device": value.device, "requires_grad": value.requires_grad}
+    like = {
+        "dtype": dtype or value.dtype,
+        "device": value.device,
+        "requires_grad": value.requires_grad,
+    }
     return torch.empty_strided(value.shape, value.stride(), **like)
 
 
@@ -213,6 +219,7 @@ class _Recorder(FakeTensorMode):
         self.calls: list[Call] = []
         self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
         self.noting = True
+        self.known = Known(self)
         self.turn = 0
 
     def begin(self, turn: int) -> None:
@@ -235,15 +242,21 @@ class _Recorder(FakeTensorMode):
                 parts = self.table.get(func, func.decompose)(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
+        super_dispatch, asked = super().__torch_dispatch__, False
         self.noting = False
         try:
             if func is BORDER:
                 with self:
                     result = torch.empty_like(args[0])
+                self.known.same(result, args[0])
             else:
-                result = super().__torch_dispatch__(func, types, args, kwargs)
+                result, asked = self.known.result(
+                    func, args, kwargs, lambda: super_dispatch(func, types, args, kwargs)
+                )
         finally:
             self.noting = True
+        if asked:
+            return result  # a constant
         module = self.entered[-1] if self.entered else ""
         self.calls.append(Call(func, tuple(args), kwargs, result, module, _source(), self.turn))
         return result

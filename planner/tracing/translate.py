@@ -97,7 +97,7 @@ class _Translator:
         self.counts: dict[str, int] = {}
         parameters = dict(module.named_parameters(remove_duplicate=False))
         buffers = dict(module.named_buffers(remove_duplicate=False))
-        self.identity = {n: id(t) for n, t in {**buffers, **parameters}.items()}
+        self.held = {**buffers, **parameters}
         self.buffers = buffers.keys()
         self.trainable = {n for n, p in parameters.items() if p.is_floating_point()}
         self.stored: dict[int, str] = {}
@@ -131,9 +131,10 @@ class _Translator:
         """A parameter or a buffer."""
         is_buffer = fqn in self.buffers
         used = self.fresh(f"{'b' if is_buffer else 'p'}_{fqn.replace('.', '_')}")
-        stored = self.stored.setdefault(self.identity[fqn], used + ".stored")
-        for name in (stored, used):
-            self.add(name, value, fqn in self.trainable)
+        held = self.held[fqn]
+        stored = self.stored.setdefault(id(held), used + ".stored")
+        self.add(stored, held, fqn in self.trainable)
+        self.add(used, value, fqn in self.trainable)
         self.graph.uses.append(Use(fqn, stored, used, is_buffer))
 
     def write(self, fqn: str, after: str) -> None:

@@ -53,13 +53,20 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
     for name, module in _parts(root):
         if any(is_within(name, n) for n in done) or any(is_within(n, name) for n in used):
             continue
-        for inputs in guesses(module):
-            run = Run(name, (), inputs)
+        for run in _alone(name, module):
             with suppress(Exception):  # it takes something else
                 _used(root, run)
                 done.append(name)
                 yield run
                 break
+
+
+def _alone(name: str, module: nn.Module) -> Iterator[Run]:
+    """Calls of a module: in its own dtype, and in float32, in case its code runs in few."""
+    own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    for dtype in dict.fromkeys((own, torch.float32)):
+        for inputs in guesses(module, dtype):
+            yield Run(name, (), inputs, None if dtype == own else dtype)
 
 
 def _attends(root: nn.Module) -> bool:

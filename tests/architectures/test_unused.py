@@ -49,7 +49,8 @@ def test_a_decoder_with_and_without_an_encoder(name: str) -> None:
 def called(model: Any, inputs: dict[str, Tensor], part: str) -> tuple[Tensor, dict[str, Tensor]]:
     """What `part` of a model gives for `inputs`, and its gradients by their names in the model."""
     output = model.get_submodule(part)(**inputs)
-    values = (output.logits if hasattr(output, "logits") else output.last_hidden_state).double()
+    found = output.logits if hasattr(output, "logits") else output
+    values = (found if torch.is_tensor(found) else found.last_hidden_state).double()
     weights = torch.sin(torch.arange(values.numel(), dtype=torch.float64)).view(values.shape)
     (values * weights).sum().backward()
     return values.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -94,3 +95,24 @@ def test_a_tower_by_itself_and_in_its_model() -> None:
         "token_type_ids": (ids == config.image_token_id).long(),
     }
     assert_equal(model, inputs, "", 1e-5)  # it casts to float32 within
+
+
+def test_a_tower_that_runs_in_float32_alone() -> None:
+    """gemma4's for sounds: planned alike in float64, in which it does not run."""
+    _, model = build("causal", "gemma4", torch.float32)
+    frames = torch.randn(2, 40, 128, generator=torch.Generator().manual_seed(7))
+    heard = torch.ones(2, 40, dtype=torch.bool)
+    inputs = {"input_features": frames, "attention_mask": heard}
+    assert_equal(model, inputs, "model.audio_tower", 1e-4)
+    plans = [shardwright.plan(model.to(d), tp=2) for d in (torch.float32, torch.float64)]
+    placed = [{n: m.parameters for n, m in p.modules.items() if m.parameters} for p in plans]
+    assert placed[0] == placed[1]
+    assert any("audio_tower" in name for name in placed[0])
+
+
+def test_a_tower_with_masks_of_counted_rows() -> None:
+    """phi4's for sounds finds by `nonzero` which part of a stream each place is in."""
+    _, model = build("causal", "phi4_multimodal", torch.float64)
+    frames = torch.randn(2, 157, 80, generator=torch.Generator().manual_seed(7)).double()
+    inputs = {"hidden_states": frames, "mask": torch.ones(2, 157, dtype=torch.bool)}
+    assert_equal(model, inputs, "model.embed_tokens_extend.audio_embed.encoder", 1e-9)

@@ -86,6 +86,17 @@ class Text(nn.Module):
         return self.head(self.mlp(x))
 
 
+class Single(Tower):
+    """Its code runs in float32 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.gain(super().forward(pixel_values).float())
+
+
 def text(tower: nn.Module | None = None, tied: bool = False) -> nn.Module:
     torch.manual_seed(3)
     return Text(tower, tied).double().eval()
@@ -123,6 +134,26 @@ def test_a_tower_is_split_and_right(tied: bool) -> None:
         every = shardwright.full_tensors(local, grads)
         for (name, _), g in zip(model.named_parameters(), gradients, strict=True):
             torch.testing.assert_close(every[name], g, atol=1e-9, rtol=1e-9)
+
+    run_ranks(2, run)
+
+
+def test_a_tower_that_does_not_run_in_its_dtype() -> None:
+    """It is planned in float32, as bytes of its own dtype, and right where it runs."""
+    model = text(Single())
+    plan = plans(model)
+    assert is_split(plan, "tower.mlp.up.weight")
+    assert plan.predicted.whole_bytes == 8 * sum(p.numel() for p in model.parameters())
+    assert plan.modules == plans(copy.deepcopy(model).float()).modules
+    try_on_meta(plan, model)
+    model = model.float()
+    image = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
+    want = model.get_submodule("tower")(image)
+
+    def run(mesh: Any) -> None:
+        local = shardwright.apply(copy.deepcopy(model), plan, mesh)
+        got = local.get_submodule("tower")(image)
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
 
     run_ranks(2, run)
 
@@ -170,10 +201,12 @@ def test_shapes_come_from_the_config() -> None:
     tower = Tower()
     tower.config = Config(image_size=[SIZE, SIZE], num_channels=1, patch_size=4)
     shapes = [
-        tuple(g["pixel_values"].shape) for g in guesses(tower) if g["pixel_values"] is not None
+        tuple(g["pixel_values"].shape)
+        for g in guesses(tower, torch.float64)
+        if g["pixel_values"] is not None
     ]
     assert shapes == [(3, 1, SIZE, SIZE), (3, 19, 16)]
-    assert [*guesses(Strange())] == []
+    assert [*guesses(Strange(), torch.float64)] == []
 
 
 BART: dict[str, Any] = {

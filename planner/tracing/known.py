@@ -1,0 +1,112 @@
+"""Values of tensors that model code makes of plain numbers alone: positions, masks, offsets.
+
+There is no data while a model is traced, but these are the same whatever the data. They are
+computed beside the shapes, so that an op whose result is as long as its values say (`nonzero`) has
+one. As with sizes, they are those of the inputs that are traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+MOST = 1 << 16
+"""Elements from which on values are not kept: nobody looks for a few in there."""
+
+aten = torch.ops.aten
+LIFTED = {aten.lift_fresh.default, aten.lift_fresh_copy.default}
+"""They are given the tensor that `torch.tensor` and its like have just filled."""
+
+DRAWS = torch.Tag.nondeterministic_seeded
+
+
+class Known:
+    """The values of fake tensors, as far as they are known; a tensor made in `fakes` is fake."""
+
+    def __init__(self, fakes: AbstractContextManager[Any] | None = None) -> None:
+        self._values = WeakIdKeyDictionary()
+        self._fakes = fakes or nullcontext()
+
+    def result(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fake: Callable[[], Any]
+    ) -> tuple[Any, bool]:
+        """What an op gives, and whether only values say so; else `fake` does."""
+        given = func in LIFTED or all(t in self._values for t in _tensors((args, kwargs)))
+        known = given and DRAWS not in func.tags and "empty" not in func.__name__
+        try:
+            out = fake()
+        except (DynamicOutputShapeException, DataDependentOutputException):
+            made = self._computed(func, args, kwargs) if known else None
+            if made is None:
+                raise
+            (device,) = {t.device for t in _tensors((args, kwargs))}
+            with self._fakes:
+                out = tree_map(lambda v: _like(v, device), made)
+            self._keep(out, made)
+            return out, True
+        small = known and sum(t.numel() for t in _tensors(out)) < MOST
+        made = self._computed(func, args, kwargs) if small else None
+        if made is None:
+            self._forget(func, args)
+        else:
+            self._keep(out, made)
+        return out, False
+
+    def same(self, made: Tensor, given: Tensor) -> None:
+        """`made` has the values of `given`."""
+        if given in self._values:
+            self._values[made] = self._values[given]
+
+    def _computed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result on values; None if the CPU cannot compute it."""
+
+        def real(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return self._values.get(value, value)
+            return torch.device("cpu") if isinstance(value, torch.device) else value
+
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            try:
+                return func(*tree_map(real, tuple(args)), **tree_map(real, dict(kwargs)))
+            except Exception:  # whatever a kernel raises: not every dtype has one
+                return None
+
+    def _keep(self, out: Any, made: Any) -> None:
+        for name, value in zip(_tensors(out), _tensors(made), strict=True):
+            self._values[name] = value
+
+    def _forget(self, func: Any, args: Sequence[Any]) -> None:
+        """Tensors in the memory of those that an op writes unknown values to."""
+        if func._schema.is_mutable:
+            pairs = zip(func._schema.arguments, args, strict=False)
+            written = {_place(x) for a, x in pairs if _writes(a) and isinstance(x, Tensor)}
+            for tensor in [t for t in self._values if _place(t) in written]:
+                del self._values[tensor]
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _writes(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _like(value: Any, device: torch.device | None) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device=device)

@@ -1,0 +1,90 @@
+"""Values that are the same whatever the data are known while a model is traced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
+from shardwright.planner.tracing.fake_ops import LikeReal
+from tests.planner.equal import assert_equal, features, planned
+from tests.planner.test_unused import WIDTH, Mlp, is_split
+
+
+class Chunked(nn.Module):
+    """Adds to each place what all places before its chunk of four give; no data says where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device)
+        starts = torch.tensor(list(range(0, 40, 4))).to(x.device)
+        ends = nn.functional.pad(starts[1:], (0, 1), value=40)
+        inside = (places[:, None] >= starts) & (places[:, None] < ends)
+        chunk = inside.nonzero()[:, 1]
+        chunk[chunk > 7] = 0
+        seen = places < starts[chunk][:, None]
+        return x + seen.to(x.dtype) @ self.mlp(x)
+
+
+class OfData(Chunked):
+    """The same of places that depend on data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x[:, (x[0, :, 0] > 0).nonzero()[:, 0]].sum(1, keepdim=True)
+
+
+class Top(nn.Module):
+    """A module with another in it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.head = inner, Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x))
+
+
+def test_rows_of_constants_are_counted() -> None:
+    """Such a module is traced and split, and right for other lengths than the traced one."""
+    model = Top(Chunked()).double().eval()
+    plan = planned(model, features(WIDTH), 2)
+    assert is_split(plan, "inner.mlp.up.weight")
+    assert not any(op.startswith("module") for op in plan.opaque)
+    assert_equal(model, features(WIDTH), plan)
+
+
+def test_rows_of_data_are_not() -> None:
+    """That module stays opaque."""
+    plan = planned(Top(OfData()).double().eval(), features(WIDTH), 2)
+    assert "module OfData" in plan.opaque and not is_split(plan, "inner.mlp.up.weight")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_written_into(kept: bool) -> None:
+    """A value is that after the write; what data is written into has none, nor have its views."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, LikeReal():
+        data = (
+            torch.zeros(2, dtype=torch.int64) if kept else fake.from_tensor(torch.zeros(2).long())
+        )
+        places = torch.arange(6)
+        view = places.view(2, 3)[1]
+        places[2:4] = data
+        if kept:
+            assert view.nonzero().shape == (2, 1)
+        else:
+            with pytest.raises(DynamicOutputShapeException):
+                view.nonzero()
+
+
+def test_what_is_drawn_or_large_has_no_value() -> None:
+    """Nor does what is made of it."""
+    with FakeTensorMode(), LikeReal():
+        for x in (torch.randperm(5), torch.ones(300, 300), torch.empty(3).fill_(1).cos()):
+            with pytest.raises(DynamicOutputShapeException):
+                (x > 0).nonzero()
