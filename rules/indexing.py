@@ -59,7 +59,7 @@ def _index(call: OpCall) -> str | None:
 def _index_put(call: OpCall) -> str | None:
     it = _indexed(call)
     if it is None:
-        return None
+        return _put_by_mask(call)
     last = len(call.operands) - 1
     shape = call.operands[last]
     values = " ".join(it.selection[len(it.selection) - len(shape) :])
@@ -67,6 +67,29 @@ def _index_put(call: OpCall) -> str | None:
     sizes = dict(it.sizes) | dict(zip(it.source, call.operands[0], strict=True))
     text = f"{', '.join([source, *it.indices, values])} -> {source}"
     return text + clause("whole", whole) + f" | linear 0+{last}" + size_clause(sizes)
+
+
+def _put_by_mask(call: OpCall) -> str | None:
+    """What a mask over some dims selects becomes one dim, of a length that only the data say.
+
+    Where the values do not have that dim, each place that is selected gets the same ones.
+    """
+    given = [(d, i.index) for d, i in enumerate(call.arguments["indices"]) if i is not None]
+    (dim, mask), *more = given
+    depth = len(call.operands[mask])
+    if more or not depth or call.operand_dtypes[mask] not in (torch.bool, torch.uint8):
+        return None
+    names, last = axis_names(len(call.operands[0])), len(call.operands) - 1
+    chosen, shape = names[dim : dim + depth], call.operands[last]
+    selection = [*names[:dim], "1", *names[dim + depth :]]
+    # As many as are selected, or fewer dims: each row of values has its place.
+    rows = len(shape) >= len(selection) - dim and shape[len(shape) - (len(selection) - dim)] != 1
+    selection[dim] = "j" if rows else "1"
+    source, sizes = " ".join(names), dict(zip(names, call.operands[0], strict=True))
+    values = " ".join(selection[len(selection) - len(shape) :])
+    text = f"{source}, {' '.join(chosen)}, {values} -> {source}"
+    text += clause("whole", [*chosen, "j"] if rows else [])
+    return text + f" | linear 0+{last}" + size_clause(sizes)
 
 
 class _Along(NamedTuple):

@@ -30,14 +30,25 @@ def _group_norm(call: OpCall) -> str:
 
 
 def _batch_norm(call: OpCall) -> str:
-    """With statistics that are given: every channel by itself. The statistics come back empty."""
-    x = " ".join(["n", "c", *axis_names(len(call.operands[0]) - 2)])
+    """With statistics that are given, every channel by itself.
+
+    But those who train have them made over all else, by the same code. What comes back of them is
+    empty, or has a device's own use.
+    """
+    others = ["n", *axis_names(len(call.operands[0]) - 2)]
+    x = " ".join([others[0], "c", *others[1:]])
     # (x - mean) weight / deviation + bias
     bias = [call.arguments["bias"].index] if call.present("bias") else []
     groups = [[0, call.arguments["running_mean"].index, *bias]]
     groups += [[call.arguments["weight"].index, *bias]] if call.present("weight") else []
-    text = f"{x}{', c' * (len(call.operands) - 1)} -> {x}, e, e"
-    return text + clause("linear", ("+".join(map(str, g)) for g in groups)) + " | size e=0"
+    kept = "e" if call.results[1] == (0,) else "c"
+    text = f"{x}{', c' * (len(call.operands) - 1)} -> {x}, {kept}, {kept}"
+    text += clause("linear", ("+".join(map(str, g)) for g in groups)) + clause("whole", others)
+    return text + (" | size e=0" if kept == "e" else "")
+
+
+UPDATED = {"_native_batch_norm_legit_no_training": ("running_mean", "running_var")}
+"""Arguments that the code which makes this call changes in place when the model trains."""
 
 
 def _cross_entropy(call: OpCall) -> str | None:

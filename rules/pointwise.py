@@ -91,6 +91,14 @@ def _prelu(call: OpCall) -> str:
     return f"{' '.join(names)}, {slope} -> {' '.join(names)}"
 
 
+def _gated(call: OpCall) -> str:
+    """The first half of a dim, times a function of the second."""
+    names, dim = axis_names(len(call.operands[0])), call.dim()
+    out = " ".join(names)
+    names[dim] = f"({names[dim]} + {names[dim]})"
+    return f"{' '.join(names)} -> {out}"
+
+
 TABLE: Table = {
     **dict.fromkeys(NONLINEAR.split(), _pointwise),
     **dict.fromkeys(ONE_OPERAND.split(), _first),
@@ -103,6 +111,7 @@ TABLE: Table = {
     "copy": _copy,
     "div": _divide,
     "dropout": _dropout,
+    "glu": _gated,
     "lerp": lambda call: _pointwise(call, "0+1"),
     "masked_fill": _masked_fill,
     "mul": _multiply,

@@ -53,8 +53,34 @@ def _scan(call: OpCall, linear: bool = False) -> str:
     return text + (" | linear 0" if linear else "")
 
 
-def _cumsum(call: OpCall) -> str:
+def _linear_scan(call: OpCall) -> str:
     return _scan(call, linear=True)
+
+
+def _pooled(call: OpCall) -> int:
+    """How many of the last dims the windows are over."""
+    return 3 if "3d" in call.op else 2
+
+
+def _average_pool(call: OpCall) -> str:
+    """Windows over the last dims; a dim whose windows are its elements is none of them."""
+    names, given = axis_names(len(call.operands[0])), call.arguments
+    sizes = (given["kernel_size"], given["stride"] or given["kernel_size"], given["padding"])
+    windows = zip(*(n * _pooled(call) if len(n) == 1 else n for n in sizes), strict=True)
+    head = len(names) - _pooled(call)
+    moved = [head + i for i, window in enumerate(windows) if window != (1, 1, 0)]
+    out = [f"w{i}" if i in moved else a for i, a in enumerate(names)]
+    whole = [a for i in moved for a in (names[i], out[i])]
+    return f"{' '.join(names)} -> {' '.join(out)}" + clause("whole", whole) + " | linear 0"
+
+
+def _max_pool(call: OpCall) -> str:
+    """The same, but where a maximum stands is a number that counts along all of these dims."""
+    names = axis_names(len(call.operands[0]))
+    head = len(names) - _pooled(call)
+    out = [a if i < head else f"w{i}" for i, a in enumerate(names)]
+    text = f"{' '.join(names)} -> {' '.join(out)}, {' '.join(out)}"
+    return text + clause("whole", [*names[head:], *out[head:]])
 
 
 def _topk(call: OpCall) -> str:
@@ -82,10 +108,15 @@ def _histc(call: OpCall) -> str:
 TABLE: Table = {
     **dict.fromkeys(EXTREME.split(), _extreme),
     **dict.fromkeys(SCAN.split(), _scan),
+    "_fft_c2c": _linear_scan,
+    "avg_pool2d": _average_pool,
+    "avg_pool3d": _average_pool,
     "bincount": _bincount,
-    "cumsum": _cumsum,
+    "cumsum": _linear_scan,
     "histc": _histc,
     "linalg_vector_norm": _norm,
+    "max_pool2d_with_indices": _max_pool,
+    "max_pool3d_with_indices": _max_pool,
     "mean": _mean,
     "sum": _sum,
     "topk": _topk,

@@ -162,13 +162,16 @@ def _select(call: OpCall) -> str:
     return _renamed([*head, dims, *tail], [*head, *tail]) + size_clause(sizes)
 
 
-def _slice_scatter(call: OpCall) -> str | None:
+def _slice_scatter(call: OpCall) -> str:
     """The first operand with a slice of it replaced by the second."""
-    n, dim = call.operands[0][call.dim()], call.dim()
+    n, dim, names = call.operands[0][call.dim()], call.dim(), axis_names(len(call.operands[0]))
     start, end = _bounds(call, n)
-    if call.arguments.get("step", 1) != 1 or start == end:
-        return None
-    return _written(call, dim, start, end, [KEPT])
+    if call.arguments.get("step", 1) == 1 and start < end:
+        return _written(call, dim, start, end, [KEPT])
+    # Every so manieth, or nothing.
+    out, kept = " ".join(names), " ".join([*names[:dim], "e", *names[dim + 1 :]])
+    whole = f" | whole {names[dim]} e" if start < end else ""
+    return f"{out}, {kept} -> {out} | linear 0+1{whole}" + size_clause({"e": call.operands[1][dim]})
 
 
 def _select_scatter(call: OpCall) -> str:

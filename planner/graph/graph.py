@@ -127,8 +127,9 @@ class Graph:
 
     written: list[tuple[str, str]] = field(default_factory=list)
     """(parameter as its module sees it, tensor that is written into it): in one state, as stored.
-    """
 
+    So with itself: what is written there only when the model trains, statistics of batches say.
+    """
     sizes: list[SizeArgument] = field(default_factory=list)
     reads: dict[int, str] = field(default_factory=dict)
     """Number in a "read" expression -> the tensor whose size was read."""

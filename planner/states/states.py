@@ -176,12 +176,15 @@ class States:
     def rigid(self) -> frozenset[str]:
         """Stored tensors that stay whole: buffers, and parameters that the trace does not use.
 
-        A buffer is small and code may swap it: modules take their part of it as they read it. Of
-        a parameter that is not used nothing is known.
+        A buffer is small and code may swap it: modules take their part of it as they read it, but
+        one that is written in place lies as it is used. Of a parameter that is not used nothing is
+        known.
         """
         read = {n for op in self.graph.ops for n in op.inputs}
         read |= {b.source for b in self.graph.borders}
-        used = {u.stored for u in self.graph.uses if u.used in read and not u.is_buffer}
+        written = {name for name, _ in self.graph.written}
+        uses = (u for u in self.graph.uses if u.used in read)
+        used = {u.stored for u in uses if not u.is_buffer or u.used in written}
         return self._stored - used
 
     def splits(self, name: str) -> list[Shards]:

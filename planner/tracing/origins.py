@@ -149,10 +149,11 @@ _unsafe_view resize broadcast_to
 LITERAL = {"view", "reshape", "expand", "unflatten", "_unsafe_view", "broadcast_to"}
 """Functions in which a bare number is a size that the result must have on every rank."""
 SPLIT = {"split", "split_with_sizes"}
-COUNTING = set(
+CONVOLUTIONS = {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)}
+COUNTING = CONVOLUTIONS | set(
     """
 arange chunk permute transpose unsqueeze squeeze flatten repeat repeat_interleave narrow pad
-layer_norm rms_norm embedding one_hot topk __setitem__ to tile group_norm conv1d conv2d roll
+layer_norm rms_norm embedding one_hot topk __setitem__ to tile group_norm roll
 select sum mean tril triu scaled_dot_product_attention
 """.split()
 )
@@ -213,6 +214,9 @@ class _SizeMode(TorchFunctionMode):
             return _mark(out, _sizes(name, args, kwargs, out))
         if name in SPLIT:
             return _mark_split(args, kwargs, out)
+        if name in CONVOLUTIONS:
+            _mark_groups(name, args, kwargs, out)
+            return out
         if name == "__getitem__":
             return _mark(out, _slices(args[0], args[1]))
         if name not in COUNTING:
@@ -289,6 +293,17 @@ def _mark_split(args: Any, kwargs: Any, out: Any) -> Any:
         )
         for x, s in zip(out, each, strict=True)
     )
+
+
+def _mark_groups(name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
+    """Groups times the second dim of a kernel are the channels that come in; transposed, go out."""
+    groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
+    kernel = kwargs.get("weight", args[1] if len(args) > 1 else None)
+    if isinstance(groups, Origin) and groups > 1:
+        channels = out if "transpose" in name else kwargs.get("input", args[0] if args else None)
+        each = _expression(_sizes_read(kernel, kernel.shape)[1])
+        dim = channels.dim() - kernel.dim() + 1
+        _mark(channels, [(("*", groups.expression, each), dim, "")])
 
 
 def _slices(x: torch.Tensor, index: Any) -> list[Fact]:

@@ -38,6 +38,7 @@ LEAVES = {
     aten.group_norm.default,
     aten.cross_entropy_loss.default,
     aten.silu.default,
+    aten.glu.default,
 }
 """Ops that have a rule of their own and so are not taken apart."""
 

@@ -14,6 +14,7 @@ from shardwright.planner.tracing import borders
 from shardwright.planner.tracing.origins import Fact
 from shardwright.planner.tracing.record import Call, Record
 from shardwright.rules.call import OpCall, Operand
+from shardwright.rules.normalization import UPDATED
 from shardwright.rules.pointwise import TABLE as ELEMENTWISE
 
 IGNORED = {
@@ -59,6 +60,7 @@ def translate(
     graph.shown = {translator.name_of(t) for t in record.read}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
+    graph.written += [(name, name) for name in trained(graph)]
     graph.scores = [translator.name_of(t) for t in record.scores]
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
     graph.sizes = [
@@ -82,6 +84,17 @@ def alive(calls: Sequence[Call], results: Iterable[torch.Tensor]) -> list[Call]:
         if i in found:
             found |= needs[i]
     return [call for i, call in enumerate(calls) if i in found]
+
+
+def trained(graph: Graph) -> list[str]:
+    """Parameters and buffers, as used, that ops change in place when the model trains."""
+    used = {use.used for use in graph.uses}
+    found = (
+        op.inputs[op.call.arguments[name].index]
+        for op in graph.ops
+        for name in UPDATED.get(op.call.op, ())
+    )
+    return [name for name in dict.fromkeys(found) if name in used]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

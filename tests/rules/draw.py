@@ -62,6 +62,7 @@ KINDS: dict[str, Callable[[T, torch.Generator], torch.Tensor]] = {
     "integers": _integers,
     "normal": _normal,
     "offsets": _offsets,
+    "so many": lambda t, g: torch.randperm(t.shape[0], generator=g) < t.high,
     "positive": lambda t, g: 0.1 + 0.8 * _uniform(t, g),
     "steps": lambda t, g: _integers(t, g).double(),
 }

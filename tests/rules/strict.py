@@ -20,12 +20,16 @@ CONSTANT = {"_native_batch_norm_legit_no_training": ("running_mean", "running_va
 GRANULE = {"_grouped_mm": 4}
 """Its rows must be multiples of 16 bytes: what is split, is split so."""
 
+_TRAINED = "statistics are taken over it when the model trains"
 STRICT: dict[tuple[str, str], str] = {
     ("scaled_dot_product_attention", "e"): "the fast kernels want values as wide as keys",
     (
         "scaled_dot_product_attention",
         "q",
     ): "right without is_causal, but its size is a run-time one",
+    ("_native_batch_norm_legit_no_training", "n"): _TRAINED,
+    ("_native_batch_norm_legit_no_training", "a0"): _TRAINED,
+    ("_native_batch_norm_legit_no_training", "a1"): _TRAINED,
     ("bincount", "n"): "a sum only where minlength is known to be more than all values",
     ("group_norm", "g"): "the number of groups is an argument that the runtime does not replace",
     ("native_group_norm", "g"): "the number of groups is an argument too",

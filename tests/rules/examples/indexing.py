@@ -47,6 +47,23 @@ def _index_put_once(op: str) -> Maker:
     return make
 
 
+def _put_alike(d: Draw) -> Example:
+    """Some dims by a mask, and in all places the same values."""
+    head, masked, tail = d.shape(0, 1), d.shape(1, 2), d.shape(0, 2)
+    at = [None] * len(head) + [T(masked, "bool")]
+    values = d.broadcast((*head, 1, *tail)) if d.flag() else d.broadcast(tail)
+    return call("index_put", T((*head, *masked, *tail)), at, T(values), d.flag())
+
+
+def _put_rows(d: Draw) -> Example:
+    """A dim by a mask, and in each place another row of the values."""
+    head, n, tail = d.shape(0, 1), d.size(2, 5), d.shape(0, 2)
+    count = d.size(1, n)
+    at = [None] * len(head) + [T((n,), "so many", count)]
+    values = T((*d.broadcast(head), count, *tail))
+    return call("index_put", T((*head, n, *tail)), at, values, d.flag())
+
+
 def _along(d: Draw) -> tuple[tuple[int, ...], int, T]:
     """A shape, a dim of it, and an index along that."""
     shape = d.shape(1, 3)
@@ -141,7 +158,7 @@ EXAMPLES: Makers = {
     "full": [_factory("full", 2.5), _factory("full", 0.0)],
     "gather": [_gather],
     "index": [_index("index.Tensor"), _index("index.Tensor")],
-    "index_put": [_index_put("index_put"), _index_put_once("index_put")],
+    "index_put": [_index_put("index_put"), _index_put_once("index_put"), _put_alike, _put_rows],
     "index_select": [_index_select],
     "linspace": [lambda d: call("linspace", 0, 1, d.size())],
     "new_empty": [_like("new_empty")],
@@ -158,7 +175,8 @@ EXAMPLES: Makers = {
 }
 NO_RULE: list[Example] = [
     call("index.Tensor", T((3, 4)), [T((3,), "bool")]),
-    call("index_put", T((3, 4)), [T((3, 4), "bool")], T(())),
+    call("index_put", T((3, 4)), [T((3,), "bool"), T((1,), "integers", 4)], T(())),
+    call("index_put", T((3, 4)), [T((), "bool")], T(())),
     call("index_select", T(()), 0, T((1,), "integers", 1)),
     call("gather", T(()), 0, T((), "integers", 1)),
     call("gather", T((3, 4)), 0, T((2, 3), "integers", 3)),

@@ -56,6 +56,13 @@ def _scalar(op: str, *rest: object, kind: str = "normal", **kwargs: object) -> M
     return lambda d: call(op, T(d.shape(0, 3), kind), *rest, **kwargs)
 
 
+def _gated(d: Draw) -> Example:
+    shape = list(d.shape(1, 3))
+    dim = d.dim(len(shape))
+    shape[dim] *= 2
+    return call("glu", T(tuple(shape)), dim)
+
+
 def _alpha(op: str) -> Maker:
     return lambda d: call(op, *_pair(d, "normal", "normal"), alpha=d.pick(1, 2.5))
 
@@ -162,6 +169,7 @@ EXAMPLES: Makers = {
     ],
     "dropout": [_scalar("dropout", 0.5, False)],
     "full_like": [_scalar("full_like", 2.5), _scalar("full_like", 0)],
+    "glu": [_gated],
     "lerp": [
         _three("lerp.Tensor", ["normal", "normal", "positive"]),
         lambda d: call("lerp.Scalar", *_pair(d, "normal", "normal"), 0.3),

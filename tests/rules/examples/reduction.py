@@ -71,6 +71,31 @@ def _histc(d: Draw) -> Example:
     return call("histc", T((*d.shape(0, 1), 6)), d.size(2, 4), low, high)
 
 
+def _fourier(d: Draw) -> Example:
+    shape = d.shape(1, 3)
+    some = d.order(len(shape))[: d.size(1, len(shape))]  # counted from the front, unlike elsewhere
+    return call("_fft_c2c", T(shape, "complex"), some, d.size(0, 2), d.flag())
+
+
+def _pool(op: str, depth: int) -> Maker:
+    """Windows of every size that fits; some are single elements."""
+
+    def make(d: Draw) -> Example:
+        windows = [d.size(1, 3) for _ in range(depth)]
+        padding = [d.size(0, w // 2) for w in windows]
+        steps = d.pick([], windows, [d.size(1, 2)], [d.size(1, 2) for _ in windows])
+        shape = (*d.shape(1, 2)[-2:], *(w + d.size(0, 3) for w in windows))
+        if op == "avg_pool":
+            return call(
+                f"{op}{depth}d", T(shape), windows, steps, padding, d.flag(), d.flag(),
+                d.pick(None, 3),
+            )  # fmt: skip
+        return call(f"{op}{depth}d_with_indices", T(shape), windows, steps, padding,
+                    [1] * depth, d.flag())  # fmt: skip
+
+    return make
+
+
 def _extreme(op: str) -> list[Maker]:
     def other(d: Draw) -> Example:
         shape = d.shape(0, 3)
@@ -80,6 +105,7 @@ def _extreme(op: str) -> list[Maker]:
 
 
 EXAMPLES: Makers = {
+    "_fft_c2c": [_fourier],
     "_log_softmax": [_scan("_log_softmax", False)],
     "_safe_softmax": [_scan("_safe_softmax")],
     "_softmax": [_scan("_softmax", False)],
@@ -97,6 +123,8 @@ EXAMPLES: Makers = {
     ],
     "argmax": [_over_one("argmax"), _over_all("argmax")],
     "argmin": [_over_one("argmin"), _over_all("argmin")],
+    "avg_pool2d": [_pool("avg_pool", 2)],
+    "avg_pool3d": [_pool("avg_pool", 3)],
     "bincount": [_bincount],
     "cummax": [_scan("cummax")],
     "cummin": [_scan("cummin")],
@@ -108,6 +136,8 @@ EXAMPLES: Makers = {
     "logcumsumexp": [_scan("logcumsumexp")],
     "logsumexp": [_over("logsumexp", low=1)],
     "max": _extreme("max"),
+    "max_pool2d_with_indices": [_pool("max_pool", 2)],
+    "max_pool3d_with_indices": [_pool("max_pool", 3)],
     "mean": [_over_all("mean"), _over("mean.dim")],
     "median": [_over_all("median"), _over_one("median.dim")],
     "min": _extreme("min"),

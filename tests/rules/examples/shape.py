@@ -110,6 +110,17 @@ def _slice_scatter(d: Draw) -> Example:
     return call("slice_scatter", T(tuple(shape)), T(tuple(value)), dim, start, end)
 
 
+def _strided_scatter(d: Draw) -> Example:
+    """Every so manieth, or nothing."""
+    n, step, dim = d.size(2, 6), d.size(2, 3), d.size(0, 1)
+    start, end = d.size(0, n), d.pick(0, n, n + 2)
+    value = [3, 3]
+    value[dim] = len(range(start, min(end, n), step))
+    shape = [3, 3]
+    shape[dim] = n
+    return call("slice_scatter", T(tuple(shape)), T(tuple(value)), dim, start, end, step)
+
+
 def _split(d: Draw) -> Example:
     shape = tuple(n + 1 for n in d.shape(1, 3))
     dim = d.dim(len(shape))
@@ -198,7 +209,7 @@ EXAMPLES: Makers = {
     "select": [_select],
     "select_scatter": [_select_scatter],
     "slice": [_slice, _slice, _strided],
-    "slice_scatter": [_slice_scatter],
+    "slice_scatter": [_slice_scatter, _strided_scatter],
     "split": [_split],
     "split_with_sizes": [_split_with_sizes],
     "squeeze": [_squeeze],
@@ -213,6 +224,5 @@ EXAMPLES: Makers = {
     "view": [_view("view"), _view_across("view")],
 }
 NO_RULE: list[Example] = [
-    call("slice_scatter", T((4, 3)), T((2, 3)), 0, 0, 4, 2),
     call("view", T((0, 3)), [3, 0]),
 ]
