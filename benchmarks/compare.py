@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -183,17 +184,23 @@ def _largest(values: torch.Tensor) -> float:
 
 
 def split_share(whole: nn.Module, local: nn.Module) -> float:
-    """Share of the block weights (all but embeddings, heads and norms) that no two ranks hold."""
+    """Share of the block weights that no two ranks hold, by how `local` is split."""
     mesh, layout = mesh_of(local), placements(local)
     coords: Coords = mesh.coords if mesh is not None else {"tp": (0, 1)}
-    ranks = coords["tp"][1]
+    shapes = {name: placed.local_shape(coords) for name, placed in layout.items()}
+    held = {name: math.prod(n or 0 for n in shape) for name, shape in shapes.items()}
+    return share_split(whole, held, coords["tp"][1])
+
+
+def share_split(whole: nn.Module, held: Mapping[str, int], ranks: int) -> float:
+    """Share of the block weights (all but embeddings, heads and norms) that no two ranks hold.
+
+    `held` says how many elements of a parameter a rank has, where that is not all of them.
+    """
     total = covered = 0.0
     for name, parameter in in_blocks(whole):
         size = parameter.numel()
         total += size
-        if name in layout and ranks > 1:
-            held = 1
-            for n in layout[name].local_shape(coords):
-                held *= n or 0
-            covered += (size - held) * ranks / (ranks - 1)
+        if ranks > 1:
+            covered += (size - held.get(name, size)) * ranks / (ranks - 1)
     return covered / total if total else 1.0

@@ -19,9 +19,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.demo_outcome import Check, Outcome
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # all that is needed is here
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -40,33 +41,6 @@ MODELS = {
     "phi3": "Phi3-style, fused projections",
     "minilm": "all-MiniLM-L6-v2, published",
 }
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison with the unsplit model."""
-
-    what: str
-    difference: float
-    allowed: float
-
-    @property
-    def passed(self) -> bool:
-        """Whether the difference is allowed; a NaN is not."""
-        return self.difference <= self.allowed
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the demo found out about one model."""
-
-    plan: Any
-    plan_seconds: float
-    files: int
-    parameters: int
-    ranks: list[dict[str, Any]]
-    checks: list[Check]
-    remark: str
 
 
 def main() -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from benchmarks.demo import Check, Outcome
+from benchmarks.demo_outcome import Check, Outcome
 
 PHASES = {"forward": "FORWARD", "decode": "DECODE STEP"}
 

@@ -282,9 +282,10 @@ def main() -> None:
         ]
     show(rows)
     if options.json:
-        options.json.write_text(
-            json.dumps({"bytes": whole, "files": files, "rows": rows}, indent=2) + "\n"
-        )
+        from shardwright.planner.plan_file import write_atomically
+
+        result = {"bytes": whole, "files": files, "rows": rows}
+        write_atomically(options.json, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

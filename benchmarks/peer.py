@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 from transformers.utils import is_accelerate_available
 
-from benchmarks.compare import badness, differences, in_blocks, of_all, reference, weighing_loss
+from benchmarks.compare import badness, differences, of_all, reference, share_split, weighing_loss
 from benchmarks.peer_count import every_collective
 from benchmarks.zoo import FIRST, in_order, write
 from benchmarks.zoo_case import build
@@ -63,7 +63,8 @@ def measured(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, 
         dist.barrier()
     local.eval()
     row |= {"bytes": max(of_all(_held(local), tp)), "whole_bytes": _held(whole)}
-    row["split"] = _split(whole, local, tp)
+    held = {n: _local(p).numel() for n, p in local.named_parameters()}
+    row["split"] = share_split(whole, held, tp)
 
     torch.manual_seed(0)
     with torch.no_grad(), every_collective() as calls:
@@ -96,19 +97,11 @@ def measured(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, 
 def _held(model: nn.Module) -> int:
     """Bytes of parameters and buffers on this rank, those that are shared once."""
     tensors = [*model.parameters(), *model.buffers()]
-    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
-    return sum(t.numel() * t.element_size() for t in local)
+    return sum(t.numel() * t.element_size() for t in map(_local, tensors))
 
 
-def _split(whole: nn.Module, local: nn.Module, tp: int) -> float:
-    """Share of the block weights that no two ranks hold, as `compare.split_share` has it."""
-    held, total, covered = dict(local.named_parameters()), 0, 0.0
-    for name, parameter in in_blocks(whole):
-        mine: Any = held[name]
-        size = mine.to_local().numel() if isinstance(mine, DTensor) else mine.numel()
-        total += parameter.numel()
-        covered += (parameter.numel() - size) * tp / (tp - 1)
-    return covered / total if total else 1.0
+def _local(x: Any) -> torch.Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def _full(x: Any) -> torch.Tensor:
