@@ -61,9 +61,8 @@ def plan(
         memory: Bytes that a rank may hold: parameters, buffers, KV cache, activations, and what
             training needs (see `planner/pricing/memory.py`). By default the least possible without
             activations that pass, plus 5 % where that saves time.
-        solver: Name of an installed solver: "lp" (the default), "cpsat" (the default under
-            `memory`), "backtracking", or another's. Where it cannot prove its plan in time,
-            backtracking's plan stands.
+        solver: Name of an installed solver: "lp" (the default), "cpsat", "backtracking", or
+            another's. Where it cannot prove its plan in time, backtracking's plan stands.
         time_limit: Seconds for the solver.
         batch: Sequences in the passes that are priced, of all copies of the model together; by
             default one each.

@@ -214,7 +214,7 @@ class Search:
             InfeasibleError: it has no solution, or none that fits the memory.
         """
         asked = solvers.load(solver) if solver else None
-        backup, note = (None, "") if solver else solvers.backup(memory)
+        backup, note = (None, "") if solver else solvers.backup()
         small = simplify(network.problem)
         if small is None:
             refuse(network, self.graph, wanted)
@@ -247,7 +247,7 @@ class Search:
         alike = [op for op, _ in bill.ops]
         check(whole.graph, whole.states, whole.assignment, self.rigid, alike)
         agree(bill.price, optimum)
-        report = reported(optimum, solver or solvers.default(memory), note)
+        report = reported(optimum, solver or solvers.DEFAULT, note)
         stage("emit")
         held = self._memory(bill, layouts, costs)
         return Attempt(layouts, whole, bill, held, report, possible(network, small), wanted)

@@ -38,7 +38,7 @@ Examples:
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
 @click.option("--memory", type=Size(), help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.")
 @click.option("--solver", metavar="NAME",
-              help="lp, cpsat, backtracking, …  [default: lp; with --memory cpsat]")  # fmt: skip
+              help="lp, cpsat, backtracking, …  [default: lp]")  # fmt: skip
 @click.option(
     "--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS",
     show_default=True, help="For the solver.",

@@ -15,6 +15,7 @@ from shardwright.planner.solvers.problem import Solver
 
 GROUP = "shardwright.solvers"
 OWN = ("backtracking", "cpsat", "lp")
+DEFAULT = "lp"
 
 
 def names() -> list[str]:
@@ -43,18 +44,8 @@ def needs_ortools(name: str) -> SolverError:
     )
 
 
-def default(memory: int | None) -> str:
-    """The solver where none was asked for.
-
-    The linear relaxation is integral on the networks of models, but not under a budget: that makes
-    a knapsack of equal layers, on which CP-SAT takes tenths of a second, and branching on the
-    relaxation alone more than ten seconds.
-    """
-    return "lp" if memory is None else "cpsat"
-
-
-def backup(memory: int | None = None) -> tuple[Solver | None, str]:
+def backup() -> tuple[Solver | None, str]:
     """The default solver, and a note where backtracking has to do."""
     if find_spec("ortools") is not None:
-        return load(default(memory)), ""
+        return load(DEFAULT), ""
     return None, "OR-tools is not installed: planned with the backtracking solver"

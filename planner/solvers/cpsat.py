@@ -57,7 +57,7 @@ def solve(
     status = solver.solve(model)
     if status == cp.MODEL_INVALID:
         reason = model.validate().split(":")[0]
-        raise SolverError(f"cpsat refuses the problem: {reason}; use --solver backtracking")
+        raise SolverError(f"cpsat refuses the problem: {reason}; use --solver lp")
     if status == cp.INFEASIBLE:
         return Result("infeasible", None, 0)
     if status not in (cp.OPTIMAL, cp.FEASIBLE):

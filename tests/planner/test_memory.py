@@ -12,6 +12,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.api import plan
@@ -189,6 +190,15 @@ def test_a_budget_holds_for_all_of_it() -> None:
     assert kept is not None and kept.total <= least
     with pytest.raises(InfeasibleError):
         planned(2, memory=free.parameters + free.cache)
+
+
+def test_budgets_of_large_models_that_train() -> None:
+    """Sums of bytes times nanoseconds that do not fit into 64 bits are no obstacle."""
+    config = LlamaConfig(num_hidden_layers=32, architectures=["LlamaForCausalLM"])
+    found = plan(config, tp=4, phase="train", batch=4, memory=40 * 10**9)
+    assert found.solver.status == "optimal"
+    held = found.predicted.memory
+    assert held is not None and held.total <= 40 * 10**9
 
 
 def optimum(values: tuple[int, ...]) -> Optimum:

@@ -482,7 +482,6 @@ def test_solvers_that_come_with_it():
 
 def test_without_ortools(monkeypatch):
     assert solvers.backup() == (lp.solve, "")
-    assert solvers.backup(memory=1) == (cpsat.solve, "")
     monkeypatch.setattr(solvers, "find_spec", lambda name: None)
     found, note = solvers.backup()
     assert found is None and "OR-tools" in note
