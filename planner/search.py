@@ -35,7 +35,7 @@ from shardwright.planner.folding.unfolding import Unfolded, unfold
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.layout import Coords, Dim, coords_of, dim_size
-from shardwright.planner.network.conventions import follow
+from shardwright.planner.network.conventions import Usual, follow, projections, token_tables
 from shardwright.planner.network.network import BACKWARD, BYTES, TIME, Network, build_network
 from shardwright.planner.network.optimize import Optimum, optimize
 from shardwright.planner.network.pins import Pin, as_table, resolve, restrict
@@ -184,11 +184,25 @@ class Search:
             InfeasibleError: the pins cannot hold, or nothing fits the memory, or hidden states
                 cannot be split along the sequence.
         """
+        found = self._solve({}, solver, seconds, memory)
+        usual = projections(self.graph, found.layouts.states) if memory is None else {}
+        placed = found.layouts.assignment
+        if any(placed[n] not in usual[n] for n in usual.keys() - found.pinned.keys()):
+            with suppress(InfeasibleError):
+                return self._solve(usual, solver, seconds, memory)
+        return found
+
+    def _solve(
+        self, usual: Usual, solver: str | None, seconds: float, memory: int | None
+    ) -> Attempt:
+        """The same with these parameters as is usual, and tables of tokens if they can be."""
         costs, network, wanted = self.problem()
-        if follow(network, self.graph, wanted):
+        tables = token_tables(self.graph, costs.states)
+        if follow(network, {**usual, **tables}, wanted) and tables:
             with suppress(InfeasibleError):
                 return self.answer(costs, network, wanted, solver, seconds, memory)
             costs, network, wanted = self.problem()
+            follow(network, usual, wanted)
         return self.answer(costs, network, wanted, solver, seconds, memory)
 
     def problem(self) -> tuple[Costs, Network, dict[str, Pin]]:

@@ -14,7 +14,7 @@ from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.graph.axes import atoms_of
 from shardwright.planner.layout import parse
-from shardwright.planner.network.conventions import follow
+from shardwright.planner.network.conventions import token_tables
 from shardwright.planner.network.pins import Pin, matches, parameters
 from shardwright.planner.network.refusal import Contradiction
 from shardwright.planner.plan_file import Plan, Prediction, pattern
@@ -80,7 +80,7 @@ def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
         raise UsageError(f"'{name}' has buffers only, and every rank holds those whole")
     _catch_up(search, plan)
     _, network, pinned = search.problem()
-    usual = follow(network, search.graph, pinned)
+    usual = token_tables(search.graph, network.states).keys() - pinned.keys()
     return [_explain(search, plan, group, counts[group], usual) for group in asked]
 
 

@@ -12,7 +12,9 @@ from rich.text import Text
 from shardwright.planner.reports.explain import Alternative, Explanation
 from shardwright.planner.sizes import human_bytes, human_time
 
-CHEAPEST = "it is the cheapest: fewest bytes first, with 5 % to spare, then least time"
+CHEAPEST = (
+    "it is the cheapest: fewest bytes first, with 5 % to spare but for attention, then least time"
+)
 
 
 def explain_report(found: list[Explanation]) -> RenderableType:

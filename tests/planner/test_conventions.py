@@ -9,6 +9,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
@@ -129,3 +130,44 @@ def test_it_is_for_tables_of_tokens() -> None:
     tables = token_tables(search.graph, network.states)
     assert {stored[s] for s in tables} <= {"transformer.wte.weight", "lm_head.weight"}
     assert len(tables) == 1
+
+
+def slim(name: str) -> PreTrainedConfig:
+    """A model in which the slack of bytes pays for some of attention on each rank."""
+    if name == "LlamaForCausalLM":  # attention is small beside the rest
+        return config(name, TINY, intermediate_size=8192)
+    sizes: dict[str, Any] = {**TINY, "intermediate_size": 256, "num_key_value_heads": 2}
+    return Olmo2Config(  # keys go through a norm over all heads
+        architectures=[name], tie_word_embeddings=False, pad_token_id=0, eos_token_id=1, **sizes
+    )
+
+
+KEPT = {"LlamaForCausalLM": "model.layers.*.self_attn", "Olmo2ForCausalLM": "*.*.*.*.k_proj"}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_slack_is_not_spent_on_attention(name: str) -> None:
+    """Whole, these weights would take less time, and all within 5 % of the bytes."""
+    usual = shardwright.plan(slim(name), 2)
+    faster = shardwright.plan(slim(name), 2, pins={KEPT[name]: "replicate"})
+    assert faster.predicted.time_ns < usual.predicted.time_ns
+    held, more = (p.predicted.parameter_bytes[0] for p in (usual, faster))
+    assert held < more < 1.05 * held
+    dims = split_dims(usual)
+    for leaf in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        assert dims[f"model.layers.*.self_attn.{leaf}.weight"] == BY_HAND[leaf]
+    assert usual.solver.status == "optimal"
+
+
+def test_within_a_budget_attention_may_be_whole() -> None:
+    """What a rank may hold was said: the fastest of these plans is asked for."""
+    model = slim("LlamaForCausalLM")
+    plan = shardwright.plan(model, 2, memory=10**9)
+    assert split_dims(plan).get("model.layers.*.self_attn.q_proj.weight") is None
+
+
+def test_the_rest_of_attention_is_split_around_a_pin() -> None:
+    pins = {"model.layers.*.self_attn.k_proj": "replicate"}
+    dims = split_dims(shardwright.plan(slim("LlamaForCausalLM"), 2, pins=pins))
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert [dims[f"model.layers.*.self_attn.{n}.weight"] for n in names] == [0, None, 0, 1]
