@@ -12,7 +12,7 @@ ge gelu gt hardsigmoid hardswish hardtanh hypot isfinite isinf isnan le leaky_re
 log log10 log1p log2 log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or
 logical_xor logit lt maximum minimum mish nan_to_num native_dropout ne nextafter ones_like pow
 rand_like randn_like reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid sign signbit silu
-sin sinc sinh softplus softshrink sqrt square tan tanh threshold trunc
+sin sinc sinh softplus softshrink sqrt square tan tanh threshold trunc uniform
 """
 ONE_OPERAND = """
 alias clone conj_physical contiguous detach detach_ imag lift_fresh_copy neg real xlogy

@@ -1,4 +1,7 @@
-"""Build a model that takes no memory for its parameters, and whose buffers are real and right."""
+"""Build a model that takes no memory for its parameters, and whose buffers are real and right.
+
+But those that are made of parameters and that checkpoints hold are on meta, as parameters are.
+"""
 
 from __future__ import annotations
 
@@ -66,17 +69,26 @@ def empty_model(
         **kwargs: what it is called with.
 
     Raises:
-        ModelError: a buffer depends on a parameter's value, so that it could not be computed.
+        ModelError: a buffer that no checkpoint holds depends on a parameter's value, so that it
+            could not be computed.
     """
     with parameters_on_meta(), _default_dtype(dtype):
         model = factory(*args, **kwargs)
     _move_stragglers(model)
-    if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
+    if lost := [name for name, buffer in _transient(model) if buffer.is_meta]:
         raise ModelError(
             f"buffer {lost[0]} of {type(model).__name__} is computed from parameters, which "
             "have no values yet: compute it from the config, or after loading"
         )
     return model
+
+
+def _transient(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Buffers that checkpoints do not hold, by name."""
+    for path, module in model.named_modules():
+        for name in sorted(module._non_persistent_buffers_set):
+            if (buffer := module._buffers.get(name)) is not None:
+                yield f"{path}.{name}".lstrip("."), buffer
 
 
 @contextmanager

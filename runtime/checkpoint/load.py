@@ -79,8 +79,8 @@ def load_weights(
                     f"{names.title} ties them: set tie_word_embeddings to false in its config"
                 )
     for name, tensor in filled.items():
-        if tensor is not tensors[name]:
-            put(model, group_of[name], tensor)
+        if (there := tensor.to(device)) is not tensors[name]:
+            put(model, group_of[name], there)
     for name, value in made.items():
         assert value is not None
         part = held(value, _placement(placements, group_of[name]), coords)

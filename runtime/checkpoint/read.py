@@ -65,8 +65,9 @@ def read_shards(
         wanted: model name -> where it comes from, the tensor to fill and how it is placed.
         coords: where this rank stands on each mesh dim.
         device: where tensors that are on meta are made real.
-        dtype: what floating tensors are cast to; None keeps the checkpoint's dtypes, and a tensor
-            that is already real must then have the checkpoint's.
+        dtype: what floating tensors are cast to; None keeps the checkpoint's dtypes, and a
+            parameter that is already real must then have the checkpoint's. Buffers that are real
+            keep the dtype that the model's code gave them, as transformers does.
         progress: show a bar on stderr if it is a terminal.
 
     Returns:
@@ -177,12 +178,13 @@ def _target(
 def _dtype(name: str, item: Wanted, entry: Entry, dtype: torch.dtype | None) -> torch.dtype:
     """What dtype the filled tensor has."""
     stored, model = entry.dtype, item.tensor.dtype
+    stated = not item.tensor.is_meta and not isinstance(item.tensor, torch.nn.Parameter)
     if not item.tensor.is_meta:
         to = model
     else:
         to = stored if dtype is None or not stored.is_floating_point else dtype
     kept = all(a == to or {a, to} <= CASTABLE for a in (stored, model))
-    if kept and (to == stored or dtype is not None):
+    if kept and (to == stored or stated or dtype is not None):
         return to
     todo = (
         "build the model in the checkpoint's dtype, or ask for a dtype to cast to"

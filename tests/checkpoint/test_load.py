@@ -243,6 +243,37 @@ def test_computed_buffer(tmp_path: Path) -> None:
     assert got.steps.tolist() == [0, 1, 2, 3]
 
 
+class Quantized(nn.Module):
+    """Buffers that checkpoints hold: one is made of a parameter, one has a dtype of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
+        self.register_buffer("rounded", torch.zeros_like(self.weight))
+        self.register_buffer("offset", torch.zeros(3))
+
+
+def test_buffers_that_checkpoints_hold(tmp_path: Path) -> None:
+    saved = {name: torch.randn(n).double() for name, n in (("weight", 4), ("rounded", 4))}
+    write(tmp_path, saved | {"offset": torch.randn(3).double()})
+    placed = {"weight": parse("4@tp"), "rounded": parse("4@tp"), "offset": parse("3")}
+    for rank in range(2):
+        got = empty_model(Quantized)
+        load_weights(got, Checkpoint.open(tmp_path), placed, {"tp": (rank, 2)})
+        for name, whole in saved.items():
+            assert torch.equal(got.state_dict()[name], whole.chunk(2)[rank])
+        assert got.state_dict()["offset"].dtype == torch.float32
+
+
+def test_buffers_go_to_the_device(tmp_path: Path) -> None:
+    """Meta stands for a device that tests need not have."""
+    model = Quantized()
+    write(tmp_path, dict(model.state_dict()))
+    got = empty_model(Quantized)
+    load_weights(got, Checkpoint.open(tmp_path), {}, {}, device="meta")
+    assert all(tensor.is_meta for tensor in got.state_dict().values())
+
+
 class Initialised(Lenient):
     """A parameter that may be missing too, and what it is then."""
 
@@ -295,4 +326,18 @@ def test_sinusoids_that_checkpoints_lack(tmp_path: Path) -> None:
     name = "model.encoder.embed_positions.weight"
     assert name not in Checkpoint.open(tmp_path).tensors
     got = load(cls._from_config, reference.config, tmp_path)
+    same(got, reference)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("masked", "ibert"), ("causal", "glm4_moe")])
+def test_buffers_as_transformers_reads_them(tmp_path: Path, kind: str, name: str) -> None:
+    """Rounded weights beside the weights; a bias that is float32 in a model of float64."""
+    from tests import zoo
+
+    _, model = zoo.build(name, kind=kind)
+    model.double().save_pretrained(tmp_path)  # type: ignore[operator]
+    cls: Any = type(model)
+    reference = cls.from_pretrained(tmp_path, dtype=torch.float64)
+    got = empty_model(cls._from_config, reference.config, dtype=torch.float64)
+    load_weights(got, Checkpoint.open(tmp_path), {}, {})
     same(got, reference)

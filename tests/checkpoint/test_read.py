@@ -165,6 +165,16 @@ def test_dtype_is_cast_when_asked(tmp_path: Path) -> None:
     assert out.dtype == torch.int64
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_buffers_keep_the_dtype_of_the_model(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Model code that wants a bias in float32 computes with one, whatever was saved."""
+    whole = torch.randn(8, dtype=dtype)
+    checkpoint = Checkpoint.open(write(tmp_path, {"a": whole}))
+    out, _ = read_one(checkpoint, "a", torch.zeros(8), None, 0, 1)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, whole.float())
+
+
 def test_dtype_errors(tmp_path: Path) -> None:
     tensors = {
         "a": torch.randn(8).bfloat16(),
@@ -175,7 +185,7 @@ def test_dtype_errors(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match="a is bfloat16 and the model's p is float32: build the model in"
     ):
-        read_one(checkpoint, "a", torch.zeros(8), None, 0, 1)
+        read_one(checkpoint, "a", torch.nn.Parameter(torch.zeros(8)), None, 0, 1)
     with pytest.raises(
         CheckpointError, match="i is int64 and the model's p is float32: no cast between"
     ):

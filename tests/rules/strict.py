@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-VALUES_UNKNOWN = {"empty", "empty_like", "empty_permuted", "new_empty", "rand_like", "randn_like"}
+VALUES_UNKNOWN = set(
+    "empty empty_like empty_permuted new_empty rand_like randn_like uniform".split()
+)
 """Compared by shape only."""
 
 NO_DERIVATIVE = {

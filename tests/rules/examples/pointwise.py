@@ -15,7 +15,7 @@ UNARY = {
         erfc exp exp2 expm1 floor gelu hardsigmoid hardswish hardtanh isfinite isinf isnan
         leaky_relu lift_fresh_copy log_sigmoid_forward logical_not mish nan_to_num neg ones_like
         rand_like randn_like reciprocal relu relu6 round selu sgn sigmoid sign signbit silu sin sinc
-        sinh softplus softshrink square tan tanh trunc zeros_like
+        sinh softplus softshrink square tan tanh trunc uniform zeros_like
     """,
     "positive": """
         acos asin atanh digamma erfinv lgamma log log10 log1p log2 logit rsqrt sqrt
