@@ -254,7 +254,7 @@ def _sizes(name: str, args: Any, kwargs: Any, out: Any) -> list[Fact]:
     flat, skip = _given(name, args, kwargs, out)
     facts: list[Fact] = []
     for dim, value in enumerate(flat, skip):
-        if isinstance(value, Origin) and value.expression[0] != "read":
+        if isinstance(value, Origin):
             facts.append((value.expression, dim, ""))
         elif type(value) is int and value > 1 and name in LITERAL:
             facts.append((("constant", value), dim, ""))

@@ -71,6 +71,16 @@ class HeadReadOffPart(Attention):
         return y.view(y.shape[0], y.shape[1], -1, y.shape[-1] // 4)
 
 
+class WidthReadOffInput(Attention):
+    """Heads are put together to a width that is read off a tensor which is whole."""
+
+    def forward(self, x):
+        b, t, width = x.size()
+        q, k, v = (self.cut(m(x)) for m in (self.q, self.k, self.v))
+        streams = [attend(q, k, v).reshape(b, 1, t, width), attend(k, q, v).reshape(b, 1, t, width)]
+        return self.o(torch.cat(streams, 1).view(b, -1, width)).view(b, 2 * t, width)
+
+
 class DividedByHeads(Attention):
     def change(self, q):
         return q / self.num_heads

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 from shardwright.planner import search
+from shardwright.planner.trial.blame import Blame
 from shardwright.planner.trial.verify import Mismatch
 from tests.planner import mlps
 from tests.planner import modules as m
@@ -25,6 +26,7 @@ MODULES = (
     mlps.ChosenFeatures, mlps.InPlace, mlps.Softmax, mlps.MeanBySize, mlps.InverseSize,
     mlps.Lengths, mlps.OwnZeros, mlps.Shuffled, m.Unequal, m.Mixer, m.Vision, m.Language, m.Again,
     m.TorchAttention, m.Experts, m.WidthTakenTwice,
+    m.WidthReadOffInput,
 )  # fmt: skip
 CASES: dict[str, Callable[[], nn.Module]] = {
     **{cls.__name__: cls for cls in MODULES},
@@ -104,6 +106,13 @@ def test_what_code_takes_for_granted_stays_whole(make: Callable[[], nn.Module], 
     plan = planned(Within(make()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
     gathers = [c for c in plan.predicted.collectives if c.kind == "all_gather"]
     assert any(c.phase == "forward" for c in gathers), f"{kept} works on a part"
+
+
+def test_a_size_read_off_a_whole_tensor_keeps_only_what_it_is_for(monkeypatch) -> None:
+    """Heads are gathered before; no trial has to fail for that, and all weights are split."""
+    monkeypatch.delattr(Blame, "of_module")
+    plan = planned(Within(m.WidthReadOffInput()), features(m.WIDTH), 2)
+    assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.whole_bytes
 
 
 # --- what happens when a trial fails
