@@ -155,8 +155,15 @@ def module_plans(
 
 def _layer(module: nn.Module, parameters: Mapping[str, ParameterPlan]) -> str:
     if "weight" in parameters:
-        placement = layout.parse(parameters["weight"].placement)
-        split = [any(a.mesh for a in layout.atoms(d)) for d in placement.dims]
+        entry = parameters["weight"]
+        split = [
+            any(a.mesh for a in layout.atoms(held)) and any(a.mesh for a in layout.atoms(seen))
+            for held, seen in zip(
+                layout.parse(entry.placement).dims,
+                layout.parse(entry.use or entry.placement).dims,
+                strict=True,
+            )
+        ]
         if isinstance(module, nn.Linear) and any(split):
             return "ColumnParallelLinear" if split[0] else "RowParallelLinear"
         if isinstance(module, nn.Embedding) and split[0]:

@@ -36,11 +36,12 @@ from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.layout import Coords, Dim, coords_of, dim_size
 from shardwright.planner.network.conventions import Usual, follow, projections, token_tables
+from shardwright.planner.network.gathered import unsplittable
 from shardwright.planner.network.network import BACKWARD, BYTES, TIME, Network, build_network
-from shardwright.planner.network.optimize import Optimum, optimize
+from shardwright.planner.network.optimize import SLACK, Optimum, optimize
 from shardwright.planner.network.pins import Pin, as_table, resolve, restrict
 from shardwright.planner.network.refusal import refuse
-from shardwright.planner.network.within import within
+from shardwright.planner.network.within import OverMemory, within
 from shardwright.planner.plan_file import (
     Memory,
     ModelIdentity,
@@ -104,6 +105,8 @@ class Search:
     along_sequence: Callable[[], Search] | None = None
     """Where nobody said whether hidden states are to be split along the sequence: the same so."""
     forbidden: Splits = frozenset()
+    gathered: frozenset[str] = frozenset()
+    """Stored tensors that may be gathered as they are read."""
     failed: dict[str, str] = field(default_factory=dict)
     """Tensors of which a split did not pass the trial -> what went wrong."""
 
@@ -172,7 +175,7 @@ class Search:
     def blank(self, forbidden: Splits = frozenset()) -> tuple[Costs, Network]:
         """Prices, and the problem without any pin."""
         states = States(self.graph, self.axes, self.tp, self.lookups, forbidden, self.sequence)
-        costs = Costs(self.graph, self.axes, states, self.workload, self.caches)
+        costs = Costs(self.graph, self.axes, states, self.workload, self.caches, self.gathered)
         return costs, build_network(self.graph, states, costs, self.rigid)
 
     def solve(self, solver: str | None, seconds: float, memory: int | None) -> Attempt:
@@ -184,13 +187,40 @@ class Search:
             InfeasibleError: the pins cannot hold, or nothing fits the memory, or hidden states
                 cannot be split along the sequence.
         """
-        found = self._solve({}, solver, seconds, memory)
+        found = self._with_gathers(solver, seconds, memory)
         usual = projections(self.graph, found.layouts.states) if memory is None else {}
         placed = found.layouts.assignment
         if any(placed[n] not in usual[n] for n in usual.keys() - found.pinned.keys()):
             with suppress(InfeasibleError):
                 return self._solve(usual, solver, seconds, memory)
         return found
+
+    def _with_gathers(self, solver: str | None, seconds: float, memory: int | None) -> Attempt:
+        """The cheapest, with weights gathered where too much cannot be used in parts."""
+        try:
+            found = self._solve({}, solver, seconds, memory)
+        except OverMemory:
+            if not self._gather(0):
+                raise
+        else:
+            if not self._gather(SLACK, None if self.pins else found):
+                return found
+        return self._solve({}, solver, seconds, memory)
+
+    def _gather(self, least: float, found: Attempt | None = None) -> bool:
+        """Let what cannot be used in parts be gathered, if it is more than a share of all bytes.
+
+        `found` is what was solved without pins. True if more is gathered than before.
+        """
+        if found is not None:
+            states, can = found.layouts.states, found.possible
+        else:
+            costs, network = self.blank(self.forbidden)
+            small = simplify(network.problem)
+            states, can = costs.states, possible(network, small) if small else {}
+        more = unsplittable(self.graph, states, can, least) - self.gathered
+        self.gathered |= more
+        return bool(more)
 
     def _solve(
         self, usual: Usual, solver: str | None, seconds: float, memory: int | None
@@ -268,7 +298,8 @@ class Search:
 
     def _costs(self, unfolded: Unfolded, states: States, folded: Costs) -> Costs:
         """Prices of an unfolded graph."""
-        out = Costs(unfolded.graph, states.axes, states, self.workload, self.caches)
+        sent = frozenset(copy for copy, n in unfolded.origin.items() if n in folded.gathered)
+        out = Costs(unfolded.graph, states.axes, states, self.workload, self.caches, sent)
         out.keys = folded.keys.unfolded(unfolded.origin)
         return out
 

@@ -74,7 +74,8 @@ def placement_in_words(layer: str, entry: ParameterPlan) -> str:
     style = STYLES.get(layer)
     if style is None:
         style = "part" if len(placement.dims) == 1 else f"dim {', '.join(map(str, cut))}"
-    return f"{style} {', '.join(str(placement.dims[i]) for i in cut)}"
+    gathered = entry.use is not None and not parse(entry.use).meshes
+    return f"{style} {', '.join(str(placement.dims[i]) for i in cut)}{', gathered' * gathered}"
 
 
 def solver_in_words(report: SolverReport) -> str:

@@ -87,10 +87,10 @@ class Bill:
             run: The pass, by default the workload's first.
         """
         out: list[tuple[Crossing, int]] = []
-        for (before, source, target), stored, times in self._changes:
+        for (before, source, target), stays, times in self._changes:
             states = (self.assignment[before], self.assignment[source], self.assignment[target])
             crossing, _ = self.costs.inner_crossing(source, *states, run)
-            if crossing is None or (stored and crossing.forward):  # weights stay where they are
+            if crossing is None or (stays and crossing.forward):
                 raise SolverError(
                     f"the plan takes '{source}' from {states[1]} to {states[2]}, "
                     "which no collective does"
@@ -123,8 +123,9 @@ class Bill:
 
     @cached_property
     def _changes(self) -> list[tuple[tuple[str, str, str], bool, int]]:
-        """Changes of placement, whether of something stored, and how many are alike."""
-        stored, tensors = self.costs.holdings.stored, self.costs.graph.tensors
+        """Changes of placement, whether of weights that no rank sends, and how many are alike."""
+        stays = self.costs.holdings.stored.keys() - self.costs.gathered
+        tensors = self.costs.graph.tensors
         state = {name: id(s) for name, s in self.assignment.items()}
         dims = self.costs.axes.dims
         found: dict[object, list[Any]] = {}
@@ -132,10 +133,10 @@ class Bill:
             before, source, target = edge
             key = (
                 id(dims[source]), tensors[source].dtype, tensors[source].differentiable,
-                source in stored, state[before], state[source], state[target],
+                source in stays, state[before], state[source], state[target],
             )  # fmt: skip
             if key in found:
                 found[key][1] += 1
             else:
                 found[key] = [edge, 1]
-        return [(edge, edge[1] in stored, times) for edge, times in found.values()]
+        return [(edge, edge[1] in stays, times) for edge, times in found.values()]

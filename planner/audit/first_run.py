@@ -24,7 +24,7 @@ def of_first_run(bill: Bill) -> Bill:
         sequence=before.states.sequence,
         sub=before.states.sub,
     )
-    costs = Costs(graph, before.axes, states, before.workload, before.caches)
+    costs = Costs(graph, before.axes, states, before.workload, before.caches, before.gathered)
     costs.keys = before.keys.within(graph)
     read = {n for op in graph.ops for n in op.inputs} | {b.source for b in graph.borders}
     idle = {u.used: bill.assignment[u.stored] for u in graph.uses if u.used not in read}

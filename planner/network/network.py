@@ -182,7 +182,8 @@ class _Builder:
                 for t, j in self.index[use.used].items():
                     crossing = self.costs.crossing(use.stored, s, t)
                     toll = self.costs.toll(use.stored, s, s, t)
-                    if crossing and toll and not crossing.forward:  # weights stay where they are
+                    stays = crossing is not None and not crossing.forward
+                    if toll and (stays or use.stored in self.costs.gathered):
                         rows.append(Row((i, j), paid(toll, int(s != t), times)))
             self.problem.factor(f"use {use.fqn}", scope, rows)
 

@@ -70,12 +70,19 @@ class Costs:
         states: Domains and modes.
         workload: What is priced.
         caches: Whether the model generates, and so keeps the keys and values of earlier tokens.
+        gathered: Stored tensors that may be gathered as they are read; others stay where they are.
     """
 
     def __init__(
-        self, graph: Graph, axes: Axes, states: States, workload: Workload, caches: bool = False
+        self,
+        graph: Graph,
+        axes: Axes,
+        states: States,
+        workload: Workload,
+        caches: bool = False,
+        gathered: frozenset[str] = frozenset(),
     ) -> None:
-        self.caches = caches
+        self.caches, self.gathered = caches, gathered
         self.graph, self.axes, self.states = graph, axes, states
         self.workload, self.device = workload, device(workload.device)
         self.passes = passes(workload)

@@ -68,6 +68,8 @@ class Blame:
                 if self.strikes[module] > 1:
                     split = frozenset((n, s) for n in names for s in layouts.states.splits(n))
                 return Failure(split, text)
+            if gathered := _gathered(self.graph, layouts, names):
+                return Failure(gathered, text)
             if not module:
                 raise ModelError(
                     f"{self.architecture} itself fails on meta, so no plan can be tried: {text}"
@@ -100,6 +102,14 @@ def _tensors_in(graph: Graph, module: str) -> set[str]:
         if not module or is_within(op.module, module)
         for name in (*op.inputs, *op.outputs)
     }
+
+
+def _gathered(graph: Graph, layouts: Layouts, names: set[str]) -> Splits:
+    """Every split of weights that are held in parts, of which `names` has what is read whole."""
+    held = {u.stored for u in graph.uses if u.used in names}
+    return frozenset(
+        (n, s) for n in held if layouts.assignment[n].shards for s in layouts.states.splits(n)
+    )
 
 
 def _near(graph: Graph, layouts: Layouts, tensor: str) -> Splits:
