@@ -4,7 +4,8 @@ A matrix that a module multiplies with in its own code, and goes on with what is
 border near it where parts could be put together. Where such weights are many, each rank may hold a
 part of them, and gather the whole each time that it is read: an all-gather of the weight, not of
 activations; of the gradient a rank takes its part. What ops can use in parts is never gathered so,
-nor is what modules read that branch on data: all ranks must read alike.
+nor is what modules read that branch on data, for all ranks must read alike, nor what is written in
+place: what is gathered is a copy.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def unsplittable(
             readers.setdefault(name, []).append(op.name)
     sizes: dict[str, int] = {}
     read: dict[str, list[str]] = {}
+    written = {u.stored for u in graph.uses if u.used in graph.overwritten}
     for use in graph.uses:
         tensor = graph.tensors[use.stored]
         sizes[use.stored] = graph.times(use.stored) * prod(tensor.shape) * tensor.dtype.itemsize
@@ -41,7 +43,7 @@ def unsplittable(
         name
         for name, ops in read.items()
         if ops and all(states.axes.rules.get(op) is not None for op in ops)
-        if not possible.get(name, True)
+        if name not in written and not possible.get(name, True)
         if len(graph.tensors[name].shape) > 1 and len(states.domain(name)) > 1
     }
     enough = sum(sizes[n] for n in found) * states.ranks > least * sum(sizes.values())
