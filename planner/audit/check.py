@@ -61,6 +61,9 @@ def check(
     for used, after in graph.written:
         if not assignment[stored[used]] == assignment[used] == assignment[after]:
             raise SolverError(f"the plan writes '{after}' into '{used}', which lies otherwise")
+    for before, after in graph.rounds:
+        if assignment[before] != assignment[after]:
+            raise SolverError(f"the plan changes '{before}' in a pass that may not be made")
     for name in graph.logits:
         if assignment[name].partial:
             raise SolverError(f"the plan leaves the scores '{name}' a pending sum")

@@ -119,6 +119,9 @@ class _Unfolder:
         for used, after in g.written:
             for copy in self.copies_of(self.folding.owner.get(after)):
                 out.written.append((copy.tensors[used], copy.tensors[after]))
+        for before, after in g.rounds:
+            for copy in self.copies_of(self.folding.owner.get(after)):
+                out.rounds.append((copy.tensors[before], copy.tensors[after]))
         out.inputs = list(g.inputs)
         out.outputs = [self.outside.tensors[n] for n in g.outputs]
         self.add_marks()
@@ -160,7 +163,7 @@ class _Unfolder:
         """What is known of some tensors holds for all their copies."""
         g, out = self.folded, self.out
         dims = {*g.fixed, *g.counted}
-        marked = {*g.logits, *g.carried, *g.joined, *g.shown, *g.overwritten}
+        marked = {*g.logits, *g.carried, *g.joined, *g.shown, *g.overwritten, *g.looped}
         marked |= {n for n, _ in dims}
         copies: dict[str, list[str]] = {n: [] for n in marked}
         for copy, name in self.origin.items():
@@ -173,7 +176,7 @@ class _Unfolder:
 
         out.logits, out.carried = spread(g.logits), spread(g.carried)
         out.overwritten, out.shown = spread(g.overwritten), spread(g.shown)
-        out.joined = spread(g.joined)
+        out.joined, out.looped = spread(g.joined), spread(g.looped)
         out.fixed = {(c, d) for n, d in g.fixed for c in copies[n]}
         out.counted = {(c, d) for n, d in g.counted for c in copies[n]}
         out.pinned = g.pinned

@@ -130,6 +130,21 @@ class Graph:
 
     So with itself: what is written there only when the model trains, statistics of batches say.
     """
+
+    made_up: set[tuple[str, int]] = field(default_factory=set)
+    """Dims that are as long as data says."""
+
+    masks: list[str] = field(default_factory=list)
+    """Masks for whose true elements a loop makes a pass each."""
+
+    rounds: list[tuple[str, str]] = field(default_factory=list)
+    """Tensors before and after a pass of such a loop changes them: in one state, for it may not be
+    made."""
+
+    looped: set[str] = field(default_factory=set)
+    """Parameters that such passes read, and tensors behind borders in them: nothing is sent there.
+    """
+
     sizes: list[SizeArgument] = field(default_factory=list)
     reads: dict[int, str] = field(default_factory=dict)
     """Number in a "read" expression -> the tensor whose size was read."""

@@ -131,6 +131,8 @@ class _Builder:
         for used, after in graph.written:
             for a, b in ((stored[used], used), (used, after)):
                 self.same(f"written {a}", a, b)
+        for before, after in graph.rounds:
+            self.same(f"round {after}", before, after)
         sequence = self.states.sequence
         for name, allowed in self.states.handed().items():
             must = sequence is not None and name in sequence.handed
@@ -182,6 +184,9 @@ class _Builder:
                 for t, j in self.index[use.used].items():
                     crossing = self.costs.crossing(use.stored, s, t)
                     toll = self.costs.toll(use.stored, s, s, t)
+                    sends = crossing is not None and (crossing.forward or crossing.backward)
+                    if sends and use.used in self.graph.looped:
+                        continue
                     stays = crossing is not None and not crossing.forward
                     if toll and (stays or use.stored in self.costs.gathered):
                         rows.append(Row((i, j), paid(toll, int(s != t), times)))
@@ -206,6 +211,8 @@ class _Builder:
                 if sequence and sequence.misplaced(border, s.shards, t.shards):
                     continue
                 if border.target in self.graph.overwritten and looks_new(s, t):
+                    continue
+                if border.target in self.graph.looped and self.costs.sends(border, before, s, t):
                     continue
                 if toll is not None and not (border.module in rigid and s != t):
                     cost = paid(toll, action * (s != t), times)

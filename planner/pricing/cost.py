@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from shardwright.planner.devices.device import device
 from shardwright.planner.graph.axes import ATOM, Axes, Dim, find, leaves_of
-from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.graph.graph import Border, Graph, Op
 from shardwright.planner.graph.keys import ATTENTION, Keys, counts_tokens, find_keys, last_of_two
 from shardwright.planner.graph.moves import is_view
 from shardwright.planner.plan_file import Workload
@@ -26,9 +26,9 @@ from shardwright.planner.states.crossings import COLLECTIVES, SHARED, Step, step
 from shardwright.planner.states.states import Cut, Mode, State, States, cut_of, made_pending
 from shardwright.rules.notation import letters
 
-TRACE_BATCH, TRACE_SEQ, TRACE_SOURCE = 3, 19, 23
-"""Sizes with which models are traced: primes, so that nothing splits them by accident. The last is
-the length of a sequence that another model encoded."""
+TRACE_BATCH, TRACE_SEQ, TRACE_SOURCE, TRACE_ROWS = 3, 19, 23, 1009
+"""Sizes with which models are traced: primes, so that nothing splits them by accident. The last are
+the length of a sequence that another model encoded, and how many rows data selects of tokens."""
 
 
 class Collective(NamedTuple):
@@ -92,7 +92,7 @@ class Costs:
 
     @cached_property
     def run_time(self) -> dict[int, str]:
-        """Dims of run-time size: whether they are of the "batch" or the "seq".
+        """Dims of run-time size: whether they are of the "batch" or the "seq", or "rows" of both.
 
         A dim that a parameter has too (3 colours of an image) is no batch, whatever its size.
         """
@@ -101,7 +101,9 @@ class Costs:
         dims += [a for d in dims for a in leaves_of(d)]
         stored = {u.stored for u in self.graph.uses}
         known = {find(d).id for name in stored for d in self.axes.dims[name]}
-        return {d.id: words[d.size] for d in dims if d.size in words and d.id not in known}
+        out = {d.id: words[d.size] for d in dims if d.size in words and d.id not in known}
+        rows = {find(self.axes.dims[n][k]) for n, k in self.graph.fixed}
+        return out | {d.id: "rows" for d in rows if d.size == TRACE_ROWS and d.id not in known}
 
     def counts_tokens(self, dim: Dim) -> bool:
         """Whether the length of `dim` depends on that of the sequence."""
@@ -128,7 +130,8 @@ class Costs:
         dim = find(dim)
         if dim.id in self.run_time:
             tokens = run.keys if keys else run.queries
-            size = run.batch if self.run_time[dim.id] == "batch" else tokens
+            word = self.run_time[dim.id]
+            size = {"batch": run.batch, "seq": tokens, "rows": run.batch * tokens}[word]
         elif dim.kind == ATOM:
             size = dim.size
         else:
@@ -258,6 +261,11 @@ class Costs:
             start = before if instead else source
             self._crossings[at] = self.crossing(name, start, target, run), instead
         return self._crossings[at]
+
+    def sends(self, border: Border, before: State, source: State, target: State) -> bool:
+        """Whether ranks send each other something at a border, forward or backward."""
+        crossing, _ = self.inner_crossing(border.source, before, source, target)
+        return crossing is not None and bool(crossing.forward or crossing.backward)
 
     @cached_property
     def edges(self) -> list[tuple[str, str, str]]:

@@ -27,6 +27,7 @@ CROSSINGS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("whole", "shard"): (("take",), ("all_gather",)),
     ("whole", "stored parts"): (("take",), ()),
     ("copied", "whole"): ((), ("keep_first",)),
+    ("copied", "partial"): (("keep_first",), ("keep_first",)),
     ("copied", "shard"): (("take",), ("pad",)),
     ("copied", "parts"): (("take",), ("pad",)),
     ("partial", "whole"): (("all_reduce",), ()),

@@ -3,8 +3,9 @@
 Model code gets a stand-in for such a number, and may do two things with it: cut a tensor into so
 many rows (`x.split(counts)`: some sizes are made up, and that dim is never split over ranks), and
 ask it a question that it goes on from in one way only, because the other way raises (an assert).
-What is read must be whole, so that all ranks read the same. Anything else is `Unknown`: then the
-module depends on data as a whole.
+It may also select so many rows (`mask.nonzero()`), and make a pass of a loop for each of them (see
+`data_loops.py`). What is read must be whole, so that all ranks read the same. Anything else is
+`Unknown`: then the module depends on data as a whole.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from shardwright.planner.pricing.cost import TRACE_ROWS
+from shardwright.planner.tracing.data_loops import Loop, inner, known
+from shardwright.planner.tracing.loop_code import Found, Refused, ends_pass, independent
+from shardwright.planner.tracing.loop_rows import rows_to_try
 from shardwright.planner.tracing.opaque import Opaque, Unknown
+
+WRAPPERS = ("torch.overrides", "torch._tensor", __name__)
+"""Modules through which functions of tensors are called."""
 
 
 class Number:
@@ -78,6 +89,7 @@ class Questions:
         opaque: Says whether there are any, and is told if one was given.
         read: Called with each tensor that is read.
         cut: Called with each tensor that is made of as many rows as data says, and that dim.
+        now: How many calls were made so far.
     """
 
     def __init__(
@@ -85,8 +97,12 @@ class Questions:
         opaque: Opaque,
         read: Callable[[Tensor], None] = lambda x: None,
         cut: Callable[[Tensor, int], None] = lambda x, dim: None,
+        now: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.opaque, self.note_read, self.cut = opaque, read, cut
+        self.opaque, self.note_read, self.cut, self.now = opaque, read, cut, now
+        self.loops: list[Loop] = []
+        self.running: list[tuple[Any, ast.For]] = []
+        """The loops that are in a pass, the innermost last, and the frames of their code."""
 
     def read(self, x: Tensor) -> None:
         """Note that a tensor is read.
@@ -105,13 +121,59 @@ class Questions:
         Raises:
             Unknown: it goes on either way.
         """
-        frame: Any = sys._getframe(1)
-        while frame is not None and _is_plumbing(frame.f_globals.get("__name__", "")):
-            frame = frame.f_back
-        found = only_way(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
+        frame = _model_frame()
+        if frame is None:
+            raise Unknown("it branches on data")
+        found = only_way(frame.f_code.co_filename, frame.f_lineno)
+        if found is None and self.running and self.running[-1][0] is frame:
+            test = ends_pass(self.running[-1][1], frame.f_lineno)
+            found = None if test is None else truth(test, False)
         if found is None:
             raise Unknown("it branches on data")
         return found
+
+    def passes(self, mask: Tensor, rows: Tensor) -> Iterator[Tensor]:
+        """Every row of indices that `mask`, of one dim, may select, in a pass of a loop each.
+
+        Raises:
+            Unknown: a pass may depend on which others there are.
+        """
+        frame = _model_frame()
+        if frame is None:
+            raise Unknown("it loops over rows that data selects")
+        tensors = {n for n, v in frame.f_locals.items() if isinstance(v, Tensor)}
+        try:
+            found = independent(frame.f_code.co_filename, frame.f_lineno, tensors)
+        except Refused as refused:
+            raise Unknown(str(refused)) from refused
+        loop = Loop(inner(mask))
+        self.loops.append(loop)
+        return self._passes(loop, frame, found, rows)
+
+    def _passes(self, loop: Loop, frame: Any, found: Found, rows: Tensor) -> Iterator[Tensor]:
+        count = int(loop.mask.shape[0])
+        for i in rows_to_try(found.loop, found.stored, frame.f_locals, count):
+            loop.starts.append(self.now())
+            self.running.append((frame, found.loop))
+            yield torch.tensor(i) if rows.dim() == 1 else torch.tensor([i])
+            self.running.pop()
+        loop.stop = self.now()
+
+
+def _model_frame() -> Any:
+    """The frame of model code that asks."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and _is_plumbing(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    return frame
+
+
+NUMBERS = {"item", "tolist", "__bool__", "__int__", "__index__", "__float__", "__format__"}
+"""What makes a number of a tensor."""
+
+
+LENGTHS = {"__get__", "size", "numel", "nelement", "__len__"}
+"""What tells how long a tensor is; the first is `shape`."""
 
 
 class Asked(TorchFunctionMode):
@@ -120,11 +182,25 @@ class Asked(TorchFunctionMode):
     def __init__(self, questions: Questions) -> None:
         super().__init__()
         self.questions = questions
+        self.selects = False
+        self.selected: dict[int, tuple[Tensor, Tensor]] = {}
+        """By id, rows of indices that a mask selects, and the mask."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Numbers read, truths asked, tensors cut by numbers; all other functions as they are."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name in NUMBERS and known(args[0]):
+            return format(args[0].item(), *args[1:]) if name == "__format__" else func(*args)
+        if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1 and not kwargs):
+            with suppress(DynamicOutputShapeException):  # it may have a value without data
+                return func(*args, **kwargs)
+            return self._select(name, *args, **kwargs)
+        if name == "unbind" and id(args[0]) in self.selected and _iterates():
+            return self.questions.passes(self.selected[id(args[0])][1], args[0])
+        is_length = name in LENGTHS and (name != "__get__" or _is_shape(func))
+        if self.selects and is_length and isinstance(args[0], Tensor) and _asked_by_model():
+            return self._lengths(name, func, *args, **kwargs)
         if name in ("item", "tolist", "__bool__") and isinstance(args[0], Tensor):
             self.questions.read(args[0])
             if name == "__bool__":
@@ -137,6 +213,33 @@ class Asked(TorchFunctionMode):
             return self._split(func, *args, **kwargs)
         raise Unknown(f"{name} is given a number that only data has")
 
+    def _select(self, name: str, x: Tensor, as_tuple: bool = False) -> Any:
+        """Where `x` is true: so many rows as data says."""
+        self.questions.read(x)
+        self.selects = True
+        shape = (TRACE_ROWS,) if name == "where" or as_tuple else (TRACE_ROWS, x.dim())
+        count = x.dim() if name == "where" or as_tuple else 1
+        made = tuple(x.new_empty(shape, dtype=torch.int64) for _ in range(count))
+        for rows in made:
+            self.questions.cut(rows, 0)
+            if x.dim() == 1:
+                self.selected[id(rows)] = rows, x
+        return made if name == "where" or as_tuple else made[0]
+
+    def _lengths(self, name: str, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The sizes of `x`, those that only data has among them."""
+        sizes = tuple(x.size())
+        if all(n % TRACE_ROWS or not n for n in sizes):
+            return func(x, *args, **kwargs)
+        if name == "__len__":
+            raise Unknown("it takes the number of rows that data selects")
+        if name in ("numel", "nelement"):
+            return Number(self.questions, int)
+        number = Number(self.questions, int)
+        found = tuple(n if n % TRACE_ROWS or not n else number for n in sizes)
+        dim = kwargs.get("dim", args[0] if args and name == "size" else None)
+        return found if dim is None else found[dim]
+
     def _numbers(self, shape: tuple[int, ...], kind: type) -> Any:
         if not shape:
             return Number(self.questions, kind)
@@ -146,9 +249,9 @@ class Asked(TorchFunctionMode):
         """Into parts of made-up sizes, as equal as can be."""
         if not isinstance(sizes, (list, tuple)):
             raise Unknown("the number of parts depends on data")
-        known = sum(n for n in sizes if type(n) is not Number)
+        stated = sum(n for n in sizes if type(n) is not Number)
         count = sum(type(n) is Number for n in sizes)
-        rest = int(x.shape[dim]) - int(known)
+        rest = int(x.shape[dim]) - int(stated)
         if rest < 0:
             raise Unknown("parts are larger than the whole")
         made = iter(rest // count + (i < rest % count) for i in range(count))
@@ -156,6 +259,31 @@ class Asked(TorchFunctionMode):
         for part in parts:
             self.questions.cut(part, dim % x.dim())
         return parts
+
+
+def _asked_by_model() -> bool:
+    """Whether the function that is called now is called by model code itself."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name != "__torch_function__" and module not in WRAPPERS:
+            return not _is_plumbing(module)
+        frame = frame.f_back
+    return False
+
+
+def _iterates() -> bool:
+    """Whether the function that is called now is called for a loop over a tensor."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "") == __name__:
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame is not None and frame.f_code is torch.Tensor.__iter__.__code__
+
+
+def _is_shape(getter: Any) -> bool:
+    return getattr(getter, "__self__", None) is torch.Tensor.shape
 
 
 def _is_plumbing(module: str) -> bool:
@@ -186,12 +314,16 @@ def _tests(file: str) -> list[tuple[int, int, bool]]:
             passes = False
         else:
             continue
-        test = node.test
-        while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            test, passes = test.operand, not passes
-        if _is_one_question(test):
-            out.append((test.lineno, test.end_lineno or test.lineno, passes))
+        if (found := truth(node.test, passes)) is not None:
+            out.append((node.test.lineno, node.test.end_lineno or node.test.lineno, found))
     return out
+
+
+def truth(test: ast.expr, passes: bool) -> bool | None:
+    """The answer to the one question of a test with which it `passes`; None if it has others."""
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, passes = test.operand, not passes
+    return passes if _is_one_question(test) else None
 
 
 def _is_one_question(test: ast.expr) -> bool:

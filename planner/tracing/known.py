@@ -67,6 +67,9 @@ class Known:
         if given in self._values:
             self._values[made] = self._values[given]
 
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor in self._values
+
     def _computed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The result on values; None if the CPU cannot compute it."""
 

@@ -202,6 +202,9 @@ class _SizeMode(TorchFunctionMode):
             return found if dim is None else found[int(dim)]
         if name == "__getitem__":
             args = (args[0], _lists_to_slices(args[1]))
+        if name == "one_hot":
+            out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+            return _mark(out, _classes(out, *args, **kwargs))
         if not (_has_origin(args) or any(_has_origin(v) for v in kwargs.values())):
             out = func(*args, **kwargs)
             return _mark(out, _sizes(name, args, kwargs, out)) if name in LITERAL else out
@@ -226,11 +229,15 @@ class _SizeMode(TorchFunctionMode):
         return out
 
 
-def _sizes_read(x: torch.Tensor, shape: torch.Size) -> torch.Size:
+def _sizes_read(x: torch.Tensor, shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The sizes that remember `x`, but for those that only data has."""
     READ.append(x)
     number = len(READ) - 1
-    sizes = (Origin.make(n, ("read", int(n), number, dim)) for dim, n in enumerate(shape))
-    return torch.Size(sizes)
+    sizes = [
+        Origin.make(n, ("read", n, number, dim)) if type(n) is int else n
+        for dim, n in enumerate(shape)
+    ]
+    return torch.Size(sizes) if isinstance(shape, torch.Size) else tuple(sizes)
 
 
 def _lists_to_slices(index: Any) -> Any:
@@ -272,6 +279,11 @@ def _given(name: str, args: Any, kwargs: Any, out: torch.Tensor) -> tuple[list[A
     listed = next((v for v in given if isinstance(v, (tuple, list))), None)
     sizes = given if listed is None else list(listed)  # the number behind a list is no size
     return sizes, out.dim() - len(sizes)  # expand adds dims on the left
+
+
+def _classes(out: Any, x: Any, num_classes: int = -1) -> list[Fact]:
+    """Where the last size of a one-hot tensor comes from."""
+    return [(_expression(num_classes), out.dim() - 1, "")] if num_classes >= 0 else []
 
 
 def _mark_split(args: Any, kwargs: Any, out: Any) -> Any:

@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.planner.tracing.borders import BORDER
+from shardwright.planner.tracing.data_loops import Loop, carried, inner, known
 from shardwright.planner.tracing.data_numbers import Asked, Questions
 from shardwright.planner.tracing.known import Known
-from shardwright.planner.tracing.opaque import Opaque, Spec, exporting
+from shardwright.planner.tracing.opaque import Opaque, Spec, Unknown, exporting
 from shardwright.planner.tracing.runs import Run, Runner, dtype_of
 
 aten = torch.ops.aten
@@ -88,6 +89,15 @@ class Record:
     overwritten: list[torch.Tensor] = field(default_factory=list)
     """What tensors were before code changed them in place."""
 
+    replaced: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """What they are after that, and before; not those that are parts of others."""
+
+    loops: list[Loop] = field(default_factory=list)
+    """Loops that may make fewer passes than they did."""
+
+    carried: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """What those changed in place, before and after each change."""
+
     scores: list[torch.Tensor] = field(default_factory=list)
     """What of them runs of the root returned."""
 
@@ -124,11 +134,14 @@ def record(
         state, wrapped = tree_map(functional.wrap, (stored, given))
         made = [Run(run.module, *both) for run, both in zip(runs, wrapped, strict=True)]
         out = Record(recorder.calls, stored, _tensors(given), overwritten=functional.overwritten)
+        out.replaced = functional.replaced
         questions = Questions(
             opaque,
             lambda x: out.read.append(inner(x)),
             lambda x, dim: out.cut.append((inner(x), dim)),
+            lambda: len(recorder.calls),
         )
+        out.loops = questions.loops
         with functional, opaque.standing_in(module, note), Asked(questions):
             within = {f"root.{name}": tensor for name, tensor in state.items()}
             returned = functional_call(top, within, (made,), tie_weights=False)
@@ -141,15 +154,25 @@ def record(
             out.outputs += _tensors(returned)
             results = zip(runs, returned, strict=True)
             out.scores = _tensors([r for run, r in results if not run.module])
+            out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
             return out
 
 
-def inner(value: Any) -> Any:
-    """The fake tensor that holds the present value of a tensor of the run."""
-    if not isinstance(value, FunctionalTensor):
-        return value
-    torch._sync(value)
-    return torch._from_functional_tensor(value.elem)
+def _carried(
+    found: Record, has_value: Callable[[torch.Tensor], bool]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What loops over data change in place.
+
+    Raises:
+        Unknown: one is left early, or hands on something else.
+    """
+    if any(loop.stop is None for loop in found.loops):
+        raise Unknown("a loop over data ends early")
+    results = [*found.outputs, *found.written.values()]
+    try:
+        return list(carried(found.calls, found.loops, found.replaced, results, has_value))
+    except ValueError as error:
+        raise Unknown(str(error)) from error
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -189,6 +212,7 @@ class _Functional(FunctionalTensorMode):
     def __init__(self) -> None:
         super().__init__()
         self.overwritten: list[torch.Tensor] = []
+        self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def wrap(self, value: Any) -> Any:
         """`value`, or the tensor that model code sees for it."""
@@ -204,11 +228,25 @@ class _Functional(FunctionalTensorMode):
         if func in LEAVES or func is BORDER:
             args, kwargs = tree_map(inner, (tuple(args), kwargs or {}))
             return self.wrap(func(*args, **kwargs))
-        if func._schema.is_mutable:
-            pairs = zip(func._schema.arguments, args, strict=False)
-            changed = [x for a, x in pairs if a.alias_info is not None and a.alias_info.is_write]
-            self.overwritten += [inner(x) for x in changed if isinstance(x, FunctionalTensor)]
-        return super().__torch_dispatch__(func, types, tuple(args), kwargs)
+        pairs = zip(func._schema.arguments, args, strict=False) if func._schema.is_mutable else ()
+        changed = [
+            x
+            for a, x in pairs
+            if a.alias_info and a.alias_info.is_write and isinstance(x, FunctionalTensor)
+        ]
+        before = [inner(x) for x in changed]
+        self.overwritten += before
+        out = super().__torch_dispatch__(func, types, tuple(args), kwargs)
+        for x, was in zip(changed, before, strict=True):
+            if not _is_part(x) and (now := inner(x)) is not was:
+                self.replaced.append((now, was))
+        return out
+
+
+def _is_part(x: FunctionalTensor) -> bool:
+    """Whether it is a view: where it changes, another tensor does."""
+    views = torch._C._functionalization.get_view_meta_sequence(x.elem)  # pyright: ignore
+    return any(type(v).__name__ not in ("detach_ViewMeta", "alias_ViewMeta") for v in views)
 
 
 class _Recorder(FakeTensorMode):

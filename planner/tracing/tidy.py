@@ -75,7 +75,8 @@ def prune_borders(graph: Graph) -> None:
             consumers[name] = consumers.get(name, 0) + 1
     for border in graph.borders:
         consumers[border.source] = consumers.get(border.source, 0) + 1
-    for name in (*graph.outputs, *graph.shown, *(after for _, after in graph.written)):
+    names = {n for pair in graph.rounds for n in pair}
+    for name in (*graph.outputs, *graph.shown, *names, *(after for _, after in graph.written)):
         consumers[name] = consumers.get(name, 0) + 1
     # The root's own inputs are given whole: a module within it takes them from there.
     makers = {b.target: _key(b) for b in graph.borders if b.module or b.side == "out"}
@@ -103,6 +104,10 @@ def prune_borders(graph: Graph) -> None:
     graph.outputs = [rename.get(n, n) for n in graph.outputs]
     graph.shown = {rename.get(n, n) for n in graph.shown}
     graph.overwritten = {rename.get(n, n) for n in graph.overwritten}
+    graph.made_up = {(rename.get(n, n), dim) for n, dim in graph.made_up}
+    graph.masks = [rename.get(n, n) for n in graph.masks]
+    graph.rounds = [(rename.get(a, a), rename.get(b, b)) for a, b in graph.rounds]
+    graph.looped -= rename.keys()
     graph.written = [(n, rename.get(after, after)) for n, after in graph.written]
     graph.scores = [rename.get(n, n) for n in graph.scores]
     graph.carried = {rename.get(n, n) for n in graph.carried}

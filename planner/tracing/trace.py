@@ -17,6 +17,7 @@ from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.plan_file import is_within
 from shardwright.planner.tracing import borders, origins, tidy
+from shardwright.planner.tracing.loop_masks import as_long_as_the_model_says
 from shardwright.planner.tracing.opaque import DATA_DEPENDENT, Opaque, Unknown
 from shardwright.planner.tracing.record import Record, record
 from shardwright.planner.tracing.runs import Run, Runner
@@ -39,9 +40,17 @@ def trace(
         ModelError: the module does not run on meta; the message says on what it stumbled.
     """
     opaque = Opaque(module)
-    found = run(module, [Run("", args, kwargs), *more], opaque)
-    cut = [(x, (("constant", int(x.shape[dim])), dim, "")) for x, dim in found.cut]
-    graph = translate(found, module, [*origins.SIZES, *cut], origins.SOURCES)
+    graph = _traced(module, [Run("", args, kwargs), *more], opaque)
+    if not as_long_as_the_model_says(graph, graph.masks):
+        opaque.guesses = False
+        graph = _traced(module, [Run("", args, kwargs), *more], opaque)
+    return graph
+
+
+def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
+    """The graph of `runs`, with all that is known of it."""
+    found = run(module, runs, opaque)
+    graph = translate(found, module, origins.SIZES, origins.SOURCES)
     graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.guesses
     graph.pinned = set(origins.PINNED) | inside(graph)
     reads_as_numbers, reads_as_counts = set(origins.FIXED), set(origins.COUNTED)
@@ -49,9 +58,9 @@ def trace(
     tidy.prune_borders(graph)
     graph.overwritten = tidy.overwritten(graph)
     tidy.name_literals(graph)
-    graph.fixed = tidy.fixed(graph, reads_as_numbers)
+    graph.fixed = tidy.fixed(graph, reads_as_numbers) | graph.made_up
     graph.counted = {(graph.reads[n], dim) for n, dim in reads_as_counts if n in graph.reads}
-    if any(run.module for run in more):
+    if any(run.module for run in runs):
         graph.joined = tidy.joined(graph, module)
     if "labels" in inspect.signature(module.forward).parameters:
         graph.logits = tidy.logits(graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.graph.graph import Border, Graph, Op, SizeArgument, Tensor, Use
 from shardwright.planner.tracing import borders
+from shardwright.planner.tracing.data_loops import SAME
 from shardwright.planner.tracing.origins import Fact
 from shardwright.planner.tracing.record import Call, Record
 from shardwright.rules.call import OpCall, Operand
@@ -23,8 +24,6 @@ IGNORED = {
     "_assert_tensor_metadata",
     "sym_constrain_range_for_size",
 }
-SAME = {"detach", "lift_fresh_copy"}
-"""Ops whose result is their operand."""
 
 
 def translate(
@@ -41,7 +40,7 @@ def translate(
         sizes: Tensors of the run with sizes that were computed, or bare numbers.
         sources: The tensors that "read" expressions in `sizes` speak of.
     """
-    translator = _Translator(module)
+    translator = _Translator(module, {id(before) for before, _ in record.carried})
     for fqn, tensor in record.stored.items():
         translator.store(fqn, tensor)
     for tensor in record.inputs:
@@ -55,7 +54,13 @@ def translate(
         translator.call(call, differentiable=id(call) in read)
     graph = translator.graph
     graph.outputs = [translator.name_of(t) for t in record.outputs]
-    before = (translator.names.get(id(t)) for t in record.overwritten)
+    for one, other in record.carried:
+        graph.rounds.append((translator.name_of(one), translator.name_of(other)))
+    names = translator.names
+    graph.made_up = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
+    graph.masks = [translator.name_of(loop.mask) for loop in record.loops]
+    graph.looped = _looped(record, names)
+    before = (names.get(id(t)) for t in record.overwritten)
     graph.overwritten = {name for name in before if name is not None}
     graph.shown = {translator.name_of(t) for t in record.read}
     for fqn, tensor in record.written.items():
@@ -69,6 +74,18 @@ def translate(
         if id(t) in translator.names
     ]
     return graph
+
+
+def _looped(record: Record, names: Mapping[int, str]) -> set[str]:
+    """What passes of loops over data take or give at borders, and parameters that they read."""
+    parameters = {id(t) for t in record.stored.values()}
+    out = set[str]()
+    for loop in record.loops:
+        for call in record.calls[loop.starts[0] : loop.stop] if loop.starts else ():
+            if call.op is borders.BORDER:
+                out.add(names.get(id(call.result), ""))
+            out |= {names[id(t)] for t in _tensors(call.args) if id(t) in parameters}
+    return out - {""}
 
 
 def alive(calls: Sequence[Call], results: Iterable[torch.Tensor]) -> list[Call]:
@@ -104,7 +121,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 class _Translator:
     """The graph so far, and which name stands for which tensor."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, carried: Collection[int] = ()) -> None:
+        self.carried = carried
         self.graph = Graph()
         self.names: dict[int, str] = {}
         self.counts: dict[str, int] = {}
@@ -186,7 +204,9 @@ class _Translator:
     def results(self, call: Call, name: str, differentiable: bool) -> list[str]:
         """Put the tensors that a call makes into the graph and return their names."""
         sources = [self.name_of(t) for t in _tensors((call.args, dict(call.kwargs)))]
-        differentiable &= any(self.graph.tensors[n].differentiable for n in sources)
+        differentiable &= any(self.graph.tensors[n].differentiable for n in sources) or (
+            id(call.result) in self.carried  # what passes of a loop add to it is
+        )
         several = isinstance(call.result, (tuple, list))
         names = []
         for i, result in enumerate(call.result if several else [call.result]):

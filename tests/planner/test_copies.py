@@ -125,7 +125,7 @@ def test_copies_are_priced_as_the_runtime_makes_them(
                 seen += 1
                 said = (crossing.copied, crossing.copied_back)
                 assert said == counted(source, target, shape), (source, target)
-    assert seen == 10
+    assert seen == 11
 
 
 def test_the_planner_prices_what_the_runtime_does() -> None:
