@@ -296,6 +296,7 @@ TABLE: Table = {
     "tril": "... r c -> ... r c | whole r c | linear 0",
     "triu": "... r c -> ... r c | whole r c | linear 0",
     "unbind": _unbind,
+    "unbind_copy": _unbind,
     "unfold": _unfold,
     "unsqueeze": _unsqueeze,
     "view": _view,

@@ -43,10 +43,11 @@ class Loop:
 
 def inner(value: Any) -> Any:
     """The fake tensor that holds the present value of a tensor of the run."""
-    if not isinstance(value, FunctionalTensor):
+    elem = value.elem if isinstance(value, FunctionalTensor) else value  # methods may take that
+    if not (isinstance(elem, Tensor) and torch._is_functional_tensor(elem)):
         return value
-    torch._sync(value)
-    return torch._from_functional_tensor(value.elem)
+    torch._functionalize_sync(elem)
+    return torch._from_functional_tensor(elem)
 
 
 def known(value: Any) -> bool:

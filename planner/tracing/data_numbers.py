@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.pricing.cost import TRACE_ROWS
 from shardwright.planner.tracing.data_loops import Loop, inner, known
+from shardwright.planner.tracing.known import on_data
 from shardwright.planner.tracing.loop_code import Found, Refused, ends_pass, independent
 from shardwright.planner.tracing.loop_rows import rows_to_try
 from shardwright.planner.tracing.opaque import Opaque, Unknown
@@ -90,6 +91,7 @@ class Questions:
         read: Called with each tensor that is read.
         cut: Called with each tensor that is made of as many rows as data says, and that dim.
         now: How many calls were made so far.
+        value: The value of a tensor, where it has one without data.
     """
 
     def __init__(
@@ -98,8 +100,10 @@ class Questions:
         read: Callable[[Tensor], None] = lambda x: None,
         cut: Callable[[Tensor, int], None] = lambda x, dim: None,
         now: Callable[[], int] = lambda: 0,
+        value: Callable[[Tensor], Tensor | None] = lambda x: None,
     ) -> None:
-        self.opaque, self.note_read, self.cut, self.now = opaque, read, cut, now
+        self.opaque, self.note_read, self.cut = opaque, read, cut
+        self.now, self.value = now, value
         self.loops: list[Loop] = []
         self.running: list[tuple[Any, ast.For]] = []
         """The loops that are in a pass, the innermost last, and the frames of their code."""
@@ -175,6 +179,9 @@ NUMBERS = {"item", "tolist", "__bool__", "__int__", "__index__", "__float__", "_
 LENGTHS = {"__get__", "size", "numel", "nelement", "__len__"}
 """What tells how long a tensor is; the first is `shape`."""
 
+JOINING = set("cat concat concatenate hstack vstack pad narrow unfold diff __getitem__".split())
+"""What makes tensors of other lengths out of the lengths of others."""
+
 
 class Asked(TorchFunctionMode):
     """Within, reading a number off a tensor without data gives a `Number`."""
@@ -183,8 +190,9 @@ class Asked(TorchFunctionMode):
         super().__init__()
         self.questions = questions
         self.selects = False
+        """Whether any tensor is as long as data says."""
         self.selected: dict[int, tuple[Tensor, Tensor]] = {}
-        """By id, rows of indices that a mask selects, and the mask."""
+        """By id, rows of indices that a mask of one dim selects, and the mask."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Numbers read, truths asked, tensors cut by numbers; all other functions as they are."""
@@ -196,19 +204,29 @@ class Asked(TorchFunctionMode):
             with suppress(DynamicOutputShapeException):  # it may have a value without data
                 return func(*args, **kwargs)
             return self._select(name, *args, **kwargs)
+        if name == "__getitem__" and (masks := _masks(args[1])):
+            with suppress(DynamicOutputShapeException):
+                return func(*args)
+            return self._by_mask(func, args[0], args[1], masks)
         if name == "unbind" and id(args[0]) in self.selected and _iterates():
             return self.questions.passes(self.selected[id(args[0])][1], args[0])
         is_length = name in LENGTHS and (name != "__get__" or _is_shape(func))
         if self.selects and is_length and isinstance(args[0], Tensor) and _asked_by_model():
             return self._lengths(name, func, *args, **kwargs)
         if name in ("item", "tolist", "__bool__") and isinstance(args[0], Tensor):
+            if (value := self.questions.value(args[0])) is not None:
+                with on_data():
+                    return func(value)
             self.questions.read(args[0])
             if name == "__bool__":
                 return self.questions.answer()
             kind = float if args[0].is_floating_point() else int
             return self._numbers(tuple(args[0].shape) if name == "tolist" else (), kind)
         if not any(type(leaf) is Number for leaf in tree_leaves((args, kwargs))):
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            if self.selects and name in JOINING:
+                _refuse_joined((args, kwargs), out)
+            return out
         if name in ("split", "split_with_sizes"):
             return self._split(func, *args, **kwargs)
         raise Unknown(f"{name} is given a number that only data has")
@@ -225,6 +243,14 @@ class Asked(TorchFunctionMode):
             if x.dim() == 1:
                 self.selected[id(rows)] = rows, x
         return made if name == "where" or as_tuple else made[0]
+
+    def _by_mask(self, func: Any, x: Tensor, index: Any, masks: list[Tensor]) -> Tensor:
+        """What a mask selects of `x`: what its rows of indices select."""
+        if len(masks) > 1:
+            raise Unknown("several masks say how many rows there are")
+        rows = self._select("where", masks[0])
+        parts = index if isinstance(index, tuple) else (index,)
+        return func(x, tuple(i for p in parts for i in (rows if p is masks[0] else (p,))))
 
     def _lengths(self, name: str, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The sizes of `x`, those that only data has among them."""
@@ -259,6 +285,21 @@ class Asked(TorchFunctionMode):
         for part in parts:
             self.questions.cut(part, dim % x.dim())
         return parts
+
+
+def _masks(index: Any) -> list[Tensor]:
+    """The masks in an index."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return [p for p in parts if isinstance(p, Tensor) and p.dtype == torch.bool and p.dim()]
+
+
+def _refuse_joined(given: Any, made: Any) -> None:
+    """Refuse a length that is neither one that data says nor one that was there before."""
+    sizes = {n for leaf in tree_leaves(given) if isinstance(leaf, Tensor) for n in leaf.size()}
+    if not any(n and n % TRACE_ROWS == 0 for n in sizes) or not isinstance(made, Tensor):
+        return
+    if any(n > 1 and n % TRACE_ROWS and n not in sizes for n in made.size()):
+        raise Unknown("it joins rows that data selects, or takes some of them")
 
 
 def _asked_by_model() -> bool:

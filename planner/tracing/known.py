@@ -7,8 +7,8 @@ one. As with sizes, they are those of the inputs that are traced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -62,6 +62,10 @@ class Known:
             self._keep(out, made)
         return out, False
 
+    def value(self, tensor: Tensor) -> Tensor | None:
+        """The value of `tensor`; None if it is not known."""
+        return self._values.get(tensor)
+
     def same(self, made: Tensor, given: Tensor) -> None:
         """`made` has the values of `given`."""
         if given in self._values:
@@ -78,7 +82,7 @@ class Known:
                 return self._values.get(value, value)
             return torch.device("cpu") if isinstance(value, torch.device) else value
 
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        with on_data():
             try:
                 return func(*tree_map(real, tuple(args)), **tree_map(real, dict(kwargs)))
             except Exception:  # whatever a kernel raises: not every dtype has one
@@ -95,6 +99,13 @@ class Known:
             written = {_place(x) for a, x in pairs if _writes(a) and isinstance(x, Tensor)}
             for tensor in [t for t in self._values if _place(t) in written]:
                 del self._values[tensor]
+
+
+@contextmanager
+def on_data() -> Iterator[None]:
+    """Within, functions of tensors run as they do without any mode."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
 
 
 def _tensors(value: Any) -> list[Tensor]:

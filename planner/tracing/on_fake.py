@@ -79,12 +79,13 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     def empty(_name: str, _taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
         return [spec.empty() for spec in given]
 
-    asked = Asked(Questions(opaque))
+    like_real = LikeReal()
+    asked = Asked(Questions(opaque, value=like_real.known.value))
     with (
         torch.no_grad(),
         opaque.standing_in(module, empty),
         fake,
-        LikeReal(),
+        like_real,
         _quiet(),
         asked,
         by_heads(module),

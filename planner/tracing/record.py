@@ -140,6 +140,7 @@ def record(
             lambda x: out.read.append(inner(x)),
             lambda x, dim: out.cut.append((inner(x), dim)),
             lambda: len(recorder.calls),
+            lambda x: recorder.known.value(inner(x)),
         )
         out.loops = questions.loops
         with functional, opaque.standing_in(module, note), Asked(questions):

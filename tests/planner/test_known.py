@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -31,11 +33,21 @@ class Chunked(nn.Module):
         return x + seen.to(x.dtype) @ self.mlp(x)
 
 
-class OfData(Chunked):
-    """The same of places that depend on data."""
+class Asks(Chunked):
+    """How many places there are decides; so many are seen, whatever the data."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + x[:, (x[0, :, 0] > 0).nonzero()[:, 0]].sum(1, keepdim=True)
+        seen = torch.arange(x.shape[1]).clamp(max=12).unique()
+        if seen.max().item() > 12 or not (seen == 3).any() or seen.sum().tolist() < 0:
+            return x
+        return super().forward(x) * float(seen[-1])
+
+
+class OfData(Chunked):
+    """Data decides."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if (x > 0).any() else super().forward(x)
 
 
 class Top(nn.Module):
@@ -49,16 +61,17 @@ class Top(nn.Module):
         return self.head(self.inner(x))
 
 
-def test_rows_of_constants_are_counted() -> None:
+@pytest.mark.parametrize("make", [Chunked, Asks])
+def test_what_is_asked_of_constants(make: Callable[[], nn.Module]) -> None:
     """Such a module is traced and split, and right for other lengths than the traced one."""
-    model = Top(Chunked()).double().eval()
+    model = Top(make()).double().eval()
     plan = planned(model, features(WIDTH), 2)
     assert is_split(plan, "inner.mlp.up.weight")
     assert not any(op.startswith("module") for op in plan.opaque)
     assert_equal(model, features(WIDTH), plan)
 
 
-def test_rows_of_data_are_not() -> None:
+def test_what_is_asked_of_data() -> None:
     """That module stays opaque."""
     plan = planned(Top(OfData()).double().eval(), features(WIDTH), 2)
     assert "module OfData" in plan.opaque and not is_split(plan, "inner.mlp.up.weight")

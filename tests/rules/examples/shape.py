@@ -161,6 +161,11 @@ def _unbind(d: Draw) -> Example:
     return call("unbind.int", T(shape), d.dim(len(shape)))
 
 
+def _unbind_copy(d: Draw) -> Example:
+    shape = d.shape(1, 4)
+    return call("unbind_copy.int", T(shape), d.dim(len(shape)))
+
+
 def _unfold(d: Draw) -> Example:
     shape = d.shape(1, 3)
     dim = d.dim(len(shape))
@@ -219,6 +224,7 @@ EXAMPLES: Makers = {
     "tril": [_triangle("tril")],
     "triu": [_triangle("triu")],
     "unbind": [_unbind],
+    "unbind_copy": [_unbind_copy],
     "unfold": [_unfold],
     "unsqueeze": [_unsqueeze],
     "view": [_view("view"), _view_across("view")],
