@@ -8,7 +8,7 @@ import torch
 import shardwright
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
-from shardwright.planner import search
+from shardwright.planner import solving
 from shardwright.planner.network.objective import Digits
 from shardwright.planner.network.optimize import ROWS, optimize
 from shardwright.planner.solvers import backtracking, cpsat, lp
@@ -31,7 +31,7 @@ def network(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Simp
 
     _, model = build(kind, name, torch.float32)
     with monkeypatch.context() as patch, pytest.raises(Found) as found:
-        patch.setattr(search, "optimize", stop)
+        patch.setattr(solving, "optimize", stop)
         shardwright.plan(model, tp=2)
     small, movable = found.value.args
     return small, movable

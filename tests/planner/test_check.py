@@ -17,9 +17,9 @@ from shardwright.planner.audit import check
 from shardwright.planner.audit.bill import Bill
 from shardwright.planner.network.network import BACKWARD, BYTES, TIME
 from shardwright.planner.network.optimize import optimize
-from shardwright.planner.search import agree
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.problem import Problem, Result
+from shardwright.planner.solving import agree
 from shardwright.planner.states.states import WHOLE, State
 from tests.planner.toys import TOYS, ColumnRow, D, Toy, Within, solutions, toy
 

@@ -15,11 +15,11 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.network.network import Network, build_network
 from shardwright.planner.plan_file import Workload
 from shardwright.planner.pricing.cost import Costs
-from shardwright.planner.search import replaceable
 from shardwright.planner.solvers.problem import Costs as Prices
 from shardwright.planner.solvers.problem import Factor, Problem
 from shardwright.planner.solvers.simplify import Simplified, simplify
 from shardwright.planner.states.states import State, States
+from shardwright.planner.task import replaceable
 from shardwright.planner.tracing.trace import trace
 
 D, H, WORDS = 64, 128, 101
