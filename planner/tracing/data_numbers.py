@@ -3,9 +3,9 @@
 Model code gets a stand-in for such a number, and may do two things with it: cut a tensor into so
 many rows (`x.split(counts)`: some sizes are made up, and that dim is never split over ranks), and
 ask it a question that it goes on from in one way only, because the other way raises (an assert).
-It may also select so many rows (`mask.nonzero()`, `x[mask]`), and make a pass of a loop for each of them (see
-`data_loops.py`). What is read must be whole, so that all ranks read the same. Anything else is
-`Unknown`: then the module depends on data as a whole.
+It may also select so many rows (`mask.nonzero()`, `x[mask]`), and make a pass of a loop for each of
+them (see `data_loops.py`). What is read must be whole, so that all ranks read the same. Anything
+else is `Unknown`: then the module depends on data as a whole.
 """
 
 from __future__ import annotations
