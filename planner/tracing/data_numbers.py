@@ -154,9 +154,12 @@ class Questions:
         self.loops.append(loop)
         return self._passes(loop, frame, found, rows)
 
+    def _has_value(self, x: Tensor) -> bool:
+        return known(x) or self.value(x) is not None
+
     def _passes(self, loop: Loop, frame: Any, found: Found, rows: Tensor) -> Iterator[Tensor]:
         count = int(loop.mask.shape[0])
-        for i in rows_to_try(found.loop, found.stored, frame.f_locals, count):
+        for i in rows_to_try(found.loop, found.stored, frame.f_locals, count, self._has_value):
             loop.starts.append(self.now())
             self.running.append((frame, found.loop))
             yield torch.tensor(i) if rows.dim() == 1 else torch.tensor([i])
@@ -210,6 +213,10 @@ class Asked(TorchFunctionMode):
             return self._by_mask(func, args[0], args[1], masks)
         if name == "unbind" and id(args[0]) in self.selected and _iterates():
             return self.questions.passes(self.selected[id(args[0])][1], args[0])
+        if name in ("squeeze", "flatten") and args and id(args[0]) in self.selected:
+            out = func(*args, **kwargs)
+            self.selected[id(out)] = out, self.selected[id(args[0])][1]
+            return out
         is_length = name in LENGTHS and (name != "__get__" or _is_shape(func))
         if self.selects and is_length and isinstance(args[0], Tensor) and _asked_by_model():
             return self._lengths(name, func, *args, **kwargs)

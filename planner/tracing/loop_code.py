@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 PASSED_ON = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-SELECTING = ("nonzero", "argwhere", "where")
-"""Functions that give rows."""
+SELECTING = ("nonzero", "argwhere", "where", "squeeze", "flatten")
+"""Functions that give rows, or the same seen otherwise."""
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

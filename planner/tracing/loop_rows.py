@@ -7,12 +7,15 @@ model, passes for rows on the same side of all of these make the same calls.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 ORDERS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+VIEWS = ("view", "reshape", "flatten", "unsqueeze", "squeeze", "transpose", "permute", "to")
+"""Methods of a tensor that give its own elements."""
+
 SAME_NUMBER = ("item", "squeeze")
 """Methods of a tensor of one number that give no more than that."""
 
@@ -22,7 +25,11 @@ class Otherwise(Exception):
 
 
 def rows_to_try(
-    loop: ast.For, stored: Collection[str], values: Mapping[str, Any], count: int
+    loop: ast.For,
+    stored: Collection[str],
+    values: Mapping[str, Any],
+    count: int,
+    has_value: Callable[[Tensor], bool] = lambda tensor: False,
 ) -> Sequence[int]:
     """One number of a row for each way that a pass can take; all where that cannot be told.
 
@@ -31,9 +38,10 @@ def rows_to_try(
         stored: Names that are assigned in it.
         values: What names stand for before it.
         count: How many rows there are at most.
+        has_value: Whether a tensor has a value though there is no data: code may branch on that.
     """
     try:
-        cuts = _Uses(loop, stored, values).cuts
+        cuts = _Uses(loop, stored, values, has_value).cuts
     except Otherwise:
         return range(count)
     found = {0} | {n for cut in cuts for n in (cut, cut + 1)}
@@ -43,10 +51,17 @@ def rows_to_try(
 class _Uses:
     """What a pass does with the number of its row; `cuts` are the numbers it is compared with."""
 
-    def __init__(self, loop: ast.For, stored: Collection[str], values: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        loop: ast.For,
+        stored: Collection[str],
+        values: Mapping[str, Any],
+        has_value: Callable[[Tensor], bool],
+    ) -> None:
         if not isinstance(loop.target, ast.Name):
             raise Otherwise
-        self.stored, self.values, self.cuts = stored, values, set[int]()
+        self.stored, self.values, self.has_value = stored, values, has_value
+        self.cuts = set[int]()
         self.rows = {loop.target.id}
         assigned = [n for s in loop.body for n in ast.walk(s) if isinstance(n, ast.Assign)]
         before = 0
@@ -116,11 +131,14 @@ class _Uses:
         return None
 
     def is_tensor(self, node: ast.AST) -> bool:
-        """Whether an expression is a tensor, or what a method of one or a part of one gives."""
+        """Whether an expression is a tensor with data, a part of one, or one seen otherwise."""
         match node:
-            case ast.Call(func=ast.Attribute(value=value)) | ast.Subscript(value=value):
+            case ast.Call(func=ast.Attribute(value=value, attr=name)):
+                return name in VIEWS and self.is_tensor(value)
+            case ast.Subscript(value=value):
                 return self.is_tensor(value)
-        return isinstance(self.value(node), Tensor)
+        found = self.value(node)
+        return isinstance(found, Tensor) and not self.has_value(found)
 
 
 def _is_module(value: Any) -> bool:

@@ -84,7 +84,7 @@ class WithTheSame(Looped):
 
     def loop(self, x: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
         out = torch.zeros_like(x)
-        for hit in mask.sum(dim=(-1, -2)).nonzero():
+        for hit in mask.sum(dim=(-1, -2)).nonzero().squeeze(-1):
             number = int(hit.item())
             place, token = torch.where(mask[number])
             if token.numel() == 0:
@@ -374,6 +374,8 @@ USES = {
     "if e == w:\n    continue": range(9),
     "if e == y:\n    continue\ny = 3": range(9),
     "if e:\n    continue": range(9),
+    "y = known[e]": range(9),
+    "y = w.new_ones(9)[e]": range(9),
     "y = w[2 * e : 2 * e + 2]": range(9),
 }
 
@@ -387,7 +389,9 @@ def test_passes_that_stand_for_all(body: str) -> None:
     owner = nn.Module()
     owner.n, owner.w, owner.m = 6, nn.Parameter(torch.ones(9)), nn.ModuleList()  # type: ignore
     values = {"self": owner, "w": torch.ones(9)}
-    assert list(rows_to_try(loop, {"e", "y", "k"}, values, 9)) == list(USES[body])
+    values["known"] = torch.arange(9)
+    found = rows_to_try(loop, {"e", "y", "k"}, values, 9, lambda x: x is values["known"])
+    assert list(found) == list(USES[body])
 
 
 def test_a_test_that_ends_a_pass() -> None:
