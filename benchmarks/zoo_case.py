@@ -18,6 +18,7 @@ import shardwright
 from benchmarks.compare import Reference, badness, compare, of_all, predicted, reference
 from shardwright.errors import ShardwrightError
 from shardwright.planner.plan_file import Plan
+from shardwright.runtime.config import read_config
 from shardwright.runtime.mesh import Mesh
 from tests import zoo
 
@@ -132,7 +133,8 @@ def _read_again(case: Case, directory: str) -> Case:
 
     The model has not run yet: some change themselves as they run first.
     """
-    model = type(case.model).from_pretrained(directory, dtype=case.dtype)
+    config = read_config(directory)
+    model = type(case.model).from_pretrained(directory, config=config, dtype=case.dtype)
     _use_experts_of(case.model, model)
     return replace(case, model=model, expected=reference(copy.deepcopy(model), case.inputs))
 

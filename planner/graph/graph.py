@@ -116,6 +116,9 @@ class Graph:
     guesses: bool = True
     """Whether numbers that only data has got stand-ins while it was traced."""
 
+    ways: tuple[tuple[int, tuple[bool, ...]], ...] = ()
+    """Which runs were made (see `tracing/ways.py`)."""
+
     shown: set[str] = field(default_factory=set)
     """Tensors that code reads numbers off: every rank must read the same."""
 

@@ -29,7 +29,8 @@ from shardwright.planner.tracing.data_loops import Loop, inner, known
 from shardwright.planner.tracing.known import on_data
 from shardwright.planner.tracing.loop_code import Found, Refused, ends_pass, independent
 from shardwright.planner.tracing.loop_rows import rows_to_try
-from shardwright.planner.tracing.opaque import Opaque, Unknown
+from shardwright.planner.tracing.opaque import Opaque, Undecided, Unknown
+from shardwright.planner.tracing.ways import answer
 
 WRAPPERS = ("torch.overrides", "torch._tensor", __name__)
 """Modules through which functions of tensors are called."""
@@ -39,10 +40,10 @@ class Number:
     """A number that only data has."""
 
     def __init__(self, questions: Questions, kind: type) -> None:
-        self.questions, self.kind = questions, kind
+        self.truth, self.kind = Truth(questions), kind
 
     def _compared(self, _: Any) -> Truth:
-        return Truth(self.questions)
+        return Truth(self.truth.questions)
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared  # type: ignore[assignment]
 
@@ -50,7 +51,7 @@ class Number:
         _refuse()
 
     def __bool__(self) -> bool:
-        return self.questions.answer()
+        return bool(self.truth)
 
     __int__ = __index__ = __float__ = __hash__ = _used  # type: ignore[assignment]
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _used
@@ -67,9 +68,12 @@ class Truth:
 
     def __init__(self, questions: Questions) -> None:
         self.questions = questions
+        self.found: bool | None = None
 
     def __bool__(self) -> bool:
-        return self.questions.answer()
+        if self.found is None:
+            self.found = self.questions.answer()
+        return self.found
 
     def _used(self, *_: Any) -> NoReturn:
         _refuse()
@@ -132,8 +136,12 @@ class Questions:
         if found is None and self.running and self.running[-1][0] is frame:
             test = ends_pass(self.running[-1][1], frame.f_lineno)
             found = None if test is None else truth(test, False)
+        if found is None and self.running:
+            raise Unknown("it branches on data in a pass of a loop over rows")
         if found is None:
-            raise Unknown("it branches on data")
+            turn, found = answer()
+            if found is None:
+                raise Undecided(turn)
         return found
 
     def passes(self, mask: Tensor, rows: Tensor) -> Iterator[Tensor]:
@@ -227,7 +235,8 @@ class Asked(TorchFunctionMode):
             self.questions.read(args[0])
             if name == "__bool__":
                 return self.questions.answer()
-            kind = float if args[0].is_floating_point() else int
+            dtype = args[0].dtype
+            kind = float if dtype.is_floating_point else bool if dtype == torch.bool else int
             return self._numbers(tuple(args[0].shape) if name == "tolist" else (), kind)
         if not any(type(leaf) is Number for leaf in tree_leaves((args, kwargs))):
             out = func(*args, **kwargs)

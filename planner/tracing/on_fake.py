@@ -69,11 +69,12 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     On fake rather than plain meta tensors: model code knows them and does not ask for their values.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
+    runs = opaque.made(runs)
     given = tree_map(
         lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v,
         [(run.args, dict(run.kwargs)) for run in runs],
     )
-    given = [Run(run.module, *both) for run, both in zip(runs, given, strict=True)]
+    given = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, given, strict=True)]
     cast(module, runs)
 
     def empty(_name: str, _taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:

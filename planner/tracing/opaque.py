@@ -24,6 +24,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from shardwright.planner.plan_file import pattern
+from shardwright.planner.tracing.runs import Run
+from shardwright.planner.tracing.ways import Ways, both
 
 SCALES = (0.1, 0.01, 1.0)
 """Of the weights in each of the runs."""
@@ -36,6 +38,18 @@ PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 class Unknown(Exception):
     """It cannot be told what a module gives out; the message says why."""
+
+
+class Fails(Unknown):
+    """It does not run on made-up data."""
+
+
+class Undecided(Unknown):
+    """Run number `turn` asked something of data, and goes on either way."""
+
+    def __init__(self, turn: int) -> None:
+        super().__init__("it branches on data")
+        self.turn = turn
 
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Unknown)
@@ -65,23 +79,41 @@ class Opaque:
     """The modules of `root` that are not traced; `root` itself is left as it is.
 
     `alike` maps each to one of them that does the same. `guesses` says whether numbers that only
-    data has get a stand-in (see `data_numbers.py`), `guessed` whether one did.
+    data has get a stand-in (see `data_numbers.py`), `guessed` whether one did, and `ways` which
+    runs are then made, of those that are asked for (see `ways.py`).
     """
 
     def __init__(
-        self, root: nn.Module, alike: Mapping[str, str] | None = None, guesses: bool = True
+        self,
+        root: nn.Module,
+        alike: Mapping[str, str] | None = None,
+        guesses: bool = True,
+        ways: Ways = (),
     ) -> None:
-        self.root, self.guesses, self.guessed = root, guesses, False
+        self.root, self.guesses, self.guessed, self.ways = root, guesses, False, ways
         self.alike = dict(alike or {})
         self._copies = {n: copy.deepcopy(root.get_submodule(n)) for n in set(self.alike.values())}
         self._known: dict[tuple[str, Given, str], tuple[list[Any], TreeSpec]] = {}
 
     def after(self, error: Exception, entered: Sequence[str]) -> bool:
         """Take in what a run failed at; False where nothing is left to try."""
-        if self.guesses and self.guessed:
-            self.guesses = False
+        if isinstance(error, Undecided) and (ways := both(self.ways, error.turn)):
+            self.ways = ways
             return True
+        if any(answers for _, answers in self.ways) and self._needs_data(error, entered):
+            return True
+        if self.guesses and self.guessed:
+            self.guesses, self.ways = False, ()
+            return True
+        return self._needs_data(error, entered)
+
+    def _needs_data(self, error: Exception, entered: Sequence[str]) -> bool:
         return isinstance(error, DATA_DEPENDENT) and self.widen(entered)
+
+    def made(self, runs: Sequence[Run]) -> list[Run]:
+        """`runs` as they are made: some of them twice."""
+        self.ways = self.ways or tuple((i, ()) for i in range(len(runs)))
+        return [runs[i]._replace(answers=answers) for i, answers in self.ways]
 
     def widen(self, entered: Sequence[str]) -> bool:
         """Take in the innermost of the modules `entered` that is not in yet, with others like it.
@@ -141,12 +173,16 @@ class Opaque:
         """
         key = name, given, str(spec)
         if key not in self._known:
+            runs: list[Any] = []
             # No mode is on in another thread.
             with ThreadPoolExecutor(1) as thread, exporting(False):
-                runs = [
-                    thread.submit(_run, self._copies[name], given, spec, seed).result()
-                    for seed in range(len(SCALES))
-                ]
+                for seed in range(len(SCALES)):
+                    try:
+                        run = thread.submit(_run, self._copies[name], given, spec, seed).result()
+                        runs.append(run)
+                    except Fails:  # of some data nothing comes out
+                        if seed - len(runs) > 0:
+                            raise
             if any(run != runs[0] for run in runs):
                 raise Unknown(f"what '{name}' gives out depends on its data in shape")
             self._known[key] = runs[0]
@@ -164,7 +200,9 @@ def _given(leaf: Any) -> Any:
         return tuple(int(n) for n in leaf.shape), leaf.dtype
     if not isinstance(leaf, PLAIN):
         raise Unknown(f"a {type(leaf).__name__} is among its arguments")
-    if isinstance(leaf, int) and type(leaf) is not bool:
+    if isinstance(leaf, bool):
+        return bool(leaf)  # where only data has it, in one of its ways
+    if isinstance(leaf, int):
         float(leaf)  # an integer that remembers where it comes from is a mere number from here on
         return int(leaf)
     return leaf
@@ -224,7 +262,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, seed: int) -> tuple[li
             found, out = tree_flatten(real(*args, **kwargs))
     except Exception as error:  # whatever model code raises
         text = str(error).strip().split("\n")[0][:200]
-        raise Unknown(f"on the CPU it fails as well: {type(error).__name__}: {text}") from error
+        raise Fails(f"on the CPU it fails as well: {type(error).__name__}: {text}") from error
     if versions != [t._version for t in taken] or list(map(id, held)) != list(map(id, _held(real))):
         raise Unknown("it changes what it is given, or keeps something")
     # What is then changed in place would change twice, or not at all.

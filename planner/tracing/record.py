@@ -119,6 +119,7 @@ def record(
     # In inference mode composite ops come in one piece, so LEAVES can be kept. (Gradients are
     # still required of parameters: `matmul` looks.)
     with torch.inference_mode(), recorder, exporting(exported):
+        runs = opaque.made(runs)
         plain = [(run.args, dict(run.kwargs)) for run in runs]
         stored = {n: _like(t, dtype_of(runs, n, t.dtype)) for n, t in _state(module)}
         given = tree_map(_like, plain)
@@ -132,7 +133,7 @@ def record(
             return [functional.wrap(t) for t in made]
 
         state, wrapped = tree_map(functional.wrap, (stored, given))
-        made = [Run(run.module, *both) for run, both in zip(runs, wrapped, strict=True)]
+        made = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, wrapped, strict=True)]
         out = Record(recorder.calls, stored, _tensors(given), overwritten=functional.overwritten)
         out.replaced = functional.replaced
         questions = Questions(

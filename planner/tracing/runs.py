@@ -13,19 +13,22 @@ import torch
 from torch import nn
 
 from shardwright.planner.plan_file import is_within
+from shardwright.planner.tracing import ways
 
 
 class Run(NamedTuple):
     """A call of the root (""), or of a module in it by itself; tensors are on meta.
 
     Where it has a `dtype`, the module runs in that instead of its own: how it is best split does
-    not depend on it. No other run may use the module then.
+    not depend on it. No other run may use the module then. Where its code goes on either way from
+    questions that only data answers, `answers` are those of the first of them (see `ways.py`).
     """
 
     module: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     dtype: torch.dtype | None = None
+    answers: tuple[bool, ...] = ()
 
 
 def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:
@@ -62,5 +65,6 @@ class Runner(nn.Module):
         found = []
         for turn, run in enumerate(runs):
             self.begin(turn)
-            found.append(self.root.get_submodule(run.module)(*run.args, **run.kwargs))
+            with ways.taken(turn, run.answers):
+                found.append(self.root.get_submodule(run.module)(*run.args, **run.kwargs))
         return found

@@ -52,6 +52,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     found = run(module, runs, opaque)
     graph = translate(found, module, origins.SIZES, origins.SOURCES)
     graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.guesses
+    graph.ways = opaque.ways
     graph.pinned = set(origins.PINNED) | inside(graph)
     reads_as_numbers, reads_as_counts = set(origins.FIXED), set(origins.COUNTED)
     graph.carried = tidy.carried(graph, module)

@@ -84,8 +84,10 @@ class Inside(Mlp):
 class Branches(Mlp):
     """Goes on either way."""
 
+    bound = 0.0
+
     def between(self, y: Tensor) -> Tensor:
-        return y * 2 if y.max().item() > 0.5 else y
+        return y * 2 if y.max().item() > self.bound else y
 
 
 class Computes(Mlp):
@@ -98,11 +100,57 @@ class Computes(Mlp):
 class Catches(Mlp):
     """Goes on where an assert fails."""
 
+    bound = 0.0
+
     def between(self, y: Tensor) -> Tensor:
         try:
-            assert y.max().item() < 0.5
+            assert y.max().item() < self.bound
         except AssertionError:
             return y * 2
+        return y
+
+
+class Optional(Mlp):
+    """Leaves a mask out where it has no effect, and asks again later."""
+
+    bound = 0.0
+
+    def between(self, y: Tensor) -> Tensor:
+        mask = y > self.bound
+        mask = None if not mask.any() else mask
+        y = y if mask is None else y.masked_fill(mask, 0.0)
+        some = (y > self.bound - 1).any().item()
+        return y.relu() if some else y + y if some is False else y
+
+
+class Remembers(Mlp):
+    """Asks the first time only: what it does then is not what it does when it is run again."""
+
+    first = True
+
+    def between(self, y: Tensor) -> Tensor:
+        if self.first:
+            self.first = False
+            return y * 2 if y.max().item() > 0.5 else y
+        return y.relu()
+
+
+class Refuses(Mlp):
+    """Raises at what it has read before."""
+
+    def between(self, y: Tensor) -> Tensor:
+        wrong = (y != y).any().item()
+        if wrong:
+            raise ValueError("not a number")
+        return y.relu()
+
+
+class Often(Mlp):
+    """Asks until the answer is another."""
+
+    def between(self, y: Tensor) -> Tensor:
+        while y.max().item() > 0.5:
+            y = y / 2
         return y
 
 
@@ -149,9 +197,10 @@ def test_rows_cut_by_counts() -> None:
     assert_equal(model, features(WIDTH), plan)
 
 
-def test_what_is_read_is_whole() -> None:
+@pytest.mark.parametrize("make", [Inside, Refuses])
+def test_what_is_read_is_whole(make: Callable[[], nn.Module]) -> None:
     """No rank reads a part of it: both matrices around cannot be split along what is between."""
-    model = Around(Inside).double()
+    model = Around(make).double()
     plan = planned(model, features(WIDTH), 2)
     assert not plan.opaque
     up = plan.modules.get("inner.up")
@@ -159,7 +208,20 @@ def test_what_is_read_is_whole() -> None:
     assert_equal(model, features(WIDTH), plan)
 
 
-@pytest.mark.parametrize("make", [Branches, Computes, Catches])
+@pytest.mark.parametrize("make", [Branches, Catches, Optional])
+def test_code_that_goes_on_either_way_is_run_both_ways(make: Callable[[], Mlp]) -> None:
+    """What is asked about is whole, so that all ranks go the same way, whichever it is."""
+    inner = make()
+    model = Around(lambda: nn.Sequential(inner, Mlp())).double()
+    plan = planned(model, features(WIDTH), 2)
+    assert not plan.opaque
+    assert split(plan) >= {"up.weight", "down.weight"}
+    for bound in (-1e9, 1e9):
+        setattr(inner, "bound", bound)  # noqa: B010
+        assert_equal(model, features(WIDTH), plan)
+
+
+@pytest.mark.parametrize("make", [Computes, Often, Remembers])
 def test_anything_else_depends_on_data(make: Callable[[], nn.Module]) -> None:
     """The module runs whole, and beside it all is split."""
     model = Around(lambda: nn.Sequential(make(), Mlp())).double()

@@ -115,7 +115,15 @@ class HandsOn(Loop):
     """Gives out what it was given."""
 
     def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
-        return x if chosen.max() >= 0 else -x
+        return x if float(chosen.max().item()) >= 0 else -x
+
+
+class Contradicts(Loop):
+    """Does not run where nothing is as the number says that it is given."""
+
+    def forward(self, x: Tensor, chosen: Tensor, some: bool = True) -> Tensor:
+        assert not some or bool((chosen > 0).any())
+        return super().forward(x, chosen)
 
 
 class Keeps(Loop):
@@ -163,6 +171,7 @@ def planned(model: nn.Module, inputs: Inputs) -> Plan:
 
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, int]]] = {
     "loop": (Block, {"module Loop": 1}),
+    "some data will not do": (lambda: Block(Contradicts), {"module Contradicts": 1}),
     "numbers come out": (lambda: Block(Sorted), {"module Sorted": 1}),
     "rows come out": (lambda: Block(Count), {"module Count": 1}),
     "an attribute goes in": (Heads, {"module Numbers": 1}),

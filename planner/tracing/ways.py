@@ -1,0 +1,53 @@
+"""Model code that goes on either way from what it asks of data: it is run both ways.
+
+A run that asks such a question is made twice, once with each answer, and a plan must hold for both,
+as for all runs. All ranks read the same, so all go the same way. Code that asks more than a few
+such questions depends on data as a whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+Answers = tuple[bool, ...]
+Ways = tuple[tuple[int, Answers], ...]
+"""(number of a run, answers to the first questions that it asks) of each run that is made."""
+
+MOST = 2
+"""Questions of a run that are answered both ways."""
+
+_present = threading.local()
+
+
+def both(ways: Ways, turn: int) -> Ways | None:
+    """`ways` where run number `turn` answers one question more, both ways; None if that is many."""
+    run, answers = ways[turn]
+    if len(answers) >= MOST:
+        return None
+    more = ((run, (*answers, False)), (run, (*answers, True)))
+    return (*ways[:turn], *more, *ways[turn + 1 :])
+
+
+@contextmanager
+def taken(turn: int, answers: Answers) -> Iterator[None]:
+    """Within, which is run number `turn`, the first questions have these answers.
+
+    Raises:
+        RuntimeError: fewer are asked, since what was run before changed something.
+    """
+    before = getattr(_present, "state", None)
+    _present.state = turn, (rest := iter(answers))
+    try:
+        yield
+    finally:
+        _present.state = before
+    if next(rest, None) is not None:
+        raise RuntimeError("code that depends on data does otherwise when it is run again")
+
+
+def answer() -> tuple[int, bool | None]:
+    """The number of the run, and the answer to its next question if it has one."""
+    turn, rest = _present.state
+    return turn, next(rest, None)
