@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 MOST = 1 << 16
@@ -49,7 +49,7 @@ class Known:
             made = self._computed(func, args, kwargs) if known else None
             if made is None:
                 raise
-            (device,) = {t.device for t in _tensors((args, kwargs))}
+            device = next(t.device for t in _tensors((args, kwargs)))
             with self._fakes:
                 out = tree_map(lambda v: _like(v, device), made)
             self._keep(out, made)
@@ -108,8 +108,15 @@ def on_data() -> Iterator[None]:
         yield
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in arguments or results, in order; every op asks for them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
 
 
 def _writes(argument: Any) -> bool:
