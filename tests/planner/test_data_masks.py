@@ -105,7 +105,19 @@ def test_modules_of_rows_that_data_selects_are_split(make: Callable[[], nn.Modul
     assert_equal(model, inputs, plan, collectives=False)  # their bytes are those of the rows
 
 
-@pytest.mark.parametrize("make", [Counts, CountsTokens, Lengths, Elements, Joined, Sliced])
+@pytest.mark.parametrize("make", [Counts, CountsTokens, Elements])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_code_may_ask_whether_there_are_any(make: Callable[[], nn.Module], kind: int) -> None:
+    """It is right whichever way it goes on from there."""
+
+    def given(batch: int, seq: int) -> tuple[Any, ...]:
+        return inputs(batch, seq)[0], torch.full((batch, seq), kind)
+
+    model = Around(make()).double()
+    assert_equal(model, given, planned(model, given, 2), collectives=False)
+
+
+@pytest.mark.parametrize("make", [Lengths, Joined, Sliced])
 def test_what_asks_how_many_there_are_depends_on_data(make: Callable[[], nn.Module]) -> None:
     model = Around(make()).double()
     assert f"module {make.__name__}" in planned(model, inputs, 2).opaque

@@ -44,10 +44,10 @@ class Asks(Chunked):
 
 
 class OfData(Chunked):
-    """Data decides."""
+    """It computes with a number that only data has."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + 1 if (x > 0).any() else super().forward(x)
+        return super().forward(x) * (x > 0).sum().item()
 
 
 class Top(nn.Module):
