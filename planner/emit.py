@@ -21,10 +21,14 @@ from shardwright.planner.plan_file import (
     Whole,
     fold,
 )
+from shardwright.planner.pricing.cost import Collective as Call
 from shardwright.planner.states.states import WHOLE, Cut, State, States, cut_of, made_pending
 
 LARGE = 0.01
 """A parameter is worth a reason if it holds this share of all bytes."""
+
+FLAG_BYTES = 4
+"""What says whether a copy of the model has a gradient of a parameter."""
 
 
 class Layouts:
@@ -194,9 +198,16 @@ def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
 
 
 def count(bill: Bill) -> list[Collective]:
-    """Collectives by phase and kind: of the first pass, its backward, and a step of decoding."""
+    """Collectives by phase and kind: of the first pass, its backward, and a step of decoding.
+
+    Before copies of the model average gradients they say which they have, which is not priced.
+    """
     out = []
     ahead, back = bill.collectives()
+    costs, stored = bill.costs, bill.costs.holdings.stored
+    trained = sum(costs.gradient(n, bill.assignment[n]) is not None for n in stored)
+    if trained:
+        back[Call("all_reduce", FLAG_BYTES * trained, costs.workload.replicas)] += 1
     found = {"forward": ahead, "backward": back}
     for run in bill.costs.passes[1:]:
         if run.phase == "decode":

@@ -87,7 +87,7 @@ def test_the_batch_is_shared_and_its_gradients_priced() -> None:
     ]
     assert more[0] == more[2]
     averaged = [b[0] - a[0] for a, b in zip(more[1], more[3], strict=True)]
-    assert sum(averaged) == len(list(model.parameters()))
+    assert sum(averaged) == len(list(model.parameters())) + 1  # and who has which
 
 
 def test_tp_is_short_for_a_mesh_of_one_dim() -> None:

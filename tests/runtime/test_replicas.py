@@ -1,0 +1,82 @@
+"""Gradients averaged over copies that use other parameters, or in another order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.runtime.audit import count_collectives, counts
+from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.replicas import average_gradients
+from tests.ranks import run_ranks
+
+
+class Experts(nn.Module):
+    """Each row goes to the expert that its sign says, those of the first row first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.experts = nn.ModuleList(nn.Linear(3, 3, dtype=torch.float64) for _ in range(3))
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        hit = (x.sum(-1) > 0).long()
+        for expert in hit.unique_consecutive().tolist()[:2]:
+            rows = (hit == expert).nonzero().flatten()
+            out = out.index_add(0, rows, self.experts[expert](x[rows]).square())
+        return out
+
+
+PLUS = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
+ROWS = {
+    "others": [PLUS, -PLUS],
+    "in another order": [torch.cat([PLUS, -PLUS]), torch.cat([-2 * PLUS, PLUS])],
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_copies_may_use_other_experts(case: str) -> None:
+    """Twice in a row; an expert that no copy uses has no gradient."""
+    whole = Experts()
+    for _ in range(2):
+        torch.stack([whole(rows).sum() for rows in ROWS[case]]).mean().backward()
+
+    def work(mesh: Mesh) -> tuple[list[Tensor | None], dict[str, int]]:
+        model = Experts()
+        average_gradients(model, [mesh["dp"]])
+        model(ROWS[case][mesh["dp"].rank]).sum().backward()
+        with count_collectives() as calls:
+            model(ROWS[case][mesh["dp"].rank]).sum().backward()
+        return [p.grad for p in model.parameters()], counts(calls)
+
+    for found, calls in run_ranks(2, work, {"dp": 2}):
+        for got, want in zip(found, whole.parameters(), strict=True):
+            assert (got is None) == (want.grad is None)
+            torch.testing.assert_close(got, want.grad)
+        assert calls == {"all_reduce": 1 + 4}
+
+
+def test_a_backward_pass_that_failed_leaves_nothing_behind() -> None:
+    def work(mesh: Mesh) -> Tensor | None:
+        layer = nn.Linear(2, 1, bias=False)
+        nn.init.ones_(layer.weight)
+        average_gradients(layer, [mesh["dp"]])
+
+        def fail(_: Tensor) -> None:
+            raise ValueError("no")
+
+        x = torch.ones(1, 2, requires_grad=True)
+        x.register_hook(fail)
+        with pytest.raises(ValueError, match="no"):
+            layer(x).sum().backward()
+        layer.zero_grad()
+        layer(torch.full((1, 2), float(mesh["dp"].rank))).sum().backward()
+        return layer.weight.grad
+
+    for found in run_ranks(2, work, {"dp": 2}):
+        assert found is not None
+        torch.testing.assert_close(found, torch.full((1, 2), 0.5))
