@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.planner.tracing.known import Known
+from shardwright.planner.tracing.data.known import Known
 
 GROUPED_MM = torch.ops.aten._grouped_mm.default
 GROUPED_MM_TAKES = (torch.float32, torch.float16, torch.bfloat16)

@@ -14,7 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from shardwright.planner.tracing.calls import Calls, Notes
-from shardwright.planner.tracing.data_numbers import Asked, Questions
+from shardwright.planner.tracing.data.asked import Asked
+from shardwright.planner.tracing.data.numbers import Questions
 from shardwright.planner.tracing.fake_ops import LikeReal
 from shardwright.planner.tracing.opaque import Opaque, Spec
 from shardwright.planner.tracing.runs import Run, Runner, cast

@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from shardwright.planner.plan_file import pattern
+from shardwright.planner.tracing.data.ways import Ways, both
 from shardwright.planner.tracing.runs import Run
-from shardwright.planner.tracing.ways import Ways, both
 
 SCALES = (0.1, 0.01, 1.0)
 """Of the weights in each of the runs."""
@@ -79,7 +79,7 @@ class Opaque:
     """The modules of `root` that are not traced; `root` itself is left as it is.
 
     `alike` maps each to one of them that does the same. `guesses` says whether numbers that only
-    data has get a stand-in (see `data_numbers.py`), `guessed` whether one did, and `ways` which
+    data has get a stand-in (see `numbers.py`), `guessed` whether one did, and `ways` which
     runs are then made, of those that are asked for (see `ways.py`).
     """
 

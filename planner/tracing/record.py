@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.planner.tracing.borders import BORDER
-from shardwright.planner.tracing.data_loops import Loop, carried, inner, known
-from shardwright.planner.tracing.data_numbers import Asked, Questions
-from shardwright.planner.tracing.known import Known
+from shardwright.planner.tracing.data.asked import Asked
+from shardwright.planner.tracing.data.known import Known
+from shardwright.planner.tracing.data.loops import Loop, carried, inner, known
+from shardwright.planner.tracing.data.numbers import Questions
 from shardwright.planner.tracing.opaque import Opaque, Spec, Unknown, exporting
 from shardwright.planner.tracing.runs import Run, Runner, dtype_of
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shardwright.planner.plan_file import is_within
-from shardwright.planner.tracing import ways
+from shardwright.planner.tracing.data import ways
 
 
 class Run(NamedTuple):

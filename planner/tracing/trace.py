@@ -17,7 +17,7 @@ from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.plan_file import is_within
 from shardwright.planner.tracing import borders, origins, tidy
-from shardwright.planner.tracing.loop_masks import as_long_as_the_model_says
+from shardwright.planner.tracing.data.loop_masks import as_long_as_the_model_says
 from shardwright.planner.tracing.opaque import DATA_DEPENDENT, Opaque, Unknown
 from shardwright.planner.tracing.record import Record, record
 from shardwright.planner.tracing.runs import Run, Runner

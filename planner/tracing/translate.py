@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.graph.graph import Border, Graph, Op, SizeArgument, Tensor, Use
 from shardwright.planner.tracing import borders
-from shardwright.planner.tracing.data_loops import SAME
+from shardwright.planner.tracing.data.loops import SAME
 from shardwright.planner.tracing.origins import Fact
 from shardwright.planner.tracing.record import Call, Record
 from shardwright.rules.call import OpCall, Operand

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwright.planner.plan_file import Plan
-from shardwright.planner.tracing.data_numbers import only_way
+from shardwright.planner.tracing.data.model_code import only_way
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 
