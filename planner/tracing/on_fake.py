@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_map
 from shardwright.planner.tracing.calls import Calls, Notes
 from shardwright.planner.tracing.data.asked import Asked
 from shardwright.planner.tracing.data.numbers import Questions
+from shardwright.planner.tracing.duplicate import duplicate
 from shardwright.planner.tracing.fake_ops import LikeReal
 from shardwright.planner.tracing.opaque import Opaque, Spec
 from shardwright.planner.tracing.runs import Run, Runner, cast
@@ -24,7 +24,7 @@ from shardwright.runtime.attention import by_heads
 
 def calls_of(root: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Calls | None:
     """What the code of each module calls in `runs` of `root` as it is; None if it does not run."""
-    module = copy.deepcopy(root)
+    module = duplicate(root)
     try:
         return run_and_note(module, runs, follow(module), opaque)
     except Exception:  # whatever model code raises: its trial as a part will raise it again

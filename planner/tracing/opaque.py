@@ -7,7 +7,6 @@ a copy of it on made-up data, several times: only what comes out alike each time
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from shardwright.planner.plan_file import pattern
 from shardwright.planner.tracing.data.ways import Ways, both
+from shardwright.planner.tracing.duplicate import duplicate
 from shardwright.planner.tracing.runs import Run
 
 SCALES = (0.1, 0.01, 1.0)
@@ -92,7 +92,7 @@ class Opaque:
     ) -> None:
         self.root, self.guesses, self.guessed, self.ways = root, guesses, False, ways
         self.alike = dict(alike or {})
-        self._copies = {n: copy.deepcopy(root.get_submodule(n)) for n in set(self.alike.values())}
+        self._copies = {n: duplicate(root.get_submodule(n)) for n in set(self.alike.values())}
         self._known: dict[tuple[str, Given, str], tuple[list[Any], TreeSpec]] = {}
 
     def after(self, error: Exception, entered: Sequence[str]) -> bool:
@@ -127,7 +127,7 @@ class Opaque:
         for other, module in self.root.named_modules():
             if type(module) is kind and pattern(other) == pattern(name):
                 self.alike[other] = other
-                self._copies[other] = copy.deepcopy(module)
+                self._copies[other] = duplicate(module)
         return True
 
     def used_from_outside(self, called: Iterable[str]) -> list[str]:
@@ -245,7 +245,7 @@ def _real(module: nn.Module, seed: int, g: torch.Generator) -> nn.Module:
         if t.is_meta and id(t) not in memo:
             new = _weights(t, seed, g)
             memo[id(t)] = nn.Parameter(new, False) if isinstance(t, nn.Parameter) else new
-    return copy.deepcopy(module, memo)
+    return duplicate(module, memo)
 
 
 def _run(module: nn.Module, given: Given, spec: TreeSpec, seed: int) -> tuple[list[Any], TreeSpec]:

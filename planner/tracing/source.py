@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
 from shardwright.planner.pricing.cost import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.tracing.duplicate import duplicate
 from shardwright.planner.tracing.runs import Run
 from shardwright.planner.tracing.unused import more_runs
 from shardwright.runtime.config import read_config
@@ -105,7 +106,7 @@ def on_meta(module: nn.Module) -> nn.Module:
     for t in {id(t): t for t in tensors}.values():
         empty = torch.empty_like(t, device="meta")
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
-    return copy.deepcopy(module, memo).eval()
+    return duplicate(module, memo).eval()
 
 
 def to_meta(value: Any) -> Any:

@@ -8,7 +8,6 @@ alone.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +19,7 @@ from torch import nn
 from shardwright.planner.folding.stacks import find_stacks, shortened
 from shardwright.planner.plan_file import is_within, pattern
 from shardwright.planner.pricing.cost import TRACE_BATCH, TRACE_SOURCE
+from shardwright.planner.tracing.duplicate import duplicate
 from shardwright.planner.tracing.guesses import guesses, number
 from shardwright.planner.tracing.on_fake import follow, run_on_fake
 from shardwright.planner.tracing.opaque import DATA_DEPENDENT, Opaque
@@ -106,7 +106,7 @@ def _used(root: nn.Module, run: Run) -> set[str]:
     """The modules that run, and those within one that depends on data."""
     opaque = Opaque(root)
     while True:
-        module, found = copy.deepcopy(root), set[str]()
+        module, found = duplicate(root), set[str]()
         entered = follow(module, lambda name, _output, found=found: found.add(name))
         try:
             run_on_fake(module, [run], opaque)

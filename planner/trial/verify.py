@@ -7,7 +7,6 @@ a wrong shape or an exception, and becomes a constraint.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from shardwright.planner.layout import Coords
 from shardwright.planner.plan_file import Plan
 from shardwright.planner.tracing.borders import map_slots
 from shardwright.planner.tracing.calls import Calls, difference
+from shardwright.planner.tracing.duplicate import duplicate
 from shardwright.planner.tracing.on_fake import follow, run_and_note
 from shardwright.planner.tracing.opaque import Opaque
 from shardwright.planner.tracing.runs import Run
@@ -48,7 +48,7 @@ def run_local(
 
     With `whole_calls`, compare what its code calls as well.
     """
-    local = copy.deepcopy(root)
+    local = duplicate(root)
     try:
         apply_modules(local, plan, Mesh.shape_only(coords))
     except PlanError as error:

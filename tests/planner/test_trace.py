@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import resource
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.modeling_outputs import BaseModelOutput
 
+import shardwright
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.tracing import borders, origins
@@ -263,3 +265,25 @@ def test_nothing_is_allocated() -> None:
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert sum(torch.Size(t.shape).numel() for t in graph.tensors.values()) > 1e9
     assert grown < 200 * 1024  # KiB; the weights alone would be 4 GiB
+
+
+def test_loops_over_sets_go_in_the_same_order_in_copies() -> None:
+    """The copy of a set of numbers that collide is iterated the other way round."""
+    widths = {7, 15}
+    assert list(widths) != list(copy.deepcopy(widths))
+
+    class Widths(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.widths, self.cut = {7, 15}, Cut()
+            self.layers = nn.ModuleDict({str(n): nn.Linear(n, 4) for n in self.widths})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sum(self.layers[str(n)](self.cut(x, n)) for n in self.widths)  # type: ignore[return-value]
+
+    class Cut(nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+            return x[..., :n]
+
+    plan = shardwright.plan(Widths(), tp=2, args=(torch.randn(3, 19, 16),))
+    assert plan.module("layers.7") is not None
