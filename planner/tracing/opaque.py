@@ -103,9 +103,13 @@ class Opaque:
         if any(answers for _, answers in self.ways) and self._needs_data(error, entered):
             return True
         if self.guesses and self.guessed:
-            self.guesses, self.ways = False, ()
+            self.stop_guessing()
             return True
         return self._needs_data(error, entered)
+
+    def stop_guessing(self) -> None:
+        """From here on numbers that only data has get no stand-in, so no questions are answered."""
+        self.guesses, self.ways = False, ()
 
     def _needs_data(self, error: Exception, entered: Sequence[str]) -> bool:
         return isinstance(error, DATA_DEPENDENT) and self.widen(entered)

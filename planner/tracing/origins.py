@@ -124,20 +124,21 @@ def evaluate(
 
 def attributes_of(expression: Expression) -> set[tuple[str, str]]:
     """The attributes (module, name) in `expression`."""
-    if expression[0] == "attribute":
-        return {(expression[1], expression[2])}
-    if expression[0] in ("constant", "read"):
-        return set()
-    return set().union(*(attributes_of(tuple(e)) for e in expression[1:]))
+    return {(leaf[1], leaf[2]) for leaf in _leaves(expression) if leaf[0] == "attribute"}
 
 
 def reads_of(expression: Expression) -> set[tuple[int, int]]:
     """The reads (number of the tensor, dim) in `expression`."""
-    if expression[0] == "read":
-        return {(expression[2], expression[3])}
-    if expression[0] in ("constant", "attribute"):
-        return set()
-    return set().union(*(reads_of(tuple(e)) for e in expression[1:]))
+    return {(leaf[2], leaf[3]) for leaf in _leaves(expression) if leaf[0] == "read"}
+
+
+def _leaves(expression: Expression) -> Iterator[Expression]:
+    """What `expression` is computed from."""
+    if expression[0] in ("constant", "attribute", "read"):
+        yield expression
+    else:
+        for part in expression[1:]:
+            yield from _leaves(tuple(part))
 
 
 SIZED = set(

@@ -42,7 +42,7 @@ def trace(
     opaque = Opaque(module)
     graph = _traced(module, [Run("", args, kwargs), *more], opaque)
     if not as_long_as_the_model_says(graph, graph.masks):
-        opaque.guesses = False
+        opaque.stop_guessing()
         graph = _traced(module, [Run("", args, kwargs), *more], opaque)
     return graph
 
