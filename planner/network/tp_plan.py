@@ -53,14 +53,15 @@ STYLES: dict[str, Style] = {
     "embedding_rowwise": Style(-2, whole=True),
     "embedding_colwise": Style(-1, whole=True),
     "moe_tp_experts": Style(into=True, whole=True),
+    "moe_identity_expert": Style(into=True),
     "mla_kv_a_proj": Style(back=True),
     "all_reduce": Style(whole=True),
     "replicated_with_grad_allreduce": Style(sums=True),
     "local_params": Style(),
     "replicate": Style(),
 }
-"""Not here: what scales what goes in (moe_identity_expert), splits sequences (sequence_parallel) or
-experts (grouped_gemm, ep_...). Of what mla_kv_a_proj gives, transformers sums the gradient of the
+"""Not here: what splits sequences (sequence_parallel) or experts (grouped_gemm, ep_...). What goes
+into an identity expert becomes a term of the sum that its experts give. Of what mla_kv_a_proj gives, transformers sums the gradient of the
 last part, and of the first one behind its norm, at kv_b_proj. The same number of all-reduces sums
 the gradient of all of it and that of the norm's weight: so it is said here, a vector dearer."""
 
