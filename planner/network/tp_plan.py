@@ -61,9 +61,10 @@ STYLES: dict[str, Style] = {
     "replicate": Style(),
 }
 """Not here: what splits sequences (sequence_parallel) or experts (grouped_gemm, ep_...). What goes
-into an identity expert becomes a term of the sum that its experts give. Of what mla_kv_a_proj gives, transformers sums the gradient of the
-last part, and of the first one behind its norm, at kv_b_proj. The same number of all-reduces sums
-the gradient of all of it and that of the norm's weight: so it is said here, a vector dearer."""
+into an identity expert becomes a term of the sum that its experts give. Of what mla_kv_a_proj
+gives, transformers sums the gradient of the last part, and of the first one behind its norm, at
+kv_b_proj. The same number of all-reduces sums the gradient of all of it and that of the norm's
+weight: so it is said here, a vector dearer."""
 
 
 class Rules(NamedTuple):

@@ -1,8 +1,8 @@
 """Tensor-parallel plans of transformers as pins and as baselines.
 
 That of llama makes 6 collectives in a forward of 2 layers and 17 in a training step, that of phi3
-10 in a forward and that of olmo2 12, that of deepseek_v32 7 and 20: counted on real ranks with
-transformers 5.23.
+10 in a forward and that of olmo2 12, those of deepseek_v32 and longcat_flash 7 and 20: counted on
+real ranks with transformers 5.23.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def calls(hand: HandWritten) -> dict[str, int]:
         ("phi3", {"forward": 10, "backward": 9}),
         ("olmo2", {"forward": 12, "backward": 13}),
         ("deepseek_v32", {"forward": 7, "backward": 13}),
+        ("longcat_flash", {"forward": 7, "backward": 13}),
     ],
 )
 def test_collectives_are_those_that_transformers_makes(name: str, counts: dict[str, int]) -> None:
