@@ -23,12 +23,13 @@ class Unsolvable(Exception):
     """No local attributes give this size.
 
     Carries the tensor that must then not be split, and, if it is not, those of the sizes that want
-    other values of the same attributes.
+    other values of the same attributes; and what else fails, each by itself.
     """
 
     def __init__(self, size: SizeArgument, others: Iterable[SizeArgument] = ()) -> None:
         super().__init__(f"no attributes give dim {size.dim} of '{size.tensor}' its local size")
         self.size, self.others = size, tuple(others)
+        self.more: tuple[Unsolvable, ...] = ()
 
 
 def local_attributes(
@@ -42,17 +43,18 @@ def local_attributes(
         coords: Ranks to satisfy.
 
     Raises:
-        Unsolvable: a size that no values of the attributes give.
+        Unsolvable: sizes that no values of the attributes give.
     """
     producers = graph.producers()
     out: dict[Key, Dim] = {}
+    failed: list[Unsolvable] = []
     reads = [_sizes_read(graph, dims, at) for at in coords]
     for size in graph.sizes:
         target = _target(size, dims, producers)
         if target is None or origins.attributes_of(size.expression):
             continue
         if not _holds(size, target, {}, coords, reads):
-            raise Unsolvable(size)
+            failed.append(Unsolvable(size))
     groups = _groups([s for s in graph.sizes if origins.attributes_of(s.expression)])
     for group in groups:
         targets = []
@@ -60,7 +62,13 @@ def local_attributes(
             target = _target(size, dims, producers)
             if target is not None:
                 targets.append((size, target))
-        out |= _solve(targets, graph.pinned, coords, reads)
+        try:
+            out |= _solve(targets, graph.pinned, coords, reads)
+        except Unsolvable as failure:
+            failed.append(failure)
+    if failed:
+        failed[0].more = tuple(failed[1:])
+        raise failed[0]
     return out
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shardwright.errors import ModelError
 from shardwright.planner.emit import Layouts
-from shardwright.planner.graph.graph import Graph
+from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.plan_file import is_within, pattern
 from shardwright.planner.states.states import Shards
 from shardwright.planner.trial.attributes import Unsolvable
@@ -39,16 +39,22 @@ class Blame:
     def of_size(self, unsolvable: Unsolvable, layouts: Layouts) -> Failure:
         """After a size that no attributes give.
 
+        What fails at the same line of like modules is forbidden with it: blocks that could not be
+        folded would fail one after the other.
+
         Raises:
             ModelError: nothing is split.
         """
-        near = _near(self.graph, layouts, unsolvable.size.tensor)
-        for other in () if near else unsolvable.others:
-            near |= _near(self.graph, layouts, other.tensor)
-        if near:
-            return Failure(near, str(unsolvable))
-        op = self.graph.producers().get(unsolvable.size.tensor)
-        return self.of_module(op.module if op else "", str(unsolvable), layouts)
+        producers = self.graph.producers()
+        op = producers.get(unsolvable.size.tensor)
+        near = _near_size(self.graph, layouts, unsolvable)
+        if not near:
+            return self.of_module(op.module if op else "", str(unsolvable), layouts)
+        for more in unsolvable.more:
+            other = producers.get(more.size.tensor)
+            if op and other and _line(op) == _line(other):
+                near |= _near_size(self.graph, layouts, more)
+        return Failure(near, str(unsolvable))
 
     def of_module(self, module: str, text: str, layouts: Layouts) -> Failure:
         """After `module`, or one in it, did what `text` says.
@@ -110,6 +116,19 @@ def _gathered(graph: Graph, layouts: Layouts, names: set[str]) -> Splits:
     return frozenset(
         (n, s) for n in held if layouts.assignment[n].shards for s in layouts.states.splits(n)
     )
+
+
+def _line(op: Op) -> tuple[str, str]:
+    """The line of code that an op stands in, and where, but for the number of the block."""
+    return op.source, pattern(op.module)
+
+
+def _near_size(graph: Graph, layouts: Layouts, unsolvable: Unsolvable) -> Splits:
+    """The splits near a size; if there are none, near those that want the same attributes."""
+    near = _near(graph, layouts, unsolvable.size.tensor)
+    for other in () if near else unsolvable.others:
+        near |= _near(graph, layouts, other.tensor)
+    return near
 
 
 def _near(graph: Graph, layouts: Layouts, tensor: str) -> Splits:

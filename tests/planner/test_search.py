@@ -118,6 +118,44 @@ def test_a_size_read_off_a_whole_tensor_keeps_only_what_it_is_for(monkeypatch) -
 # --- what happens when a trial fails
 
 
+class Numbered(m.WidthReadOffInput):
+    """With an attribute that no like block has, so that none can be folded."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number**2  # numbers in a row would be seen to count the blocks
+
+
+class Unlike(nn.Module):
+    """Blocks that fail alike, though they are made otherwise."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Numbered(n) for n in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)[:, : x.shape[1]]
+        return x
+
+
+def test_blocks_that_are_not_folded_fail_together(monkeypatch) -> None:
+    """What no block can have is forbidden in all at once: trials do not grow with the blocks."""
+    failed: list[str] = []
+    of_size = Blame.of_size
+
+    def noted(self, unsolvable, layouts):
+        failed.append(str(unsolvable))
+        return of_size(self, unsolvable, layouts)
+
+    monkeypatch.setattr(Blame, "of_size", noted)
+    planned(Unlike(2), features(m.WIDTH), 2)
+    two = len(failed)
+    plan = planned(Unlike(4), features(m.WIDTH), 2)
+    assert len(failed) == 2 * two > 0
+    assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.whole_bytes
+
+
 def test_a_module_that_fails_its_trial_keeps_to_other_splits(monkeypatch) -> None:
     """Once: not that split. Twice: none in that module. Then the module around it."""
     blamed = []
