@@ -41,6 +41,7 @@ class Layouts:
         self.known = {
             a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in leaves_of(d)
         }
+        self._dims: dict[tuple[int, Cut, bool], layout.Dim] = {}
 
     def traced(self, name: str, state: State | None = None) -> tuple[layout.Dim, ...]:
         """Dims of a tensor with the sizes of the trace."""
@@ -72,6 +73,12 @@ class Layouts:
 
     def _dim(self, dim: Dim, cut: Cut, open_sizes: bool) -> layout.Dim:
         dim = find(dim)
+        at = (dim.id, cut, open_sizes)  # tensors share their dims
+        if at not in self._dims:
+            self._dims[at] = self._made(dim, cut, open_sizes)
+        return self._dims[at]
+
+    def _made(self, dim: Dim, cut: Cut, open_sizes: bool) -> layout.Dim:
         if open_sizes and dim.id in self.run_time:
             return layout.Atom(None, self._mesh(dim, cut))
         if dim.kind == ATOM:

@@ -149,6 +149,7 @@ class States:
         self.sub = find_sub_dims(graph, axes, ranks) if sub is None else sub
         self._domains: dict[str, tuple[State, ...]] = {}
         self._splits: dict[str, list[Shards]] = {}
+        self._cuts: dict[tuple[int, frozenset[int]], list[frozenset[int]]] = {}
         self._covered: dict[tuple[str, Shards], int] = {}
 
     @cached_property
@@ -230,7 +231,10 @@ class States:
                 allowed = self.allowed[mask]
                 if self.sequence and mask == self.sub.full:
                     allowed |= self.sequence.open(name, i, dim)
-                out += [frozenset((i, a, mask) for a in cut) for cut in cuts(dim, allowed)]
+                at = (find(dim).id, allowed)  # tensors share their dims
+                if at not in self._cuts:
+                    self._cuts[at] = cuts(dim, allowed)
+                out += [frozenset((i, a, mask) for a in cut) for cut in self._cuts[at]]
         return out
 
     def covered(self, name: str, shards: Shards) -> int:
