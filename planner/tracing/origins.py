@@ -14,6 +14,7 @@ import copy
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -264,8 +265,8 @@ def _sizes(name: str, args: Any, kwargs: Any, out: Any) -> list[Fact]:
     for dim, value in enumerate(flat, skip):
         if isinstance(value, Origin):
             facts.append((value.expression, dim, ""))
-        elif type(value) is int and value > 1 and name in LITERAL:
-            facts.append((("constant", value), dim, ""))
+        elif name in LITERAL and isinstance(value, Integral) and int(value) > 1:
+            facts.append((("constant", int(value)), dim, ""))
     return facts
 
 
@@ -276,7 +277,7 @@ def _given(name: str, args: Any, kwargs: Any, out: torch.Tensor) -> tuple[list[A
         dim = args[1] if len(args) > 1 else kwargs["dim"]
         sizes = list(named[0] if named else args[2])
         return sizes, dim % (out.dim() - len(sizes) + 1)
-    given = [v for v in [*args, *named] if isinstance(v, (int, tuple, list))]
+    given = [v for v in [*args, *named] if isinstance(v, (Integral, tuple, list))]
     listed = next((v for v in given if isinstance(v, (tuple, list))), None)
     sizes = given if listed is None else list(listed)  # the number behind a list is no size
     return sizes, out.dim() - len(sizes)  # expand adds dims on the left

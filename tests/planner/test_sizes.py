@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -84,6 +86,25 @@ def test_sizes_are_what_the_tensors_have() -> None:
             if not size.bound:
                 found = graph.tensors[size.tensor].shape[size.dim]
                 assert origins.evaluate(size.expression, {}) == found
+
+
+class OfNumpy(nn.Module):
+    """Computes a size as numpy does: what that gives is no int."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rest = np.int64(4) - x.shape[1] % 4
+        none = torch.zeros(x.shape[0], rest, x.shape[2], device=x.device)
+        return torch.cat([x, none], 1).view(-1, np.int64(2))
+
+
+def test_sizes_of_numpy_are_sizes() -> None:
+    """Those beside them stand for the dims that they are at, and bare ones are literals."""
+    found = {
+        (size.dim, size.expression[:2])
+        for size in traced(OfNumpy()).sizes
+        if origins.evaluate(size.expression, {}) > 1
+    }
+    assert found == {(0, ("read", 3)), (2, ("read", WIDTH)), (1, ("constant", 2))}
 
 
 def test_local_values_go_into_expressions() -> None:
