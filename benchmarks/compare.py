@@ -1,4 +1,7 @@
-"""Compare a split model with the whole one on every rank: logits, gradients, a decode step."""
+"""Compare a split model with the whole one on every rank.
+
+Logits, without and with a mask for padding, gradients, a decode step.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from torch import nn
 
 from shardwright.planner.layout import Coords
 from shardwright.planner.plan_file import Plan
+from shardwright.planner.tracing.source import MASKS, padded
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.gather import full_tensors
@@ -25,6 +29,8 @@ T = TypeVar("T")
 FLOOR = 1e-2
 """A gradient is compared with its own largest entry, or this share of the largest of all: some are
 zero but for rounding (the bias of attention keys)."""
+PADDING = 3
+"""Tokens of padding that sequences begin with."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Comparison:
     """None where the whole model has none."""
     worst: str
     decode: float | None
+    padded: float | None
+    """Of the logits of sequences of several lengths; None where the whole model takes no masks."""
     split: float
     """Share of the block weights' bytes that is split."""
     forward: Mapping[str, int]
@@ -80,10 +88,11 @@ class Reference:
     logits: torch.Tensor
     gradients: Mapping[str, torch.Tensor] | None
     decode: torch.Tensor | None
+    padded: torch.Tensor | None
 
 
 def reference(model: nn.Module, inputs: Mapping[str, Any]) -> Reference:
-    """Run the whole model, forward, backward and one decode step."""
+    """Run the whole model, forward, backward, one decode step, and forward with padding."""
     model.zero_grad()
     output = _seeded(model, inputs)
     gradients = None
@@ -100,7 +109,11 @@ def reference(model: nn.Module, inputs: Mapping[str, Any]) -> Reference:
         decode = decode_step(model, inputs)
     except Exception:  # whatever it is, the model itself cannot do it
         decode = None
-    return Reference(logits_of(output).detach(), gradients, decode)
+    try:
+        padded = padded_logits(model, inputs)
+    except Exception:  # the same
+        padded = None
+    return Reference(logits_of(output).detach(), gradients, decode, padded)
 
 
 def _seeded(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
@@ -124,6 +137,19 @@ def decode_step(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor | N
         return logits_of(_seeded(model, rest))
 
 
+def padded_logits(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Logits where all sequences but the first begin with padding; None if it takes no masks."""
+    runs = padded(model, inputs)
+    if not runs:
+        return None
+    masked = dict(runs[0].kwargs)
+    for name in masked.keys() & MASKS.keys() - inputs.keys():
+        masked[name] = torch.ones_like(masked[name])
+        masked[name][1:, :PADDING] = 0
+    with torch.no_grad():
+        return logits_of(_seeded(model, masked))
+
+
 def compare(
     whole: nn.Module,
     inputs: Mapping[str, Any],
@@ -145,11 +171,15 @@ def compare(
     want, step = expected.decode, None
     if want is not None and (got := decode_step(local, inputs)) is not None:
         step = _largest(got - want)
+    want, apart = expected.padded, None
+    if want is not None and (got := padded_logits(local, inputs)) is not None:
+        apart = _apart(got, want)
     return Comparison(
         logits=_largest(logits_of(output).detach() - expected.logits),
         gradients=wrong.get(worst),
         worst=worst,
         decode=step,
+        padded=apart,
         split=split_share(whole, local),
         forward=counts(ahead),
         backward=counts(back),
@@ -177,6 +207,13 @@ def in_blocks(whole: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             continue
         if not isinstance(owner, nn.Embedding) and "norm" not in type(owner).__name__.lower():
             yield name, parameter
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference; NaN where not the same are NaN, as some models make of padding."""
+    if not torch.equal(found.isnan(), expected.isnan()):
+        return math.nan
+    return _largest((found - expected).nan_to_num(0.0))
 
 
 def _largest(values: torch.Tensor) -> float:

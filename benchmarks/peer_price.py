@@ -72,6 +72,7 @@ def priced(kind: str, name: str) -> Row:
 
     from shardwright.planner.api import prepare
     from shardwright.planner.network.tp_plan import table_of
+    from shardwright.planner.on_demand import run
     from shardwright.planner.reports.hand_written import price
     from tests import zoo
 
@@ -87,11 +88,11 @@ def priced(kind: str, name: str) -> Row:
         search = prepare(model, TP, seq=SEQ, device=DEVICE)
         hand = price(search, table_of("auto", search.source.module))
         row |= {"theirs": _figures(hand.predicted)} if hand.predicted else {"error": hand.problem}
-        row["ours"] = _figures(search.run(None, 60.0, None).predicted)
+        row["ours"] = _figures(run(search, None, 60.0, None).predicted)
         if hand.predicted and slower(row, "ours"):
             pins = dict.fromkeys(hand.whole, "replicate")
             alike = prepare(model, TP, seq=SEQ, device=DEVICE, pins=pins)
-            row["alike"] = _figures(alike.run(None, 60.0, None).predicted)
+            row["alike"] = _figures(run(alike, None, 60.0, None).predicted)
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}".replace("\n", " ")
     return row

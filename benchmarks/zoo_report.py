@@ -16,6 +16,16 @@ ENOUGH = 0.9
 """Share of the block weights that should be split."""
 
 
+FIGURED = {
+    "ALLOWED": "tolerance",
+    "LOGITS": "logits",
+    "PADDED": "padded",
+    "GRADS": "gradients",
+    "DECODE": "decode",
+}
+"""Columns of differences, and what a row calls them."""
+
+
 def report(rows: list[Row], tp: int) -> str:
     """The table, then a line for each thing that the sweep is about."""
     console = Console(width=130, record=True, file=io.StringIO())
@@ -27,14 +37,14 @@ def table(rows: list[Row], tp: int, found: Peers) -> Table:
     """The results for people; a star where transformers' plan leaves whole what ours splits."""
     out = Table(title=f"whole and split models compared, tp={tp}", title_justify="left")
     out.add_column("MODEL")
-    for title in ("ALLOWED", "LOGITS", "GRADS", "DECODE", "SPLIT", "FORWARD", "PEER", "BACKWARD"):
+    for title in (*FIGURED, "SPLIT", "FORWARD", "PEER", "BACKWARD"):
         out.add_column(title, justify="right")
     out.add_column("")
     for row in rows:
         if "error" in row:
-            out.add_row(row["name"], *[""] * 8, row["error"])
+            out.add_row(row["name"], *[""] * (len(FIGURED) + 4), row["error"])
             continue
-        figures = (row[key] for key in ("tolerance", "logits", "gradients", "decode"))
+        figures = (row[key] for key in FIGURED.values())
         out.add_row(
             row["name"],
             *("-" if f is None else f"{f:.0e}" for f in figures),

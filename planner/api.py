@@ -178,9 +178,10 @@ def _traced(
     stage("trace")
     if workload.sequence_parallel:
         source = replace(source, more=())
-    source, folding, whole = trace_all(source, pins, workload.sequence_parallel)
+    traced, folding, whole = trace_all(source, pins, workload.sequence_parallel)
+    plain = traced.padded != source.padded
     stage("axes")
     length = TRACE_SEQ if workload.sequence_parallel else None
     axes = refine(folding.graph, length)
     sequence = open_sequence(folding.graph, axes, length) if length else None
-    return Search(source, folding, whole, axes, workload, mesh, pins, sequence)
+    return Search(traced, folding, whole, axes, workload, mesh, pins, sequence, plain=plain)

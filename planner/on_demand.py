@@ -32,10 +32,4 @@ def run(search: Search, solver: str | None, seconds: float, memory: int | None) 
         raise OverMemory(error.budget, error.least, error.held, how) from None
     except InfeasibleError:  # it has no sequence to split, or its ops forbid it
         raise without from None
-    return noted(plan, f"sequence parallel: without, no plan fits {without.budget:,} bytes a rank")
-
-
-def noted(plan: Plan, text: str) -> Plan:
-    """The plan with one more note."""
-    note = f"{plan.solver.note}; {text}" if plan.solver.note else text
-    return plan.model_copy(update={"solver": plan.solver.model_copy(update={"note": note})})
+    return plan.noted(f"sequence parallel: without, no plan fits {without.budget:,} bytes a rank")

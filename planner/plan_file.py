@@ -211,6 +211,11 @@ class Plan(_Part):
         """The entry for module `name`: its own, else that of its pattern."""
         return lookup(self.modules, name)
 
+    def noted(self, text: str) -> Plan:
+        """The same with one more note."""
+        note = f"{self.solver.note}; {text}" if self.solver.note else text
+        return self.model_copy(update={"solver": self.solver.model_copy(update={"note": note})})
+
     def to_json(self) -> str:
         """The plan as text: sorted keys, two spaces, byte-identical for equal plans."""
         return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"

@@ -29,12 +29,16 @@ from shardwright.planner.plan_file import ModelIdentity, ModulePlan, Plan, Predi
 from shardwright.planner.solving import Attempt, Solving
 from shardwright.planner.stages import stage
 from shardwright.planner.states.mesh_dims import TP, batch_dims
+from shardwright.planner.tracing.opaque import Opaque
 from shardwright.planner.trial.attributes import Unsolvable, local_attributes
 from shardwright.planner.trial.blame import Blame, Failure
-from shardwright.planner.trial.verify import Mismatch, run_local
+from shardwright.planner.trial.rehearsal import Rehearsal
+from shardwright.planner.trial.verify import Mismatch
 
 ATTEMPTS = 40
 """How often a plan that fails its trial is solved again without what failed."""
+
+PLAIN = "not proven for calls with a mask for padding: they cannot be traced"
 
 T = TypeVar("T")
 
@@ -45,6 +49,8 @@ class Search(Solving):
 
     along_sequence: Callable[[], Search] | None = None
     """Where nobody said whether hidden states are to be split along the sequence: the same so."""
+    plain: bool = False
+    """Whether sequences of several lengths could not be traced, though the model takes them."""
     failed: dict[str, str] = field(default_factory=dict)
     """Tensors of which a split did not pass the trial -> what went wrong."""
 
@@ -117,7 +123,7 @@ class Search(Solving):
             if mismatch is not None:
                 module = self.folding.traced_name(mismatch.module)
                 return self.blame.of_module(module, mismatch.text, layouts)
-        return result
+        return result.noted(PLAIN) if self.plain else result
 
     def _copies(self, facts: Mapping[str, T]) -> dict[str, T]:
         """Facts on tensors of the folded graph as facts on those of the whole one."""
@@ -127,16 +133,27 @@ class Search(Solving):
         """Plans of the modules of the whole model, from those of the traced blocks."""
         return {n: plans[t] for n, t in self.traced_names.items() if t in plans}
 
+    @cached_property
+    def rehearsals(self) -> list[Rehearsal]:
+        """The whole model; with padding, which few blocks tell apart, that with the traced ones."""
+        root, runs, stacks = self.source.module, self.source.runs, self.folding.stacks
+        brief = len(self.source.padded) if stacks else 0
+        origin = self.whole.origin
+        watched = [(m, slot, origin[t]) for m, slot, t in self.whole.graph.watched]
+        full = Rehearsal(root, (), runs[: len(runs) - brief], self.untraced, watched)
+        if not brief:
+            return [full]
+        graph = self.graph
+        opaque = Opaque(root, {n: n for n in graph.untraced}, graph.guesses, graph.ways)
+        return [full, Rehearsal(root, stacks, runs, opaque, graph.watched)]
+
     def _mismatch(
         self, result: Plan, traced: Mapping[str, tuple[Dim, ...]], coords: Coords
     ) -> Mismatch | None:
-        """Run the whole model as one rank; None if all is as `traced`, the layouts, says."""
+        """Run the model as one rank; None if all is as `traced`, the layouts, says."""
         sizes = {n: tuple(dim_size(d, coords) or 0 for d in dims) for n, dims in traced.items()}
-        predicted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
-        for module, slot, tensor in self.whole.graph.watched:
-            predicted.setdefault((module, slot), []).append(sizes[self.whole.origin[tensor]])
-        run = (self.source.module, self.source.runs)
-        return run_local(*run, result, coords, predicted, self.untraced, self.calls)
+        found = (rehearsal.mismatch(result, coords, sizes) for rehearsal in self.rehearsals)
+        return next((m for m in found if m is not None), None)
 
 
 def opaque(graph: Graph, axes: Axes) -> dict[str, int]:

@@ -170,6 +170,9 @@ class Solving(Task):
         bill = Bill(self.costs_of(self.whole, whole.states, costs), whole.assignment)
         alike = [op for op, _ in bill.ops]
         check(whole.graph, whole.states, whole.assignment, self.rigid, alike)
+        if self.whole.graph is not self.graph:  # which has runs that are not unfolded
+            check(self.graph, costs.states, layouts.assignment, self.rigid)
+            Bill(costs, layouts.assignment).crossings()
         agree(bill.price, optimum)
         report = reported(optimum, solver or solvers.DEFAULT, note)
         stage("emit")

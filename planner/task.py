@@ -27,8 +27,6 @@ from shardwright.planner.states.mesh_dims import TP
 from shardwright.planner.states.sequence import OpenSequence
 from shardwright.planner.states.states import States
 from shardwright.planner.states.sub_dims import find_sub_dims
-from shardwright.planner.tracing.calls import Calls
-from shardwright.planner.tracing.on_fake import calls_of
 from shardwright.planner.tracing.opaque import Opaque
 from shardwright.planner.tracing.source import Source
 
@@ -57,11 +55,6 @@ class Task:
     def graph(self) -> Graph:
         """The folded graph, on which all is decided."""
         return self.folding.graph
-
-    @cached_property
-    def calls(self) -> Calls | None:
-        """What the code of the whole model calls."""
-        return calls_of(self.source.module, self.source.runs, self.untraced)
 
     @cached_property
     def untraced(self) -> Opaque:

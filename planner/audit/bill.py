@@ -95,7 +95,8 @@ class Bill:
                     f"the plan takes '{source}' from {states[1]} to {states[2]}, "
                     "which no collective does"
                 )
-            out.append((crossing, times))
+            if times:
+                out.append((crossing, times))
         for name in self.costs.holdings.stored:
             averaging = self.costs.gradient(name, self.assignment[name])
             if averaging is not None:
@@ -131,12 +132,14 @@ class Bill:
         found: dict[object, list[Any]] = {}
         for edge in self.costs.edges:
             before, source, target = edge
+            count = int(target not in self.costs.unpriced)
             key = (
+                count,
                 id(dims[source]), tensors[source].dtype, tensors[source].differentiable,
                 source in stays, state[before], state[source], state[target],
             )  # fmt: skip
             if key in found:
-                found[key][1] += 1
+                found[key][1] += count
             else:
-                found[key] = [edge, 1]
+                found[key] = [edge, count]
         return [(edge, edge[1] in stays, times) for edge, times in found.values()]

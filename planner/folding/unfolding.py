@@ -30,6 +30,8 @@ class Unfolded:
 def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
     """Copy the segments of the traced blocks for every block of the whole stacks.
 
+    Of runs that cost nothing what holds in the traced blocks holds in all: they are left out.
+
     Args:
         folding: The folded graph.
         alike: Of blocks in a row that are copies of one, at most so many; by default all. With 3,
@@ -71,7 +73,8 @@ class _Copy:
 
     def __init__(self, unfolder: _Unfolder, segment: Segment | None, block: int) -> None:
         self.segment, self.at = segment, f"@{block}" if segment else ""
-        own = {} if segment is None else {n: n + self.at for n in segment.keys}
+        kept = unfolder.folded.tensors
+        own = {n: n + self.at for n in segment.keys if n in kept} if segment else {}
         self.tensors = _Names(own, lambda name: unfolder.name(name, segment, block))
         self.modules = _Names({}, lambda name: unfolder.module(name, segment, block))
 
@@ -80,7 +83,7 @@ class _Unfolder:
     """Goes through the folded graph once and writes the whole one."""
 
     def __init__(self, folding: Folding, alike: int | None) -> None:
-        self.folding, self.folded = folding, folding.graph
+        self.folding, self.folded = folding, folding.graph.priced_runs()
         self.out, self.origin = Graph(), dict[str, str]()
         self.rows = {row[0].stack.path: row for row in folding.segments}
         self.outside = _Copy(self, None, 0)
@@ -179,7 +182,7 @@ class _Unfolder:
         out.joined, out.looped = spread(g.joined), spread(g.looped)
         out.fixed = {(c, d) for n, d in g.fixed for c in copies[n]}
         out.counted = {(c, d) for n, d in g.counted for c in copies[n]}
-        out.pinned = g.pinned
+        out.pinned, out.unpriced = g.pinned, g.unpriced
 
     def copies_of(self, segment: Segment | None) -> list[_Copy]:
         """The blocks that are copies of `segment`, or what is outside of all."""

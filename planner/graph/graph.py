@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -119,6 +120,9 @@ class Graph:
     ways: tuple[tuple[int, tuple[bool, ...]], ...] = ()
     """Which runs were made (see `tracing/ways.py`)."""
 
+    unpriced: frozenset[int] = frozenset()
+    """Turns that cost nothing: runs that say what must hold besides."""
+
     shown: set[str] = field(default_factory=set)
     """Tensors that code reads numbers off: every rank must read the same."""
 
@@ -187,6 +191,10 @@ class Graph:
         """How often the op or tensor `name` stands in the whole model."""
         return self.counts.get(name, 1)
 
+    def priced(self, item: Op | Border) -> bool:
+        """Whether an op or a change of placement costs what it takes."""
+        return item.turn not in self.unpriced
+
     def one(self, name: str) -> str:
         """The tensor whose state `name` has."""
         return self.alike.get(name, name)
@@ -209,21 +217,29 @@ class Graph:
         return Slot(border.module, border.side, border.slot, ndim)
 
     def readings(self) -> Counter[str]:
-        """How often ops of the whole model read each tensor."""
+        """How often ops of the whole model that cost something read each tensor."""
+        ops = [op for op in self.ops if self.priced(op)]
         if not self.counts:
-            return Counter(n for op in self.ops for n in {*op.inputs})
+            return Counter(n for op in ops for n in {*op.inputs})
         out: Counter[str] = Counter()
-        for op in self.ops:
+        for op in ops:
             for name in {*op.inputs}:
                 out[name] += max((self.times(n) for n in op.outputs), default=1)
         return out
 
     def first_run(self) -> Graph:
         """The graph of the first run alone, with everything that is stored; this one if it is."""
-        if not any(item.turn for item in (*self.ops, *self.borders)):
+        return self._only(lambda item: not item.turn)
+
+    def priced_runs(self) -> Graph:
+        """The graph of the runs that cost something, with everything that is stored."""
+        return self._only(self.priced)
+
+    def _only(self, kept: Callable[[Op | Border], bool]) -> Graph:
+        if all(kept(item) for item in (*self.ops, *self.borders)):
             return self
-        ops = [op for op in self.ops if not op.turn]
-        borders = [b for b in self.borders if not b.turn]
+        ops = [op for op in self.ops if kept(op)]
+        borders = [b for b in self.borders if kept(b)]
         seen = {n for op in ops for n in (*op.inputs, *op.outputs)}
         seen |= {n for b in borders for n in (b.source, b.target)}
         seen |= {n for u in self.uses for n in (u.stored, u.used)}
@@ -235,6 +251,8 @@ class Graph:
             inputs=[n for n in self.inputs if n in seen],
             outputs=[n for n in self.outputs if n in seen],
             written=[(n, after) for n, after in self.written if after in seen],
+            rounds=[(n, after) for n, after in self.rounds if after in seen],
+            watched=[each for each in self.watched if each[-1] in seen],
             blocks=[],
         )
 

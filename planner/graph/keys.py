@@ -85,7 +85,8 @@ def find_keys(graph: Graph, axes: Axes, counts: Callable[[Dim], bool]) -> Keys:
         asked = {x for x in queries - keys if counts(axes.axes[op.name][x])}
         for name, exprs in sides[: len(op.inputs)]:
             has = {x for expr in exprs for x in letters(expr)}
-            if has & keys and not has & asked and graph.tensors[name].differentiable:
+            cached = has & keys and not has & asked and graph.tensors[name].differentiable
+            if cached and graph.priced(op):
                 _trace_back(name, graph, axes, counts, producers, sources, out)
     out.cached = list(dict.fromkeys(out.cached))
     return out

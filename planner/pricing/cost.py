@@ -280,6 +280,12 @@ class Costs:
             out.append((before, border.source, border.target))
         return out
 
+    @cached_property
+    def unpriced(self) -> frozenset[str]:
+        """Targets of changes of placement that cost nothing."""
+        graph = self.graph
+        return frozenset(b.target for b in graph.borders if not graph.priced(b))
+
     def toll(self, name: str, before: State, source: State, target: State) -> Toll | None:
         """What that takes in all passes; None if it cannot be."""
         time, backward = 0, 0
@@ -299,7 +305,7 @@ class Costs:
 
     def compute_once(self, op: Op, mode: Mode, run: Pass) -> int:
         """Nanoseconds that `op` takes in one pass, by arithmetic and traffic; a view takes none."""
-        if is_view(op.call) or not op.outputs:
+        if is_view(op.call) or not op.outputs or not self.graph.priced(op):
             return 0
         rule = self.axes.rules.get(op.name)
         sizes = [self.bytes_at(op, i, s, run) for i, s in enumerate(mode.states)]

@@ -66,7 +66,7 @@ class Holdings:
         graph = self.costs.graph
         base = memories(self.costs, None)
         other = {*self.stored, *graph.inputs}
-        return frozenset(base[n] for n in Kept(graph).names()) - other
+        return frozenset(base[n] for n in Kept(graph.priced_runs()).names()) - other
 
     @cached_property
     def names(self) -> list[str]:

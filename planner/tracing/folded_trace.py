@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from shardwright.errors import ModelError
 from shardwright.planner.folding.folding import Folding, Unfoldable, fold
 from shardwright.planner.folding.stacks import find_stacks, holders, shared_beyond, shortened
 from shardwright.planner.folding.unfolding import Unfolded, unfold
+from shardwright.planner.graph.graph import Graph
 from shardwright.planner.network.pins import Pin, matches
 from shardwright.planner.tracing.source import Source
 from shardwright.planner.tracing.trace import trace
@@ -18,12 +20,19 @@ def trace_all(
     source: Source, pins: Sequence[Pin] = (), ends: bool = False
 ) -> tuple[Source, Folding, Unfolded]:
     """`trace_folded`, and the source without those runs after the first that cannot be traced."""
-    while source.more:
-        try:
-            return source, *trace_folded(source, pins, ends)
-        except ModelError:
-            source = replace(source, more=source.more[:-1])
-    return source, *trace_folded(source, pins, ends)
+    for fewer in _fewer(source):
+        with suppress(ModelError):
+            return fewer, *trace_folded(fewer, pins, ends)
+    plain = replace(source, more=(), padded=())
+    return plain, *trace_folded(plain, pins, ends)
+
+
+def _fewer(source: Source) -> Iterator[Source]:
+    """The source with all runs, and with ever fewer: those with padding are given up last."""
+    for masked in (source.padded, ()) if source.padded else ((),):
+        for count in range(len(source.more), -1, -1):
+            if count or masked:
+                yield replace(source, more=source.more[:count], padded=masked)
 
 
 def trace_folded(
@@ -50,12 +59,22 @@ def trace_folded(
             continue
         try:
             with shortened(module, stacks):
-                graph = trace(module, source.args, source.kwargs, source.more)
+                graph = traced(source)
                 folding = fold(graph, stacks, shared_beyond(module, stacks, owners))
             return folding, unfold(folding)
         except Unfoldable:
             continue  # with more blocks, or whole
         except ModelError:
             break  # its code counts on all blocks, or the model cannot be traced at all
-    folding = Folding(trace(module, source.args, source.kwargs, source.more))
+    folding = Folding(traced(source))
     return folding, unfold(folding)
+
+
+def traced(source: Source) -> Graph:
+    """The graph of all its runs; those with padding only say what must hold besides.
+
+    Raises:
+        ModelError: the model cannot be traced.
+    """
+    more, unpriced = source.runs[1:], len(source.padded)
+    return trace(source.module, source.args, source.kwargs, more, unpriced)

@@ -92,7 +92,7 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
         asked,
         by_heads(module),
     ):
-        Runner(module)(given)
+        Runner(module, on_fake=True)(given)
 
 
 @contextmanager

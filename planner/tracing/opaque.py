@@ -115,9 +115,9 @@ class Opaque:
         return isinstance(error, DATA_DEPENDENT) and self.widen(entered)
 
     def made(self, runs: Sequence[Run]) -> list[Run]:
-        """`runs` as they are made: some of them twice."""
+        """`runs` as they are made: some of them twice. They may be the first of all runs."""
         self.ways = self.ways or tuple((i, ()) for i in range(len(runs)))
-        return [runs[i]._replace(answers=answers) for i, answers in self.ways]
+        return [runs[i]._replace(answers=a) for i, a in self.ways if i < len(runs)]
 
     def widen(self, entered: Sequence[str]) -> bool:
         """Take in the innermost of the modules `entered` that is not in yet, with others like it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from shardwright.planner.tracing.unused import more_runs
 from shardwright.runtime.config import read_config
 from shardwright.runtime.identity import config_hash
 
+MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
+"""Arguments that say which tokens are padding -> that with the tokens."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -34,11 +38,13 @@ class Source:
     dtype: torch.dtype
     more: tuple[Run, ...] = ()
     """Runs that use parameters which the one with `args` and `kwargs` does not."""
+    padded: tuple[Run, ...] = ()
+    """That with `args` and `kwargs` for sequences of several lengths."""
 
     @property
     def runs(self) -> list[Run]:
         """All runs that a plan must hold for; what it costs is what the first does."""
-        return [Run("", self.args, self.kwargs), *self.more]
+        return [Run("", self.args, self.kwargs), *self.more, *self.padded]
 
 
 def read_source(
@@ -63,12 +69,13 @@ def read_source(
     if not isinstance(model, nn.Module):
         model = from_config(model, dtype)
     module = on_meta(model)
-    inputs, named, more = to_meta(args), to_meta(kwargs or {}), ()
-    if not args and not kwargs:
-        named = text_inputs(module)
-        more = more_runs(module, Run("", (), named))
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    return Source(module, inputs, named, type(model).__name__, config_hash(module), own, more)
+    identity = type(model).__name__, config_hash(module), own
+    if args or kwargs:
+        return Source(module, to_meta(args), to_meta(kwargs or {}), *identity)
+    named = text_inputs(module)
+    more = more_runs(module, Run("", (), named))
+    return Source(module, (), named, *identity, more, padded(module, named))
 
 
 def from_config(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
@@ -134,3 +141,10 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
     if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
         inputs["use_cache"] = False
     return inputs
+
+
+def padded(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Run, ...]:
+    """The call with these inputs for sequences of several lengths; none if it takes no masks."""
+    names = inspect.signature(module.forward).parameters
+    of = {m: inputs[ids] for m, ids in MASKS.items() if m in names and ids in inputs}
+    return (Run("", (), {**inputs, **{m: ids.clone() for m, ids in of.items()}}),) if of else ()

@@ -30,8 +30,11 @@ def trace(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     more: Sequence[Run] = (),
+    unpriced: int = 0,
 ) -> Graph:
     """Trace `module(*args, **kwargs)`, and then `more` runs of it, without running it on data.
+
+    The last of them, `unpriced` in number, cost nothing.
 
     Use distinct primes for sizes that vary at run time (batch, sequence), so that they can be told
     from sizes of the model.
@@ -40,10 +43,13 @@ def trace(
         ModelError: the module does not run on meta; the message says on what it stumbled.
     """
     opaque = Opaque(module)
-    graph = _traced(module, [Run("", args, kwargs), *more], opaque)
+    runs = [Run("", args, kwargs), *more]
+    graph = _traced(module, runs, opaque)
     if not as_long_as_the_model_says(graph, graph.masks):
         opaque.stop_guessing()
-        graph = _traced(module, [Run("", args, kwargs), *more], opaque)
+        graph = _traced(module, runs, opaque)
+    last = len(runs) - unpriced
+    graph.unpriced = frozenset(turn for turn, (run, _) in enumerate(graph.ways) if run >= last)
     return graph
 
 

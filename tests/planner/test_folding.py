@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from shardwright.planner.api import prepare
+from shardwright.planner.audit.first_run import of_first_run
 from shardwright.planner.folding.folding import Folding
 from shardwright.planner.folding.stacks import find_stacks, shortened
 from shardwright.planner.folding.unfolding import unfold
@@ -19,8 +20,8 @@ from shardwright.planner.plan_file import Plan, Workload
 from shardwright.planner.pricing.memory import peak
 from shardwright.planner.search import Search
 from shardwright.planner.tracing import folded_trace
+from shardwright.planner.tracing.folded_trace import traced
 from shardwright.planner.tracing.source import Source, read_source
-from shardwright.planner.tracing.trace import trace
 
 LAYERS = 6
 SIZES: dict[str, Any] = {
@@ -69,7 +70,7 @@ def source_of(name: str) -> Source:
 
 
 def whole(source: Source) -> Folding:
-    return Folding(trace(source.module, source.args, source.kwargs, source.more))
+    return Folding(traced(source))
 
 
 def planned(source: Source, folding: Folding, tp: int = 2) -> Plan:
@@ -86,8 +87,10 @@ def test_folded_equals_unfolded(name: str) -> None:
     assert folding.stacks
     assert all(len(s.picks) < LAYERS for s in folding.stacks)
     reference = whole(source)
-    assert len(unfolded.graph.ops) == len(reference.graph.ops)
-    assert [op.call.op for op in unfolded.graph.ops] == [o.call.op for o in reference.graph.ops]
+    assert len(unfolded.graph.ops) == len(reference.graph.priced_runs().ops)
+    assert [op.call.op for op in unfolded.graph.ops] == [
+        o.call.op for o in reference.graph.priced_runs().ops
+    ]
     one, other = planned(source, folding), planned(source, reference)
     assert one.solver.status == other.solver.status == "optimal"
     assert one.solver.objective[1:] == other.solver.objective[1:]
@@ -106,7 +109,7 @@ def test_three_blocks_in_a_row_hold_as_much_as_all(name: str) -> None:
     shorter = len(unfold(search.folding, alike=3).graph.ops) < len(search.whole.graph.ops)
     assert shorter == (name != "gemma2")  # whose blocks differ in turn
     attempt = search.solve(None, 60, None)
-    bill = attempt.bill
+    bill = of_first_run(attempt.bill)
     wanted = max(peak(bill.costs, bill.assignment, run) for run in bill.costs.passes)
     assert attempt.memory.activations == wanted
 

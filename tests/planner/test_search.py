@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import ModelError
-from shardwright.planner import search
+from shardwright.planner.trial import rehearsal
 from shardwright.planner.trial.blame import Blame
 from shardwright.planner.trial.verify import Mismatch
 from tests.planner import mlps
@@ -167,7 +167,7 @@ def test_a_module_that_fails_its_trial_keeps_to_other_splits(monkeypatch) -> Non
             return Mismatch("inner.up", "its shape is another")
         return None
 
-    monkeypatch.setattr(search, "run_local", run_local)
+    monkeypatch.setattr(rehearsal, "run_local", run_local)
     plan = planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
     assert len(blamed) >= 3
     assert plan.modules == {}
@@ -183,7 +183,7 @@ def test_one_attribute_for_what_is_whole_and_what_is_split() -> None:
 def test_a_wrong_prediction_is_a_mismatch(monkeypatch) -> None:
     """The shapes of every module's outputs are compared with what the plan says."""
     seen = []
-    run_local = search.run_local
+    run_local = rehearsal.run_local
 
     def lying(root, runs, plan, coords, predicted, *others) -> Mismatch | None:
         (key, shapes), *rest = predicted.items()
@@ -191,7 +191,7 @@ def test_a_wrong_prediction_is_a_mismatch(monkeypatch) -> None:
         seen.append(run_local(root, runs, plan, coords, longer, *others))
         return None
 
-    monkeypatch.setattr(search, "run_local", lying)
+    monkeypatch.setattr(rehearsal, "run_local", lying)
     planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
     assert all(s is not None and s.text.startswith("output '' has shape") for s in seen)
     assert seen[0].module == "inner.up"
@@ -219,7 +219,7 @@ def test_the_reason_is_what_went_wrong_in_the_trial(monkeypatch) -> None:
     def fails_if_split(*run: Any) -> Mismatch | None:
         return Mismatch("inner.up", "RuntimeError: no") if run[2].module("inner.up") else None
 
-    monkeypatch.setattr(search, "run_local", fails_if_split)
+    monkeypatch.setattr(rehearsal, "run_local", fails_if_split)
     plan = planned(Within(mlps.Mlp()), features(m.WIDTH), 2)
     reasons = {w.parameter: w.reason for w in plan.whole}
     assert reasons["inner.up.weight"] == "split, the model's own code fails: RuntimeError: no"
@@ -227,6 +227,6 @@ def test_the_reason_is_what_went_wrong_in_the_trial(monkeypatch) -> None:
 
 def test_a_module_whose_trial_always_fails(monkeypatch) -> None:
     """With nothing split any more, it is the model that fails, not the plan."""
-    monkeypatch.setattr(search, "run_local", lambda *_: Mismatch("inner.up", "RuntimeError: no"))
+    monkeypatch.setattr(rehearsal, "run_local", lambda *_: Mismatch("inner.up", "RuntimeError: no"))
     with pytest.raises(ModelError, match="Within itself fails on meta.*RuntimeError: no"):
         planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)

@@ -1,0 +1,105 @@
+"""Plans of text models hold for sequences of several lengths too: with a mask for padding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shardwright
+from shardwright.planner.tracing.source import padded, read_source, text_inputs
+from shardwright.runtime.api import apply
+from tests import zoo
+from tests.planner.test_unused import TOKENS, WIDTH, Text, is_split, text
+from tests.ranks import run_ranks
+
+
+class Masks(Text):
+    """Leaves out what its first layer gives for padding."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        x = self.norm(self.embed(input_ids))
+        h = self.hidden(self.mlp.up(x), attention_mask)
+        return self.head(self.norm(x + self.mlp.down(h)))
+
+    def hidden(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return x if mask is None else x * mask.unsqueeze(-1)
+
+
+class Mixes(Masks):
+    """Each of its features then hangs on others."""
+
+    def hidden(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return x if mask is None else (x * mask.unsqueeze(-1)).cumsum(-1)
+
+
+class Asks(Masks):
+    """Of a mask that it makes itself where it is given none."""
+
+    def hidden(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        mask = torch.ones(x.shape[:2], device=x.device) if mask is None else mask
+        return x if mask.all() else (x * mask.unsqueeze(-1)).cumsum(-1)
+
+
+class Refuses(Masks):
+    """Takes a mask as an argument, and that is all."""
+
+    def hidden(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            raise NotImplementedError
+        return x
+
+
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(4)
+    return make().double().eval()
+
+
+@pytest.mark.parametrize("make", [Masks, Mixes, Asks])
+def test_with_and_without_a_mask(make: Callable[[], nn.Module]) -> None:
+    model = made(make)
+    plan = shardwright.plan(model, tp=2)
+    assert is_split(plan, "mlp.down.weight") and is_split(plan, "mlp.up.weight")
+    ids = torch.randint(0, TOKENS, (2, 5), generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
+    want = [model(ids), model(ids, mask)]
+    assert not want[0].equal(want[1])
+
+    def run(mesh: Any) -> None:
+        local = apply(copy.deepcopy(model), plan, mesh)
+        for got, expected in zip([local(ids), local(ids, mask)], want, strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-9, rtol=0)
+
+    run_ranks(2, run)
+
+
+def test_which_masks_there_are() -> None:
+    """None for what takes none, one for each sequence of tokens; given inputs are all."""
+    assert read_source(text()).runs[1:] == []
+    ids = torch.zeros(3, 19, dtype=torch.int64)
+    assert read_source(made(Masks), kwargs={"input_ids": ids}).runs[1:] == []
+    _, both = zoo.build("t5", kind="seq2seq")
+    (run,) = padded(both, text_inputs(both))
+    assert run.kwargs["attention_mask"].shape == run.kwargs["input_ids"].shape
+    assert run.kwargs["decoder_attention_mask"].shape == run.kwargs["decoder_input_ids"].shape
+
+
+def test_what_it_costs_is_the_call_without() -> None:
+    plain = shardwright.plan(made(Masks), tp=2, kwargs={"input_ids": torch.zeros(3, 19).long()})
+    assert shardwright.plan(made(Masks), tp=2).predicted == plain.predicted
+
+
+def test_a_mask_that_cannot_be_traced() -> None:
+    """The plan is that of the plain call, and says so."""
+    plan = shardwright.plan(made(Refuses), tp=2)
+    assert is_split(plan, "mlp.up.weight")
+    assert plan.solver.note == "not proven for calls with a mask for padding: they cannot be traced"
+    assert not shardwright.plan(made(Masks), tp=2).solver.note
