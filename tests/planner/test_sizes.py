@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pytest
@@ -92,9 +93,9 @@ class OfNumpy(nn.Module):
     """Computes a size as numpy does: what that gives is no int."""
 
     def forward(self, x: Tensor) -> Tensor:
-        rest = np.int64(4) - x.shape[1] % 4
-        none = torch.zeros(x.shape[0], rest, x.shape[2], device=x.device)
-        return torch.cat([x, none], 1).view(-1, np.int64(2))
+        four, two = (cast(int, np.int64(n)) for n in (4, 2))
+        none = torch.zeros(x.shape[0], four - x.shape[1] % 4, x.shape[2], device=x.device)
+        return torch.cat([x, none], 1).view(-1, two)
 
 
 def test_sizes_of_numpy_are_sizes() -> None:
