@@ -17,7 +17,7 @@ from torch import nn
 
 from shardwright.planner.layout import Coords
 from shardwright.planner.plan_file import Plan
-from shardwright.planner.tracing.source import MASKS, padded
+from shardwright.planner.tracing.source import padded
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.gather import full_tensors
@@ -143,7 +143,7 @@ def padded_logits(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor |
     if not runs:
         return None
     masked = dict(runs[0].kwargs)
-    for name in masked.keys() & MASKS.keys() - inputs.keys():
+    for name in masked.keys() - inputs.keys():
         masked[name] = torch.ones_like(masked[name])
         masked[name][1:, :PADDING] = 0
     with torch.no_grad():
@@ -169,11 +169,13 @@ def compare(
     wrong = differences(full_tensors(local, grads), expected.gradients or {})
     worst = max(wrong, key=lambda n: badness(wrong[n]), default="")
     want, step = expected.decode, None
-    if want is not None and (got := decode_step(local, inputs)) is not None:
-        step = _largest(got - want)
+    if want is not None:
+        got = decode_step(local, inputs)
+        step = math.nan if got is None else _largest(got - want)
     want, apart = expected.padded, None
-    if want is not None and (got := padded_logits(local, inputs)) is not None:
-        apart = _apart(got, want)
+    if want is not None:
+        got = padded_logits(local, inputs)
+        apart = math.nan if got is None else _apart(got, want)
     return Comparison(
         logits=_largest(logits_of(output).detach() - expected.logits),
         gradients=wrong.get(worst),

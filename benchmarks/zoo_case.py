@@ -25,7 +25,8 @@ from tests import zoo
 EXACT, CASTS, SINGLE = 1e-9, 1e-5, 1e-4
 """Differences allowed: of models that compute in float64 throughout, of those that cast to float32
 inside, and of models in float32."""
-FIGURES = ("logits", "gradients", "decode", "padded")
+FIGURES = {"logits": "LOGITS", "padded": "PADDED", "gradients": "GRADS", "decode": "DECODE"}
+"""Differences in a row -> what a table calls them."""
 
 
 def build(kind: str, name: str, dtype: torch.dtype) -> tuple[Any, Any]:

@@ -9,21 +9,11 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.zoo_case import passed
+from benchmarks.zoo_case import FIGURES, passed
 from benchmarks.zoo_peer import Peers, Row, against, peers, summary
 
 ENOUGH = 0.9
 """Share of the block weights that should be split."""
-
-
-FIGURED = {
-    "ALLOWED": "tolerance",
-    "LOGITS": "logits",
-    "PADDED": "padded",
-    "GRADS": "gradients",
-    "DECODE": "decode",
-}
-"""Columns of differences, and what a row calls them."""
 
 
 def report(rows: list[Row], tp: int) -> str:
@@ -37,14 +27,14 @@ def table(rows: list[Row], tp: int, found: Peers) -> Table:
     """The results for people; a star where transformers' plan leaves whole what ours splits."""
     out = Table(title=f"whole and split models compared, tp={tp}", title_justify="left")
     out.add_column("MODEL")
-    for title in (*FIGURED, "SPLIT", "FORWARD", "PEER", "BACKWARD"):
+    for title in ("ALLOWED", *FIGURES.values(), "SPLIT", "FORWARD", "PEER", "BACKWARD"):
         out.add_column(title, justify="right")
     out.add_column("")
     for row in rows:
         if "error" in row:
-            out.add_row(row["name"], *[""] * (len(FIGURED) + 4), row["error"])
+            out.add_row(row["name"], *[""] * (len(FIGURES) + 5), row["error"])
             continue
-        figures = (row[key] for key in FIGURED.values())
+        figures = (row[key] for key in ("tolerance", *FIGURES))
         out.add_row(
             row["name"],
             *("-" if f is None else f"{f:.0e}" for f in figures),

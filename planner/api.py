@@ -173,15 +173,16 @@ def _traced(
 ) -> Search:
     """Trace a model and find its axes.
 
-    Along sequences that is its plain call alone: what others are as long as is not known.
+    Along sequences that is its plain call, and that with a mask for padding: what others are as
+    long as is not known.
     """
     stage("trace")
     if workload.sequence_parallel:
         source = replace(source, more=())
     traced, folding, whole = trace_all(source, pins, workload.sequence_parallel)
-    plain = traced.padded != source.padded
+    unmasked = bool(source.padded) and not traced.padded
     stage("axes")
     length = TRACE_SEQ if workload.sequence_parallel else None
     axes = refine(folding.graph, length)
     sequence = open_sequence(folding.graph, axes, length) if length else None
-    return Search(traced, folding, whole, axes, workload, mesh, pins, sequence, plain=plain)
+    return Search(traced, folding, whole, axes, workload, mesh, pins, sequence, unmasked=unmasked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 from torch import nn
@@ -26,6 +26,8 @@ from shardwright.planner.states.states import WHOLE, Cut, State, States, cut_of,
 
 LARGE = 0.01
 """A parameter is worth a reason if it holds this share of all bytes."""
+
+UNUSED = "the traced forward does not use it"
 
 FLAG_BYTES = 4
 """What says whether a copy of the model has a gradient of a parameter."""
@@ -232,6 +234,7 @@ def wholes(
     possible: Mapping[str, bool],
     pinned: Collection[str] = (),
     failed: Mapping[str, str] = MappingProxyType({}),
+    unread: Callable[[Use], str] = lambda use: UNUSED,
 ) -> list[Whole]:
     """Large parameters that every rank holds, each with the reason.
 
@@ -240,8 +243,11 @@ def wholes(
         possible: Per stored tensor, whether any plan at all could split it.
         pinned: Stored tensors that the user wants as they are.
         failed: Tensors of which a split did not pass the trial -> what went wrong.
+        unread: The reason for one that no op of the graph reads.
     """
     graph = layouts.graph
+    read = {n for op in graph.ops for n in op.inputs}
+    idle = {u.stored for u in graph.uses} - {u.stored for u in graph.uses if u.used in read}
     sizes = {u.stored: rank_bytes_of(graph, u.stored) for u in graph.uses}
     total = sum(sizes.values())
     found: dict[str, Whole] = {}
@@ -256,8 +262,10 @@ def wholes(
             reason = "a pin asks for it"
         elif use.used in failed and not possible.get(use.stored):
             reason = f"split, the model's own code fails: {failed[use.used]}"
+        elif use.stored in idle and not possible.get(use.stored):
+            reason = unread(use)
         else:
-            reason = _reason(use, layouts, possible)
+            reason = reason_of(use, layouts, possible)
         found[use.stored] = Whole(parameter=use.fqn, bytes=sizes[use.stored], reason=reason)
     return sorted(found.values(), key=lambda w: (-w.bytes, w.parameter))
 
@@ -270,13 +278,14 @@ def rank_bytes_of(graph: Graph, name: str) -> int:
     return n
 
 
-def _reason(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
+def reason_of(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
+    """Why a parameter stays whole; `possible` is as for `wholes`."""
     states, graph = layouts.states, layouts.graph
     if possible.get(use.stored):
         return "splitting it would cost more time in collectives than its bytes are worth"
     used = {u.used for u in graph.uses if u.stored == use.stored}
     if not any(used & set(op.inputs) for op in graph.ops):
-        return "the traced forward does not use it"
+        return UNUSED
     for op in graph.ops:
         if used & set(op.inputs):
             where = f"{op.call.op} in '{op.module}' ({op.source})"

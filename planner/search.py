@@ -18,11 +18,12 @@ from shardwright.planner.emit import (
     folded,
     module_plans,
     rank_bytes,
+    reason_of,
     shapes,
     wholes,
 )
 from shardwright.planner.graph.axes import Axes
-from shardwright.planner.graph.graph import Graph
+from shardwright.planner.graph.graph import Graph, Use
 from shardwright.planner.layout import Coords, Dim, dim_size
 from shardwright.planner.network.pins import as_table
 from shardwright.planner.plan_file import ModelIdentity, ModulePlan, Plan, Prediction
@@ -38,7 +39,8 @@ from shardwright.planner.trial.verify import Mismatch
 ATTEMPTS = 40
 """How often a plan that fails its trial is solved again without what failed."""
 
-PLAIN = "not proven for calls with a mask for padding: they cannot be traced"
+UNPROVEN = "not proven for calls with a mask for padding: they cannot be traced"
+"""The note of a plan of a model that takes such masks, where that is so."""
 
 T = TypeVar("T")
 
@@ -49,8 +51,8 @@ class Search(Solving):
 
     along_sequence: Callable[[], Search] | None = None
     """Where nobody said whether hidden states are to be split along the sequence: the same so."""
-    plain: bool = False
-    """Whether sequences of several lengths could not be traced, though the model takes them."""
+    unmasked: bool = False
+    """Whether calls with a mask for padding could not be traced, though the model takes one."""
     failed: dict[str, str] = field(default_factory=dict)
     """Tensors of which a split did not pass the trial -> what went wrong."""
 
@@ -99,6 +101,12 @@ class Search(Solving):
         except Differs as failure:
             return self.blame.of_module(failure.module, str(failure), layouts)
         can, pinned = self._copies(attempt.possible), self._copies(attempt.pinned)
+        failed, used = self._copies(self.failed), {u.used: u for u in self.graph.uses}
+
+        def unread(use: Use) -> str:
+            like = used[self.whole.origin[use.used]]
+            return reason_of(like, layouts, attempt.possible)
+
         result = Plan(
             model=ModelIdentity(
                 architecture=source.architecture,
@@ -110,8 +118,8 @@ class Search(Solving):
             sub_dims=layouts.states.sub.table(),
             workload=self.workload,
             modules=folded(source.module, plans),
-            whole=wholes(attempt.whole, can, pinned, self._copies(self.failed)),
-            opaque=opaque(self.whole.graph, attempt.whole.states.axes),
+            whole=wholes(attempt.whole, can, pinned, failed, unread),
+            opaque=without_rule(self.graph, layouts.states.axes),
             predicted=self.predicted(attempt),
             solver=attempt.report,
             pins=as_table(self.pins),
@@ -123,7 +131,7 @@ class Search(Solving):
             if mismatch is not None:
                 module = self.folding.traced_name(mismatch.module)
                 return self.blame.of_module(module, mismatch.text, layouts)
-        return result.noted(PLAIN) if self.plain else result
+        return result.noted(UNPROVEN) if self.unmasked else result
 
     def _copies(self, facts: Mapping[str, T]) -> dict[str, T]:
         """Facts on tensors of the folded graph as facts on those of the whole one."""
@@ -135,7 +143,7 @@ class Search(Solving):
 
     @cached_property
     def rehearsals(self) -> list[Rehearsal]:
-        """The whole model; with padding, which few blocks tell apart, that with the traced ones."""
+        """The whole model; for calls with a mask for padding, that with the traced blocks alone."""
         root, runs, stacks = self.source.module, self.source.runs, self.folding.stacks
         brief = len(self.source.padded) if stacks else 0
         origin = self.whole.origin
@@ -156,11 +164,11 @@ class Search(Solving):
         return next((m for m in found if m is not None), None)
 
 
-def opaque(graph: Graph, axes: Axes) -> dict[str, int]:
+def without_rule(graph: Graph, axes: Axes) -> dict[str, int]:
     """Ops without a rule, and how often each occurs in the run where it does most often."""
     runs: dict[int, Counter[str]] = {}
     for op in graph.ops:
         if axes.rules.get(op.name) is None:
-            runs.setdefault(op.turn, Counter())[op.call.op] += 1
+            runs.setdefault(op.turn, Counter())[op.call.op] += graph.times(op.name)
     most = reduce(or_, runs.values(), Counter[str]())
     return dict(sorted(most.items()))

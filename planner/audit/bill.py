@@ -132,14 +132,14 @@ class Bill:
         found: dict[object, list[Any]] = {}
         for edge in self.costs.edges:
             before, source, target = edge
-            count = int(target not in self.costs.unpriced)
+            priced = target not in self.costs.unpriced
             key = (
-                count,
+                priced,
                 id(dims[source]), tensors[source].dtype, tensors[source].differentiable,
                 source in stays, state[before], state[source], state[target],
             )  # fmt: skip
             if key in found:
-                found[key][1] += count
+                found[key][1] += priced
             else:
-                found[key] = [edge, count]
+                found[key] = [edge, int(priced)]
         return [(edge, edge[1] in stays, times) for edge, times in found.values()]

@@ -30,7 +30,7 @@ class Unfolded:
 def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
     """Copy the segments of the traced blocks for every block of the whole stacks.
 
-    Of runs that cost nothing what holds in the traced blocks holds in all: they are left out.
+    Runs that cost nothing are left out: in each block they do what they do in the traced one.
 
     Args:
         folding: The folded graph.
@@ -43,7 +43,10 @@ def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
     if not folding.segments:
         graph = folding.graph
         return Unfolded(graph, {n: n for n in (*graph.tensors, *(op.name for op in graph.ops))})
-    return _Unfolder(folding, alike).run()
+    graph = folding.graph
+    if graph.unpriced:  # blocks are read from afar in none of them either
+        _Unfolder(folding, graph, 3).run()
+    return _Unfolder(folding, graph.priced_runs(), alike).run()
 
 
 class _Names(dict[str, str]):
@@ -80,10 +83,10 @@ class _Copy:
 
 
 class _Unfolder:
-    """Goes through the folded graph once and writes the whole one."""
+    """Goes through the folded graph, or one of some of its runs, and writes the whole one."""
 
-    def __init__(self, folding: Folding, alike: int | None) -> None:
-        self.folding, self.folded = folding, folding.graph.priced_runs()
+    def __init__(self, folding: Folding, graph: Graph, alike: int | None) -> None:
+        self.folding, self.folded = folding, graph
         self.out, self.origin = Graph(), dict[str, str]()
         self.rows = {row[0].stack.path: row for row in folding.segments}
         self.outside = _Copy(self, None, 0)

@@ -215,8 +215,8 @@ class _Builder:
                 if border.target in self.graph.looped and self.costs.sends(border, before, s, t):
                     continue
                 if toll is not None and not (border.module in rigid and s != t):
-                    priced = self.graph.priced(border)
-                    cost = paid(toll, action * (s != t), times) if priced else FREE
+                    spent = toll if self.graph.priced(border) else Toll(0, 0)
+                    cost = paid(spent, action * (s != t), times)
                     rows.append(Row(tuple(i for _, i in chosen), cost))
             label = f"border {border.module} {border.side} {border.slot}"
             self.problem.factor(label, scope, rows)

@@ -118,6 +118,14 @@ class Costs:
         return find_keys(self.graph, self.axes, self.counts_tokens)
 
     @cached_property
+    def read(self) -> frozenset[str]:
+        """The stored tensors that are read where it costs something."""
+        graph = self.graph
+        found = {n for op in graph.ops if graph.priced(op) for n in op.inputs}
+        found |= {b.source for b in graph.borders if graph.priced(b)}
+        return frozenset(u.stored for u in graph.uses if u.used in found)
+
+    @cached_property
     def holdings(self) -> Holdings:
         """What is held of each tensor."""
         return Holdings(self)  # type: ignore[arg-type]  # pyright sees two of this module
@@ -227,7 +235,7 @@ class Costs:
     def gradient(self, name: str, state: State) -> Crossing | None:
         """What averages the gradient of a stored tensor over the copies of the model."""
         copies = self.workload.replicas
-        if copies < 2 or not self.graph.tensors[name].differentiable or name in self.states.rigid:
+        if copies < 2 or not self.graph.tensors[name].differentiable or name not in self.read:
             return None
         size = self.bytes(name, state)  # divided, then copied
         return Crossing(backward=(Collective("all_reduce", size, copies),), copied_back=4 * size)

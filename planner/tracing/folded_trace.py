@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,20 +19,28 @@ from shardwright.planner.tracing.trace import trace
 def trace_all(
     source: Source, pins: Sequence[Pin] = (), ends: bool = False
 ) -> tuple[Source, Folding, Unfolded]:
-    """`trace_folded`, and the source without those runs after the first that cannot be traced."""
-    for fewer in _fewer(source):
+    """`trace_folded`, and the source without those runs after the first that cannot be traced.
+
+    Raises:
+        ModelError: the first cannot be.
+    """
+
+    def tried(of: Source) -> tuple[Source, Folding, Unfolded]:
+        return of, *trace_folded(of, pins, ends)
+
+    if not (source.more or source.padded):
+        return tried(source)
+    with suppress(ModelError):
+        return tried(source)
+    best = tried(replace(source, more=(), padded=()))
+    if source.more and source.padded:
         with suppress(ModelError):
-            return fewer, *trace_folded(fewer, pins, ends)
-    plain = replace(source, more=(), padded=())
-    return plain, *trace_folded(plain, pins, ends)
-
-
-def _fewer(source: Source) -> Iterator[Source]:
-    """The source with all runs, and with ever fewer: those with padding are given up last."""
-    for masked in (source.padded, ()) if source.padded else ((),):
-        for count in range(len(source.more), -1, -1):
-            if count or masked:
-                yield replace(source, more=source.more[:count], padded=masked)
+            best = tried(replace(source, more=()))
+    dropped = len(source.padded) > len(best[0].padded)
+    for count in range(len(source.more) - (not dropped), 0, -1):
+        with suppress(ModelError):
+            return tried(replace(best[0], more=source.more[:count]))
+    return best
 
 
 def trace_folded(

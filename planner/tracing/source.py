@@ -146,5 +146,6 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
 def padded(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Run, ...]:
     """The call with these inputs for sequences of several lengths; none if it takes no masks."""
     names = inspect.signature(module.forward).parameters
-    of = {m: inputs[ids] for m, ids in MASKS.items() if m in names and ids in inputs}
+    takes = (m for m in MASKS if m in names and m not in inputs)
+    of = {m: inputs[MASKS[m]] for m in takes if MASKS[m] in inputs}
     return (Run("", (), {**inputs, **{m: ids.clone() for m, ids in of.items()}}),) if of else ()

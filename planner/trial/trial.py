@@ -46,11 +46,17 @@ def try_on_meta(plan: Plan, model: Any) -> Trial:
         PlanError: the plan is for another model, or does not hold; says where.
     """
     source = read_source(model, dtype=getattr(torch, plan.workload.dtype, None))
-    if plan.workload.sequence_parallel:  # it was made for the plain call alone
+    if plan.workload.sequence_parallel:  # it was not made for others
         source = replace(source, more=())
     check_identity(source.module, plan)
     opaque = Opaque(source.module)
-    whole = output_shapes(source, opaque)
+    try:
+        whole = output_shapes(source, opaque)
+    except ModelError:
+        if not source.padded:
+            raise
+        source = replace(source, padded=())  # which the plan has a note of
+        whole = output_shapes(source, opaque)
     compared = 0
     corners = list(_corners(plan))
     calls = calls_of(source.module, source.runs, opaque)
