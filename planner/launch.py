@@ -118,6 +118,7 @@ def _main(
                 world_size=ranks,
                 timeout=timedelta(minutes=30),
             )
+            dist.barrier()  # a rank that ends at once would cut off one that still connects
             pipe.send((True, fn(*args)))
             dist.destroy_process_group()
     except ShardwrightError as error:
