@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardwright.planner.layout import Coords
-from shardwright.planner.plan_file import Plan
-from shardwright.planner.tracing.source import padded
+from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.trace.source import padded
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.gather import full_tensors

@@ -48,7 +48,7 @@ def outcome(title: str, found: Outcome) -> None:
 def _table(found: Outcome) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     phases = [phase for phase in PHASES if phase in found.ranks[0]]
-    for head in ("RANK", "HELD", "OF WHOLE", "READ", *(PHASES[phase] for phase in phases)):
+    for head in ("RANK", "HELD", "OF REPLICATED", "READ", *(PHASES[phase] for phase in phases)):
         table.add_column(head, justify="right", no_wrap=True)
     for rank in found.ranks:
         table.add_row(

@@ -68,7 +68,7 @@ def shardwright(directory: Path, rank: int, ranks: int) -> tuple[Any, int]:
     """This project's loader; returns the model and the bytes that it asked the files for."""
     from transformers import AutoConfig
 
-    from shardwright.planner.layout import parse
+    from shardwright.planner.contract.notation import parse
     from shardwright.runtime.build import empty_model, model_class
     from shardwright.runtime.checkpoint.load import load_weights
     from shardwright.runtime.checkpoint.source import Checkpoint
@@ -282,7 +282,7 @@ def main() -> None:
         ]
     show(rows)
     if options.json:
-        from shardwright.planner.plan_file import write_atomically
+        from shardwright.planner.contract.files import write_atomically
 
         result = {"bytes": whole, "files": files, "rows": rows}
         write_atomically(options.json, json.dumps(result, indent=2) + "\n")

@@ -71,9 +71,9 @@ def priced(kind: str, name: str) -> Row:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from shardwright.planner.api import prepare
-    from shardwright.planner.network.tp_plan import table_of
-    from shardwright.planner.on_demand import run
-    from shardwright.planner.reports.hand_written import price
+    from shardwright.planner.problem.tp_plan import table_of
+    from shardwright.planner.report.hand_written import price
+    from shardwright.planner.search.on_demand import run
     from tests import zoo
 
     torch.set_num_threads(1)
@@ -155,7 +155,7 @@ def _likened(row: Row) -> str:
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
 def main(names: tuple[str, ...], jobs: int, path: Path | None) -> None:
     """Price both plans of each architecture."""
-    from shardwright.planner.plan_file import write_atomically
+    from shardwright.planner.contract.files import write_atomically
 
     wanted = chosen(names)
     rows = json.loads(path.read_text())["rows"] if names and path and path.exists() else []

@@ -95,7 +95,7 @@ def work(name: str, sizes: list[int], how: How, rows: Any) -> None:
 
     import shardwright
     from benchmarks.planning_models import MODELS
-    from shardwright.planner.tracing.source import read_source
+    from shardwright.planner.trace.source import read_source
 
     torch.set_num_threads(1)
     layer = torch.nn.Linear(8, 8)
@@ -167,7 +167,7 @@ def table(rows: list[dict[str, Any]], cpu: bool) -> Table:
 
 def write(rows: list[dict[str, Any]], path: Path, repeat: int, cpu: bool) -> None:
     """Write the rows that there are, and what they were measured with."""
-    from shardwright.planner.plan_file import write_atomically
+    from shardwright.planner.contract.files import write_atomically
 
     about = {"cores": os.cpu_count(), "machine": platform.machine(), "repeat": repeat}
     about |= {package: version(package) for package in ("torch", "transformers")}

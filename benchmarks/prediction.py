@@ -39,8 +39,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import shardwright
 from shardwright.planner.api import prepare
+from shardwright.planner.contract.files import write_atomically
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import device as profile_of
-from shardwright.planner.plan_file import Plan, write_atomically
 from shardwright.runtime.mesh import Mesh
 
 BATCH, SEQ, VOCABULARY, LAYERS = 4, 128, 8192, 4

@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import shardwright
 from benchmarks.compare import badness, compare, of_all, predicted, reference
 from benchmarks.zoo_case import EXACT, FIGURES, case
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.mesh import Mesh
 from tests import zoo

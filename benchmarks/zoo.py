@@ -26,7 +26,7 @@ from rich.progress import track
 from benchmarks.zoo_case import compared, passed
 from benchmarks.zoo_ranks import sweep
 from benchmarks.zoo_report import report
-from shardwright.planner.plan_file import write_atomically
+from shardwright.planner.contract.files import write_atomically
 from tests import zoo
 
 FIRST = {

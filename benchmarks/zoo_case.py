@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 import shardwright
 from benchmarks.compare import Reference, badness, compare, of_all, predicted, reference
 from shardwright.errors import ShardwrightError
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.config import read_config
 from shardwright.runtime.mesh import Mesh
 from tests import zoo

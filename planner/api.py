@@ -10,21 +10,21 @@ from typing import Any
 import torch
 
 from shardwright.errors import UsageError
+from shardwright.planner.blocks.folded_trace import trace_all
+from shardwright.planner.contract.mesh import read_mesh, replicas
+from shardwright.planner.contract.plan_file import Phase, Plan, Workload
+from shardwright.planner.cost.cost import TRACE_SEQ
+from shardwright.planner.cost.phases import parse_phases
 from shardwright.planner.garbage import uncollected
 from shardwright.planner.graph.axes import refine
-from shardwright.planner.network.pins import Pin, as_pins
-from shardwright.planner.network.tp_plan import pins as hand_written_pins
-from shardwright.planner.network.tp_plan import table_of
-from shardwright.planner.on_demand import run
-from shardwright.planner.plan_file import Phase, Plan, Workload
-from shardwright.planner.pricing.cost import TRACE_SEQ
-from shardwright.planner.pricing.phases import parse_phases
-from shardwright.planner.search import Search
+from shardwright.planner.problem.pins import Pin, as_pins
+from shardwright.planner.problem.tp_plan import pins as hand_written_pins
+from shardwright.planner.problem.tp_plan import table_of
+from shardwright.planner.search.on_demand import run
+from shardwright.planner.search.search import Search
 from shardwright.planner.stages import stage
-from shardwright.planner.states.mesh_dims import read_mesh, replicas
-from shardwright.planner.states.sequence import open_sequence
-from shardwright.planner.tracing.folded_trace import trace_all
-from shardwright.planner.tracing.source import Source, read_source
+from shardwright.planner.strategies.sequence import open_sequence
+from shardwright.planner.trace.source import Source, read_source
 
 
 @uncollected()
@@ -59,7 +59,7 @@ def plan(
             that vary at run time be 3 (batch) and 19 (sequence).
         kwargs: Example inputs by name.
         memory: Bytes that a rank may hold: parameters, buffers, KV cache, activations, and what
-            training needs (see `planner/pricing/memory.py`). By default the least possible without
+            training needs (see `planner/cost/memory.py`). By default the least possible without
             activations that pass, plus 5 % where that saves time.
         solver: Name of an installed solver: "lp" (the default), "cpsat", "backtracking", or
             another's. Where it cannot prove its plan in time, backtracking's plan stands.

@@ -7,22 +7,32 @@ from types import MappingProxyType
 
 from torch import nn
 
-from shardwright.planner import layout
-from shardwright.planner.audit.bill import Bill
-from shardwright.planner.audit.check import Assignment
-from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
-from shardwright.planner.graph.graph import Graph, Use
-from shardwright.planner.layout import Coords, Placement, simplify
-from shardwright.planner.plan_file import (
+from shardwright.planner.contract import dims as layout
+from shardwright.planner.contract.dims import simplify
+from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.names import fold
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.plan_file import (
     Collective,
     Crossing,
     ModulePlan,
     ParameterPlan,
     Whole,
-    fold,
 )
-from shardwright.planner.pricing.cost import Collective as Call
-from shardwright.planner.states.states import WHOLE, Cut, State, States, cut_of, made_pending
+from shardwright.planner.cost.cost import Collective as Call
+from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
+from shardwright.planner.graph.graph import Graph, Use
+from shardwright.planner.strategies.states import (
+    REPLICATED,
+    Cut,
+    State,
+    States,
+    cut_of,
+    made_pending,
+)
+from shardwright.planner.verify.check import Assignment
+from shardwright.planner.verify.recost import Bill
 
 LARGE = 0.01
 """A parameter is worth a reason if it holds this share of all bytes."""
@@ -86,7 +96,7 @@ class Layouts:
         if dim.kind == ATOM:
             return layout.Atom(dim.size, self._mesh(dim, cut))
         children = tuple(self._dim(c, cut, open_sizes) for c in dim.children)
-        return layout.Product(children) if dim.kind == PRODUCT else layout.Sum(children)
+        return layout.Product(children) if dim.kind == PRODUCT else layout.Concat(children)
 
     def _mesh(self, dim: Dim, cut: Cut) -> str | None:
         """The mesh dim that splits an axis."""
@@ -113,7 +123,7 @@ def module_plans(
     parameters: dict[str, dict[str, ParameterPlan]] = {}
     for use in graph.uses:
         stored, used = assignment[use.stored], assignment[use.used]
-        if stored == used == WHOLE:
+        if stored == used == REPLICATED:
             continue
         at_rest, seen = (
             layouts.placement(use.stored, stored, True),
@@ -126,26 +136,28 @@ def module_plans(
     sides: dict[str, dict[str, dict[tuple[str, int], Crossing]]] = {}
     outer = graph.outer()
     changed = {
-        graph.slot(b)[:3] for b in graph.borders if assignment[b.source] != assignment[b.target]
+        graph.slot(b)[:3] for b in graph.boundaries if assignment[b.source] != assignment[b.target]
     }
-    for border in graph.borders:
-        source, target = assignment[border.source], assignment[border.target]
-        slot = graph.slot(border)
+    for boundary in graph.boundaries:
+        source, target = assignment[boundary.source], assignment[boundary.target]
+        slot = graph.slot(boundary)
         if slot[:3] in changed:
-            slots = sides.setdefault(border.module, {}).setdefault(border.side, {})
-            around, before = outer.get(border.target), None
+            slots = sides.setdefault(boundary.module, {}).setdefault(boundary.side, {})
+            around, before = outer.get(boundary.target), None
             if around and made_pending(assignment[around.source], source):
-                levels = border.module.removeprefix(around.module).count(".") + (not around.module)
+                levels = boundary.module.removeprefix(around.module).count(".") + (
+                    not around.module
+                )
                 before = "." * levels + around.slot
                 source = assignment[around.source]
             if slot[2:] in slots and slots[slot[2:]].before != before:
-                raise Differs(border.module, border.slot)
+                raise Differs(boundary.module, boundary.slot)
             slots[slot[2:]] = Crossing(
-                slot=border.slot,
-                source=str(layouts.placement(border.source, source)),
-                target=str(layouts.placement(border.target, target)),
+                slot=boundary.slot,
+                source=str(layouts.placement(boundary.source, source)),
+                target=str(layouts.placement(boundary.target, target)),
                 length=layouts.length(source, target),
-                deferred=border.target in graph.logits
+                deferred=boundary.target in graph.logits
                 and bool(source.shards)
                 and layouts.length(source) is None,
                 before=before,
@@ -172,8 +184,8 @@ def _layer(module: nn.Module, parameters: Mapping[str, ParameterPlan]) -> str:
         split = [
             any(a.mesh for a in layout.atoms(held)) and any(a.mesh for a in layout.atoms(seen))
             for held, seen in zip(
-                layout.parse(entry.placement).dims,
-                layout.parse(entry.use or entry.placement).dims,
+                parse(entry.placement).dims,
+                parse(entry.use or entry.placement).dims,
                 strict=True,
             )
         ]
@@ -298,4 +310,4 @@ def reason_of(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
         return f"it has no axis that {states.ranks} ranks could share"
     ops = [op for op in graph.ops if used & set(op.inputs)]
     where = f"{ops[0].call.op} in '{ops[0].module}' ({ops[0].source})" if ops else "no op"
-    return f"used by {where}; no split of it leads to whole outputs by way of module borders"
+    return f"used by {where}; no split of it leads to whole outputs by way of module boundaries"

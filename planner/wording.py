@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from shardwright.planner.layout import Dim, Placement, atoms, parse
-from shardwright.planner.plan_file import Crossing, Memory, ParameterPlan, SolverReport
-from shardwright.planner.sizes import human_bytes
+from shardwright.planner.contract.dims import Dim, atoms
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.plan_file import Crossing, Memory, ParameterPlan, SolverReport
+from shardwright.planner.units import human_bytes
 
 STYLES = {
     "ColumnParallelLinear": "column",
@@ -48,7 +50,7 @@ def crossing_collectives(source: str, target: str) -> tuple[str, str]:
 
 
 def collectives_in_words(crossings: Iterable[Crossing]) -> str:
-    """What a module communicates at its border, a line each: `fwd all-reduce`, `bwd all-gather`."""
+    """What a module sends at its boundary, a line each: `fwd all-reduce`, `bwd all-gather`."""
     found: Counter[str] = Counter()
     for crossing in crossings:
         pair = crossing_collectives(crossing.source, crossing.target)

@@ -51,7 +51,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Sum:
+class Concat:
     """A dim that is several dims, one after the other."""
 
     terms: tuple[Expr, ...]
@@ -60,7 +60,7 @@ class Sum:
         return "(" + " + ".join(map(str, self.terms)) + ")"
 
 
-Expr = str | Product | Sum
+Expr = str | Product | Concat
 Dims = tuple[Expr, ...]
 
 ONE = "1"
@@ -125,7 +125,7 @@ class Rule:
 
     def immovable(self) -> frozenset[str]:
         """Axes that may not be split: the whole ones, and those lost in none of the ways above."""
-        sums = [e for dims in self.operands for e in dims if isinstance(e, Sum)]
+        sums = [e for dims in self.operands for e in dims if isinstance(e, Concat)]
         parts = {a for e in sums for a in letters(e)}
         return self.whole | (self.dropped() - parts - self.free)
 
@@ -209,7 +209,7 @@ def _expr(tokens: list[str], text: str) -> Expr:
     if any(not term or DOTS in term for term in terms):
         raise ValueError(f"a part of a dim is empty or '...' in '{text.strip()}'")
     products = [t[0] if len(t) == 1 else Product(tuple(t)) for t in terms]
-    return products[0] if len(products) == 1 else Sum(tuple(products))
+    return products[0] if len(products) == 1 else Concat(tuple(products))
 
 
 def bind(rule: Rule, operands: Sequence[Shape], results: Sequence[Shape]) -> Rule:

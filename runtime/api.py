@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.errors import PlanError, ShardwrightError
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.attention import split_by_heads
 from shardwright.runtime.build import empty_model, model_class
 from shardwright.runtime.checkpoint import write
@@ -160,7 +160,7 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
 
 
 def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
-    """Split `model` over `mesh`, which is given back with groups for the plan's sub-dims."""
+    """Split `model` over `mesh`, which is given back with groups for the plan's sub-axes."""
     for name, size in plan.mesh.items():
         have = mesh.coords.get(name, (0, 0))[1]
         if have != size:
@@ -168,7 +168,7 @@ def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
                 f"the plan is for {size} ranks on mesh dim '{name}', the mesh has {have}"
             )
     check_identity(model, plan)
-    mesh = mesh.with_sub_dims(plan.sub_dims)
+    mesh = mesh.with_sub_axes(plan.sub_axes)
     apply_modules(model, plan, mesh)
     return mesh
 

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import dim_size, parse
+from shardwright.planner.contract.dims import dim_size
+from shardwright.planner.contract.notation import parse
 from shardwright.runtime.mesh import Mesh
 
 # What torch's own layers say of their sizes, by weight dimension.

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import PlanError
-from shardwright.planner.plan_file import Plan, lookup
+from shardwright.planner.contract.names import lookup
+from shardwright.planner.contract.plan_file import Plan
 
 VOLATILE = {
     "_name_or_path",

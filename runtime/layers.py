@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import parse
-from shardwright.planner.plan_file import Crossing, ModulePlan, ParameterPlan
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plan_file import Crossing, ModulePlan, ParameterPlan
 from shardwright.runtime.attributes import set_local, set_sizes
 from shardwright.runtime.classes import calls_super, check_forward, local_class
 from shardwright.runtime.lengths import Length, Lengths

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import shard_range
+from shardwright.planner.contract.dims import shard_range
 from shardwright.runtime.mesh import Group
 
 

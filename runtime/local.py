@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import Placement, Range
+from shardwright.planner.contract.dims import Range
+from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.slots import Keys, replace
 

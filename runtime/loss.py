@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from shardwright.planner.layout import Range, shard_range
+from shardwright.planner.contract.dims import Range, shard_range
 from shardwright.runtime.collectives import all_reduce
 from shardwright.runtime.mesh import Group
 

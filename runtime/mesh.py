@@ -1,6 +1,6 @@
 """The ranks that share a model, by mesh dim; with or without a process group behind them.
 
-A plan may take a mesh dim as a product of sub-dims. `with_sub_dims` makes the groups for those from
+A plan may take a mesh dim as a product of sub-axes. `with_sub_axes` makes the groups for those from
 the group of the whole mesh dim: the user's `DeviceMesh` knows nothing of them.
 """
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import Coords, sub_name, with_sub_dims
+from shardwright.planner.contract.mesh import Coords, sub_name, with_sub_axes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -50,7 +50,7 @@ class Group:
 
 
 _known: Any = WeakIdKeyDictionary()
-"""DeviceMesh -> Mesh, so that the groups of sub-dims are made once."""
+"""DeviceMesh -> Mesh, so that the groups of sub-axes are made once."""
 
 
 class Mesh:
@@ -59,7 +59,7 @@ class Mesh:
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self.groups = dict(groups)
         self.coords: Coords = {name: (g.rank, g.size) for name, g in self.groups.items()}
-        self.sub_dims: dict[str, tuple[int, ...]] = {}
+        self.sub_axes: dict[str, tuple[int, ...]] = {}
         self._finer: dict[tuple[tuple[str, tuple[int, ...]], ...], Mesh] = {}
 
     @classmethod
@@ -77,37 +77,37 @@ class Mesh:
         """A mesh without process groups: `Mesh.shape_only({"tp": (rank, size)})`."""
         return cls({name: Group(rank, size) for name, (rank, size) in coords.items()})
 
-    def with_sub_dims(self, sub_dims: Mapping[str, Sequence[int]]) -> Mesh:
-        """This mesh with groups for sub-dims too; all ranks must call it, and in the same order.
+    def with_sub_axes(self, sub_axes: Mapping[str, Sequence[int]]) -> Mesh:
+        """This mesh with groups for sub-axes too; all ranks must call it, and in the same order.
 
         Asked for again it is the same mesh: groups are made once.
 
         Args:
-            sub_dims: Mesh dim -> the sizes of its sub-dims, major first.
+            sub_axes: Mesh dim -> the sizes of its sub-axes, major first.
 
         Raises:
             PlanError: the sizes do not make the mesh dim.
         """
-        asked = {mesh: tuple(sizes) for mesh, sizes in sorted(sub_dims.items())}
-        wanted = {m: s for m, s in asked.items() if self.sub_dims.get(m) != s}
+        asked = {mesh: tuple(sizes) for mesh, sizes in sorted(sub_axes.items())}
+        wanted = {m: s for m, s in asked.items() if self.sub_axes.get(m) != s}
         key = tuple(wanted.items())
         if wanted and key not in self._finer:
             made = Mesh({**self.groups, **self._sub_groups(wanted)})
-            made.sub_dims = {**self.sub_dims, **wanted}
+            made.sub_axes = {**self.sub_axes, **wanted}
             self._finer[key] = made
         return self._finer[key] if wanted else self
 
-    def _sub_groups(self, sub_dims: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:
+    def _sub_groups(self, sub_axes: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:
         out: dict[str, Group] = {}
-        for mesh, sizes in sub_dims.items():
+        for mesh, sizes in sub_axes.items():
             whole = self[mesh]
             every = [
-                with_sub_dims({mesh: (rank, whole.size)}, {mesh: sizes})
+                with_sub_axes({mesh: (rank, whole.size)}, {mesh: sizes})
                 for rank in range(whole.size)
             ]
             mine = every[whole.rank]
             for name in sorted(mine.keys() - {mesh}):
-                # Those that differ from this rank in nothing but these sub-dims, in their order.
+                # Those that differ from this rank in nothing but these sub-axes, in their order.
                 digits = set(name.removeprefix(f"{mesh}."))
                 fixed = [f"{mesh}.{i}" for i in range(len(sizes)) if str(i) not in digits]
                 members = [r for r, c in enumerate(every) if all(c[f] == mine[f] for f in fixed)]
@@ -149,7 +149,7 @@ def mesh_dim_of(name: str) -> str:
 
 
 def bits_of(name: str, mesh: Mesh) -> set[str]:
-    """The single sub-dims that `name` stands for; a mesh dim without any stands for itself."""
+    """The single sub-axes that `name` stands for; a mesh dim without any stands for itself."""
     dim, _, digits = name.partition(".")
     if digits:
         return {sub_name(dim, [digit]) for digit in digits}
@@ -157,7 +157,7 @@ def bits_of(name: str, mesh: Mesh) -> set[str]:
 
 
 def together(bits: Sequence[str], mesh: Mesh) -> str:
-    """The name of these single sub-dims of one mesh dim."""
+    """The name of these single sub-axes of one mesh dim."""
     dim = mesh_dim_of(bits[0])
     if set(bits) == bits_of(dim, mesh):
         return dim

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import Placement
+from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import take_local
 

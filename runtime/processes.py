@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.errors import DistributedError, ShardwrightError
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan
 
 
 def pick_device(device: torch.device | str | None) -> torch.device:

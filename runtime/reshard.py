@@ -1,6 +1,6 @@
 """Changing a tensor's placement: the collectives between two placements, both ways.
 
-On each mesh dim (or sub-dim of one) a tensor is in one of six states. A crossing from one state to
+On each mesh dim (or sub-axis of one) a tensor is in one of six states. A crossing from one state to
 another is a pair of operations, forward and backward; they are the table `CROSSINGS`. The reverse
 crossing of the gradient is the same table read the other way: the gradient of a partial value is
 replicated and that of a grad-partial one is partial.
@@ -18,7 +18,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import Dim, Placement, dim_size, local_ranges, parse, simplify
+from shardwright.planner.contract.dims import Dim, dim_size, simplify
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.collectives import all_reduce
 from shardwright.runtime.lengths import Length
 from shardwright.runtime.mesh import Group, Mesh, bits_of, mesh_dim_of, together
@@ -252,14 +255,14 @@ def take_local(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
 
 @dataclass(frozen=True)
 class Side:
-    """What a placement is on one sub-dim, and the name of the mesh dim that splits it there."""
+    """What a placement is on one sub-axis, and the name of the mesh dim that splits it there."""
 
     state: State
     name: str = ""
 
 
 def side(placement: Placement, bit: str, mesh: Mesh) -> Side:
-    """What `placement` is on one sub-dim (or on a mesh dim that has none).
+    """What `placement` is on one sub-axis (or on a mesh dim that has none).
 
     Raises:
         PlanError: the placement contradicts itself.
@@ -284,10 +287,10 @@ def side(placement: Placement, bit: str, mesh: Mesh) -> Side:
 
 
 def _units(source: Placement, target: Placement, mesh: Mesh) -> list[tuple[str, Side, Side]]:
-    """The mesh dims on which something may change: sub-dims that do the same do it together.
+    """The mesh dims on which something may change: sub-axes that do the same do it together.
 
     Raises:
-        PlanError: some sub-dims of a mesh dim that splits a tensor do another thing than the rest.
+        PlanError: some sub-axes of a mesh dim that splits a tensor do another thing than the rest.
     """
     named = source.meshes | target.meshes
     named |= {*source.partial, *source.grad_partial, *target.partial, *target.grad_partial}

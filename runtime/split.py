@@ -14,19 +14,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import (
+from shardwright.planner.contract.dims import (
     Atom,
-    Coords,
+    Concat,
     Dim,
     Product,
     Range,
-    Sum,
     atoms,
     dim_size,
-    local_ranges,
     shard_range,
-    uncovered_ranges,
 )
+from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.ranges import local_ranges, uncovered_ranges
 from shardwright.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from shardwright.runtime.mesh import Group
 
@@ -40,8 +39,8 @@ def only(dim: Dim, mesh: str, coords: Coords, active: frozenset[str]) -> Dim:
     """
     if isinstance(dim, Product):
         return Product(tuple(only(f, mesh, coords, active) for f in dim.factors))
-    if isinstance(dim, Sum):
-        return Sum(tuple(only(t, mesh, coords, active) for t in dim.terms))
+    if isinstance(dim, Concat):
+        return Concat(tuple(only(t, mesh, coords, active) for t in dim.terms))
     if dim.mesh is None or dim.mesh == mesh:
         return dim
     return Atom(dim_size(dim, coords) if dim.mesh in active else dim.size)
@@ -51,7 +50,7 @@ def covered(dim: Dim, mesh: str) -> bool:
     """Whether each index of `dim` is held by one rank of `mesh` only."""
     if isinstance(dim, Product):
         return any(covered(f, mesh) for f in dim.factors)
-    if isinstance(dim, Sum):
+    if isinstance(dim, Concat):
         return all(covered(t, mesh) for t in dim.terms)
     return dim.mesh == mesh
 
@@ -274,9 +273,9 @@ def _order(parts: tuple[Ranges, ...], everywhere: Ranges) -> tuple[tuple[int, in
     return tuple(first.values())
 
 
-def _cut(ranges: Ranges, borders: Ranges) -> Ranges:
-    """`ranges`, cut where one of `borders` begins or ends."""
-    points = sorted({p for border in borders for p in border})
+def _cut(ranges: Ranges, boundaries: Ranges) -> Ranges:
+    """`ranges`, cut where one of `boundaries` begins or ends."""
+    points = sorted({p for boundary in boundaries for p in boundary})
     out: list[Range] = []
     for a, b in ranges:
         stops = [a, *(p for p in points if a < p < b), b]

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shardwright.errors import ShardwrightError
-from shardwright.planner.layout import Placement, Range, dim_size, local_ranges
+from shardwright.planner.contract.dims import Range, dim_size
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.loss import vocab_parallel_cross_entropy
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.reshard import LastDim, Reshard

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import Placement, local_ranges
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.local import LocalState
 
 

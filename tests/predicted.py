@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.audit import Call, counts, total_bytes
 
 Tally = dict[str, tuple[int, int]]

@@ -16,11 +16,11 @@ from math import prod
 
 from shardwright.planner.graph.graph import Graph, Op, Slot
 from shardwright.rules.notation import ONE, Expr, Rule
+from shardwright.rules.notation import Concat as ConcatExpr
 from shardwright.rules.notation import Product as ProductExpr
-from shardwright.rules.notation import Sum as SumExpr
 from shardwright.rules.registry import rule_for
 
-ATOM, PRODUCT, SUM = "atom", "product", "sum"
+ATOM, PRODUCT, CONCAT = "atom", "product", "concat"
 
 
 class Conflict(Exception):
@@ -138,7 +138,7 @@ def _split_minor(dim: Dim, minor: int) -> tuple[Dim | None, Dim]:
     parts = [_split_minor(term, minor) for term in dim.children]
     for _, rest in parts[1:]:
         unify(parts[0][1], rest)
-    major = Dim(dim.size // minor, SUM, [m or Dim(1) for m, _ in parts])
+    major = Dim(dim.size // minor, CONCAT, [m or Dim(1) for m, _ in parts])
     _link(dim, Dim(dim.size, PRODUCT, [major, parts[0][1]]))
     return major, parts[0][1]
 
@@ -164,7 +164,7 @@ def _unify_factors(left: list[Dim], right: list[Dim]) -> None:
         raise Conflict("the sizes of the factors do not match")
 
 
-def split_sum(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
+def split_concat(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
     """Refine `dim` into a concatenation of parts of these sizes and return the parts."""
     dim = find(dim)
     if len(sizes) == 1:
@@ -175,7 +175,7 @@ def split_sum(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
         parts = [Dim(s) for s in sizes]
         for made in parts:
             made.whole = dim.whole
-        dim.kind, dim.children = SUM, parts
+        dim.kind, dim.children = CONCAT, parts
         return parts
     if dim.kind == PRODUCT:
         factors = _factors(dim)
@@ -183,7 +183,8 @@ def split_sum(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
         if any(s % inner for s in sizes):
             raise Conflict(f"parts of {list(sizes)} cut through {dim!r}")
         return [
-            product([t, *factors[1:]]) for t in split_sum(factors[0], [s // inner for s in sizes])
+            product([t, *factors[1:]])
+            for t in split_concat(factors[0], [s // inner for s in sizes])
         ]
     queue, terms, out = list(dim.children), [], []
     for size in sizes:
@@ -192,13 +193,13 @@ def split_sum(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
         while need:
             term = find(queue.pop(0))
             if term.size > need:
-                first, rest = split_sum(term, [need, term.size - need])
+                first, rest = split_concat(term, [need, term.size - need])
                 queue.insert(0, rest)
                 term = first
             part.append(term)
             need -= term.size
         terms += part
-        out.append(part[0] if len(part) == 1 else Dim(size, SUM, part))
+        out.append(part[0] if len(part) == 1 else Dim(size, CONCAT, part))
     dim.children = terms
     return out
 
@@ -221,18 +222,18 @@ def unify(a: Dim, b: Dim) -> None:
     elif a.kind == b.kind == PRODUCT:
         _unify_factors(_factors(a), _factors(b))
         _link(a, b)
-    elif a.kind == b.kind == SUM:
-        parts = split_sum(a, [t.size for t in b.children])
+    elif a.kind == b.kind == CONCAT:
+        parts = split_concat(a, [t.size for t in b.children])
         for part, term in zip(parts, list(find(b).children), strict=True):
             unify(part, term)
         _link(a, b)
     else:
-        if a.kind == SUM:
+        if a.kind == CONCAT:
             a, b = b, a
-        _unify_product_sum(a, b)
+        _unify_product_concat(a, b)
 
 
-def _unify_product_sum(a: Dim, b: Dim) -> None:
+def _unify_product_concat(a: Dim, b: Dim) -> None:
     factors = _factors(a)
     outer, rest = factors[0], product(factors[1:])
     if len(b.children) == outer.size and all(t.size == rest.size for t in b.children):
@@ -240,7 +241,7 @@ def _unify_product_sum(a: Dim, b: Dim) -> None:
             unify(term, rest)
         if find(outer).kind == ATOM:
             outer = find(outer)
-            outer.kind, outer.children = SUM, [Dim(1) for _ in b.children]
+            outer.kind, outer.children = CONCAT, [Dim(1) for _ in b.children]
         _link(b, a)
         return
     major, minor = _split_minor(b, factors[-1].size)
@@ -270,9 +271,9 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
             without the last one, say), which would leave nothing to split.
     """
     out = Axes()
-    shared = {u.used: u.stored for u in graph.uses} | {b.target: b.source for b in graph.borders}
+    shared = {u.used: u.stored for u in graph.uses} | {b.target: b.source for b in graph.boundaries}
     shared |= graph.alike
-    linked = [(b.source, b.target) for b in graph.borders if b.target in graph.alike]
+    linked = [(b.source, b.target) for b in graph.boundaries if b.target in graph.alike]
     for name, tensor in graph.tensors.items():
         if name not in shared:
             out.dims[name] = tuple(Dim(s) for s in tensor.shape)
@@ -316,9 +317,9 @@ def _follow(op: Op, inputs: Sequence[str], out: Axes) -> None:
 def _unify_repeated_slots(graph: Graph, out: Axes) -> None:
     """A module that is called twice has one crossing per slot: same axes each time where it can."""
     first: dict[Slot, str] = {}
-    for border in graph.borders:
-        slot = graph.slot(border)
-        one, other = out.dims[first.setdefault(slot, border.source)], out.dims[border.source]
+    for boundary in graph.boundaries:
+        slot = graph.slot(boundary)
+        one, other = out.dims[first.setdefault(slot, boundary.source)], out.dims[boundary.source]
         if [d.size for d in one] == [d.size for d in other]:
             for a, b in zip(one, other, strict=True):
                 unify(a, b)
@@ -360,14 +361,14 @@ def _unify_expr(dim: Dim, expr: Expr, axes: dict[str, Dim]) -> None:
         unify(dim, _build(expr, axes))
     else:
         parts = [_build(t, axes) for t in expr.terms]
-        for part, term in zip(split_sum(dim, [p.size for p in parts]), parts, strict=True):
+        for part, term in zip(split_concat(dim, [p.size for p in parts]), parts, strict=True):
             unify(part, term)
 
 
 def _build(expr: Expr, axes: dict[str, Dim]) -> Dim:
     if isinstance(expr, str):
         return Dim(1) if expr == ONE else axes[expr]
-    if isinstance(expr, SumExpr):
+    if isinstance(expr, ConcatExpr):
         parts = [_build(t, axes) for t in expr.terms]
-        return Dim(sum(p.size for p in parts), SUM, parts)
+        return Dim(sum(p.size for p in parts), CONCAT, parts)
     return product([_build(f, axes) for f in expr.factors])

@@ -1,4 +1,4 @@
-"""The traced model as the planner sees it: tensors, ops, and borders between modules."""
+"""The traced model as the planner sees it: tensors, ops, and boundaries between modules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Op(NamedTuple):
     turn: int = 0
 
 
-class Border(NamedTuple):
+class Boundary(NamedTuple):
     """A tensor that enters or leaves a module: the only places where it may be resharded."""
 
     module: str
@@ -110,7 +110,7 @@ class Graph:
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
-    borders: list[Border] = field(default_factory=list)
+    boundaries: list[Boundary] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
@@ -149,8 +149,8 @@ class Graph:
     made."""
 
     looped: set[str] = field(default_factory=set)
-    """Parameters that such passes read, and tensors behind borders in them: nothing is sent there.
-    """
+    """Parameters that such passes read, and tensors behind boundaries in them: nothing is sent
+    there."""
 
     sizes: list[SizeArgument] = field(default_factory=list)
     reads: dict[int, str] = field(default_factory=dict)
@@ -191,7 +191,7 @@ class Graph:
         """How often the op or tensor `name` stands in the whole model."""
         return self.counts.get(name, 1)
 
-    def priced(self, item: Op | Border) -> bool:
+    def priced(self, item: Op | Boundary) -> bool:
         """Whether an op or a change of placement costs what it takes."""
         return item.turn not in self.unpriced
 
@@ -199,22 +199,24 @@ class Graph:
         """The tensor whose state `name` has."""
         return self.alike.get(name, name)
 
-    def outer(self) -> dict[str, Border]:
-        """Borders into a module whose tensor just came into one around it: target -> that border.
+    def outer(self) -> dict[str, Boundary]:
+        """Boundaries into a module whose tensor just came into one around it, by target.
 
-        Such a border can still take the tensor as it was before the outer one changed it: but
+        Such a boundary can still take the tensor as it was before the outer one changed it: but
         not where what it does depends on the tensor.
         """
-        entered = {b.target: b for b in self.borders if b.side == "in"}
+        entered = {b.target: b for b in self.boundaries if b.side == "in"}
         inner = [b for b in entered.values() if b.source in entered]
         at = {b[:3] for b in inner}  # module, side, slot
-        several = Counter(slot[:3] for slot in {self.slot(b) for b in self.borders if b[:3] in at})
+        several = Counter(
+            slot[:3] for slot in {self.slot(b) for b in self.boundaries if b[:3] in at}
+        )
         return {b.target: entered[b.source] for b in inner if several[b[:3]] == 1}
 
-    def slot(self, border: Border) -> Slot:
+    def slot(self, boundary: Boundary) -> Slot:
         """What has one crossing: a slot of a module, for tensors of one number of dims."""
-        ndim = len(self.tensors[border.source].shape)
-        return Slot(border.module, border.side, border.slot, ndim)
+        ndim = len(self.tensors[boundary.source].shape)
+        return Slot(boundary.module, boundary.side, boundary.slot, ndim)
 
     def readings(self) -> Counter[str]:
         """How often ops of the whole model that cost something read each tensor."""
@@ -235,19 +237,19 @@ class Graph:
         """The graph of the runs that cost something, with everything that is stored."""
         return self._only(self.priced)
 
-    def _only(self, kept: Callable[[Op | Border], bool]) -> Graph:
-        if all(kept(item) for item in (*self.ops, *self.borders)):
+    def _only(self, kept: Callable[[Op | Boundary], bool]) -> Graph:
+        if all(kept(item) for item in (*self.ops, *self.boundaries)):
             return self
         ops = [op for op in self.ops if kept(op)]
-        borders = [b for b in self.borders if kept(b)]
+        boundaries = [b for b in self.boundaries if kept(b)]
         seen = {n for op in ops for n in (*op.inputs, *op.outputs)}
-        seen |= {n for b in borders for n in (b.source, b.target)}
+        seen |= {n for b in boundaries for n in (b.source, b.target)}
         seen |= {n for u in self.uses for n in (u.stored, u.used)}
         return replace(
             self,
             tensors={n: t for n, t in self.tensors.items() if n in seen},
             ops=ops,
-            borders=borders,
+            boundaries=boundaries,
             inputs=[n for n in self.inputs if n in seen],
             outputs=[n for n in self.outputs if n in seen],
             written=[(n, after) for n, after in self.written if after in seen],

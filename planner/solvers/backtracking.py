@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from shardwright.planner.solvers import buckets
-from shardwright.planner.solvers.eliminate import eliminate
+from shardwright.planner.solvers.bucket_elimination import eliminate
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.multipliers import Weights, dot, multipliers, unit
 from shardwright.planner.solvers.problem import Problem, Result

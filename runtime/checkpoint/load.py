@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from shardwright.errors import CheckpointError, PlanError
-from shardwright.planner.layout import Coords, Placement
+from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.computed import held
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.names import match_names, model_names

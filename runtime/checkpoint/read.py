@@ -11,11 +11,14 @@ from pathlib import Path
 import torch
 
 from shardwright.errors import CheckpointError, PlanError
-from shardwright.planner.layout import Atom, Coords, Placement, local_ranges, resolve
-from shardwright.runtime.checkpoint.boxes import boxes
+from shardwright.planner.contract.dims import Atom, resolve
+from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.ranges import local_ranges
+from shardwright.runtime.checkpoint.chunks import boxes
 from shardwright.runtime.checkpoint.expressions import stored
 from shardwright.runtime.checkpoint.names import Source
-from shardwright.runtime.checkpoint.slabs import Reader, inside
+from shardwright.runtime.checkpoint.reader import Reader, inside
 from shardwright.runtime.checkpoint.source import Checkpoint, Entry
 
 CASTABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import CheckpointError, UsageError
-from shardwright.planner.layout import Placement
+from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.names import model_names
 from shardwright.runtime.checkpoint.source import INDEX, SINGLE
 

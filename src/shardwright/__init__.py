@@ -26,7 +26,7 @@ from shardwright.errors import (
 
 if TYPE_CHECKING:
     from shardwright.planner.api import plan
-    from shardwright.planner.plan_file import Plan
+    from shardwright.planner.contract.plan_file import Plan
     from shardwright.runtime.api import apply, load, save
     from shardwright.runtime.gather import full_tensors
 
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Plan": "shardwright.planner.plan_file",
+    "Plan": "shardwright.planner.contract.plan_file",
     "apply": "shardwright.runtime.api",
     "full_tensors": "shardwright.runtime.gather",
     "load": "shardwright.runtime.api",

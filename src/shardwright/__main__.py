@@ -2,7 +2,7 @@
 
 import sys
 
-from shardwright.planner.cli import main
+from shardwright.planner.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,7 @@ from torch import nn
 import shardwright
 from benchmarks.ranks_case import llama
 from shardwright.errors import PlanError, UsageError
-from shardwright.planner.states.mesh_dims import parse_mesh
+from shardwright.planner.contract.mesh import parse_mesh
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh

@@ -8,12 +8,12 @@ import torch
 import shardwright
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
-from shardwright.planner import solving
-from shardwright.planner.network.objective import Digits
-from shardwright.planner.network.optimize import ROWS, optimize
+from shardwright.planner.problem.objective import Digits
+from shardwright.planner.problem.optimize import ROWS, optimize
+from shardwright.planner.search import solving
 from shardwright.planner.solvers import backtracking, cpsat, lp
-from shardwright.planner.solvers.eliminate import eliminate
-from shardwright.planner.solvers.simplify import Simplified
+from shardwright.planner.solvers.bucket_elimination import eliminate
+from shardwright.planner.solvers.presolve import Simplified
 
 CASES = [(kind, name) for kind, names in FIRST.items() for name in names]
 SECONDS = 60.0

@@ -16,8 +16,8 @@ from benchmarks.compare import compare, reference, weighing_loss
 from benchmarks.ranks_case import kept_bytes
 from benchmarks.zoo_case import build
 from shardwright.errors import InfeasibleError, UsageError
-from shardwright.planner.network.within import OverMemory
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives, counts, total_bytes
 from shardwright.runtime.mesh import Mesh

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from shardwright.planner.layout import Range
-from shardwright.runtime.checkpoint.boxes import box_bytes, boxes
-from shardwright.runtime.checkpoint.slabs import get, inside
+from shardwright.planner.contract.dims import Range
+from shardwright.runtime.checkpoint.chunks import box_bytes, boxes
+from shardwright.runtime.checkpoint.reader import get, inside
 
 
 def assemble(

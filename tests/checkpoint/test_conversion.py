@@ -11,7 +11,9 @@ from transformers import conversion_mapping, core_model_loading
 
 import shardwright
 from shardwright.errors import CheckpointError
-from shardwright.planner.layout import Atom, Placement, Sum, local_ranges
+from shardwright.planner.contract.dims import Atom, Concat
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.build import empty_model
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
@@ -49,7 +51,7 @@ def halves(model: nn.Module, dim: int) -> dict[str, Placement]:
             n = p.shape[d]
             split = Atom(n // 2, "tp")
             doubled = "gate_up" in name and n % 2 == 0
-            dims[d] = Sum((split, split)) if doubled else Atom(n, "tp")
+            dims[d] = Concat((split, split)) if doubled else Atom(n, "tp")
         out[name] = Placement(tuple(dims))
     return out
 
@@ -332,7 +334,7 @@ def test_under_a_plan(tmp_path: Path, ranks: int) -> None:
 
     def work(mesh: Mesh) -> None:
         model: Any = shardwright.load(tmp_path, plan, device="cpu")
-        placed, coords = placements(model), mesh.with_sub_dims(plan.sub_dims).coords
+        placed, coords = placements(model), mesh.with_sub_axes(plan.sub_axes).coords
         for name, tensor in model.named_parameters():
             expected = whole[name]
             for d, dim in enumerate(placed[name].dims if name in placed else ()):

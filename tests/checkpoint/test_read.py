@@ -7,7 +7,9 @@ import torch
 
 from benchmarks.loading import peak
 from shardwright.errors import CheckpointError
-from shardwright.planner.layout import Placement, local_ranges, parse
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.checkpoint import read as module
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.read import Report, Wanted, matches, read_shards
@@ -37,7 +39,7 @@ def whole_of(text: str) -> torch.Tensor:
 
 
 def sliced(whole: torch.Tensor, placement: Placement, rank: int, ranks: int) -> torch.Tensor:
-    from shardwright.planner.layout import resolve
+    from shardwright.planner.contract.dims import resolve
 
     for d, dim in enumerate(placement.dims):
         ranges = local_ranges(resolve(dim, whole.shape[d]), {"tp": (rank, ranks)})

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
 from shardwright.errors import CheckpointError, UsageError
-from shardwright.planner.layout import parse
+from shardwright.planner.contract.notation import parse
 from shardwright.runtime.build import empty_model
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import Checkpoint

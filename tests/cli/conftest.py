@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 from transformers import LlamaConfig, PreTrainedConfig
 
-from shardwright.planner.cli import main
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.cli.main import main
+from shardwright.planner.contract.plan_file import Plan
 
 Run = Callable[..., Result]
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import shardwright
 from shardwright import DistributedError
-from shardwright.planner.numeric import random_model
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.on_ranks.numeric import random_model
 from shardwright.runtime.processes import device_mesh_for
 
 

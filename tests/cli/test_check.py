@@ -8,11 +8,11 @@ import torch
 from click.testing import Result
 
 from shardwright.errors import PlanError, UsageError
-from shardwright.planner.numeric import Difference, cut, differences
-from shardwright.planner.plan_file import Plan
-from shardwright.planner.tracing.opaque import Opaque
-from shardwright.planner.tracing.source import read_source
-from shardwright.planner.trial.trial import output_shapes, predict, try_on_meta
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.dry_run.again import output_shapes, predict, try_on_meta
+from shardwright.planner.on_ranks.numeric import Difference, cut, differences
+from shardwright.planner.trace.opaque import Opaque
+from shardwright.planner.trace.source import read_source
 from tests.cli.conftest import Run, tiny
 
 
@@ -80,7 +80,7 @@ def test_difference_over_the_tolerance_fails(
     run: Run, model: Path, planned: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Difference(2, 2, "float32", 21, 1e-6, 3e-3, "lm_head.weight", 1e-4)
-    monkeypatch.setattr("shardwright.planner.numeric.compare", lambda *_: found)
+    monkeypatch.setattr("shardwright.planner.on_ranks.numeric.compare", lambda *_: found)
     result = run("check", planned[0], model, "--numeric")
     assert result.exit_code == 1
     assert "logits     differ by 1.00e-06 at most" in result.stdout

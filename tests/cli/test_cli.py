@@ -12,9 +12,9 @@ import click
 import pytest
 from click.testing import Result
 
-from shardwright.planner.cli import main
-from shardwright.planner.plan_file import Plan
-from shardwright.planner.reports.report import to_text
+from shardwright.planner.cli.main import main
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.report.report import to_text
 from tests.cli.conftest import Run
 
 ROOT = Path(__file__).parent.parent.parent

@@ -22,9 +22,9 @@ from shardwright import (
     PlanError,
     UsageError,
 )
-from shardwright.planner import launch
-from shardwright.planner.launch import run_processes
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.on_ranks import launch
+from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.runtime.mesh import Mesh
 from tests.cli import dying
 from tests.cli.conftest import Run, tiny

@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 
 import shardwright
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan
 from tests import zoo
 from tests.cli.conftest import Run, tiny
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shardwright.planner.plan_file import ParameterPlan, SolverReport
-from shardwright.planner.sizes import human_bytes, human_time, parse_bytes
-from shardwright.planner.states import crossings
+from shardwright.planner.contract.plan_file import ParameterPlan, SolverReport
+from shardwright.planner.contract_tmp import crossings
+from shardwright.planner.units import human_bytes, human_time, parse_bytes
 from shardwright.planner.wording import (
     CROSSINGS,
     crossing_collectives,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import shardwright
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives
 from shardwright.runtime.gather import full_tensors

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from shardwright.planner.graph.axes import (
     ATOM,
+    CONCAT,
     PRODUCT,
-    SUM,
     Axes,
     Conflict,
     Dim,
     atoms_of,
     find,
     refine,
-    split_sum,
+    split_concat,
     unify,
 )
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.tracing.trace import trace
+from shardwright.planner.trace.trace import trace
 from tests.planner.mlps import WIDTH, GatedByNumbers, GatedBySteps, Mlp, Shuffled
 from tests.planner.modules import HEAD, HEADS, Attention, Fused, Grouped, Language
 
@@ -96,7 +96,7 @@ def test_fused_parts_follow_each_other() -> None:
     for how in ("chunk", "split", "slice", "attribute"):
         it = refined(lambda how=how: Fused(how))
         rows = it["qkv.weight", 0]
-        assert rows.kind == SUM and [c.size for c in rows.children] == [WIDTH] * 3
+        assert rows.kind == CONCAT and [c.size for c in rows.children] == [WIDTH] * 3
         heads = [find(find(part).children[0]) for part in rows.children]
         assert [h.size for h in heads] == [HEADS] * 3
         assert len({h.id for h in heads}) == 1
@@ -118,7 +118,7 @@ def test_fused_parts_within_each_group() -> None:
     assert rows.kind == PRODUCT and rows.size == 2 * HEADS * HEAD
     groups, inner, head = (find(c) for c in rows.children)
     assert (groups.size, head.size) == (2, HEAD)
-    assert inner.kind == SUM and [find(c).size for c in inner.children] == [2, 1, 1]
+    assert inner.kind == CONCAT and [find(c).size for c in inner.children] == [2, 1, 1]
     assert list(atoms_of(it["o.weight", 1])) == [groups, find(inner.children[0]), head]
 
 
@@ -220,7 +220,7 @@ def test_a_conflict_stays_whole_and_is_told() -> None:
 
 def test_an_axis_within_itself_is_a_conflict() -> None:
     """x = x * 1 and x = (x + nothing) have no end: told, not followed."""
-    for kind in (PRODUCT, SUM):
+    for kind in (PRODUCT, CONCAT):
         x = Dim(4)
         with pytest.raises(Conflict, match="would contain itself"):
             unify(x, Dim(4, kind, [x, Dim(1 if kind == PRODUCT else 0)]))
@@ -284,7 +284,7 @@ def test_unify_refines_both() -> None:
     """6 = 2 * 3 and 6 = 4 + 2 meet in (2 + 1) * 2 only if the factors allow it."""
     a = Dim(6, PRODUCT, [Dim(3), Dim(2)])
     b = Dim(6)
-    parts = split_sum(b, [4, 2])
+    parts = split_concat(b, [4, 2])
     unify(a, b)
     assert form(a) == "(2a + 1)*2b"
     assert [p.size for p in parts] == [4, 2]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 import shardwright
 from shardwright.errors import SolverError
 from shardwright.planner import solvers
-from shardwright.planner.audit import check
-from shardwright.planner.audit.bill import Bill
-from shardwright.planner.network.network import BACKWARD, BYTES, TIME
-from shardwright.planner.network.optimize import optimize
+from shardwright.planner.problem.builder import BACKWARD, BYTES, TIME
+from shardwright.planner.problem.optimize import optimize
+from shardwright.planner.search.solving import agree
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.problem import Problem, Result
-from shardwright.planner.solving import agree
-from shardwright.planner.states.states import WHOLE, State
+from shardwright.planner.strategies.states import REPLICATED, State
+from shardwright.planner.verify import check
+from shardwright.planner.verify.recost import Bill
 from tests.planner.toys import TOYS, ColumnRow, D, Toy, Within, solutions, toy
 
 
@@ -82,7 +82,7 @@ def test_says_where() -> None:
     with pytest.raises(
         SolverError, match=r"at linear in 'inner.down' \(toys.py:\d+\)|'inner.down'"
     ):
-        check.check(it.graph, it.states, {**assignment, weight: WHOLE})
+        check.check(it.graph, it.states, {**assignment, weight: REPLICATED})
     output = it.graph.outputs[0]
     with pytest.raises(SolverError):
         check.check(it.graph, it.states, {**assignment, output: State(partial=1)})

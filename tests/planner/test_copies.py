@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.contract_tmp import crossings
+from shardwright.planner.cost.cost import Costs
 from shardwright.planner.graph.axes import refine
-from shardwright.planner.layout import parse
-from shardwright.planner.plan_file import Workload
-from shardwright.planner.pricing.cost import Costs
-from shardwright.planner.states import crossings
-from shardwright.planner.states.states import WHOLE, State, States
-from shardwright.planner.tracing.trace import trace
+from shardwright.planner.strategies.states import REPLICATED, State, States
+from shardwright.planner.trace.trace import trace
 from shardwright.runtime import collectives, reshard
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.reshard import Reshard
@@ -112,7 +112,7 @@ def test_copies_are_priced_as_the_runtime_makes_them(
     full = priced.states.sub.full
     (shards,) = (s for s in priced.states.splits(name) if priced.states.covered(name, s))
     states = {
-        f"{WIDTH}": WHOLE,
+        f"{WIDTH}": REPLICATED,
         f"{WIDTH} | partial tp": State(partial=full),
         f"{WIDTH} | grad-partial tp": State(copied=full),
         MODULES[kind][1]: State(shards),

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwright.planner.plan_file import Plan
-from shardwright.planner.tracing.data.model_code import only_way
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.trace.data_dependent.model_code import only_way
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from shardwright.planner.tracing.fake_ops import LikeReal
+from shardwright.planner.trace.fake_ops import LikeReal
 
 SHAPES = {
     "rows by experts": ((10, 8), (3, 8, 4)),

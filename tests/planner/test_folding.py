@@ -10,18 +10,18 @@ import transformers
 from torch import Tensor, nn
 
 from shardwright.planner.api import prepare
-from shardwright.planner.audit.first_run import of_first_run
-from shardwright.planner.folding.folding import Folding
-from shardwright.planner.folding.stacks import find_stacks, shortened
-from shardwright.planner.folding.unfolding import unfold
+from shardwright.planner.blocks import folded_trace
+from shardwright.planner.blocks.fold import Folding
+from shardwright.planner.blocks.folded_trace import traced
+from shardwright.planner.blocks.stacks import find_stacks, shortened
+from shardwright.planner.blocks.unfold import unfold
+from shardwright.planner.contract.plan_file import Plan, Workload
+from shardwright.planner.cost.memory import peak
 from shardwright.planner.graph.axes import refine
-from shardwright.planner.network.pins import as_pins
-from shardwright.planner.plan_file import Plan, Workload
-from shardwright.planner.pricing.memory import peak
-from shardwright.planner.search import Search
-from shardwright.planner.tracing import folded_trace
-from shardwright.planner.tracing.folded_trace import traced
-from shardwright.planner.tracing.source import Source, read_source
+from shardwright.planner.problem.pins import as_pins
+from shardwright.planner.search.search import Search
+from shardwright.planner.trace.source import Source, read_source
+from shardwright.planner.verify.first_run import of_first_run
 
 LAYERS = 6
 SIZES: dict[str, Any] = {

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.layout import parse
-from shardwright.planner.plan_file import ParameterPlan, Plan
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plan_file import ParameterPlan, Plan
 from tests.planner.equal import Inputs, assert_equal, features, ids, planned
 from tests.planner.mlps import WIDTH, Mlp
 

@@ -16,8 +16,8 @@ import pytest
 import shardwright
 from shardwright.errors import UsageError
 from shardwright.planner.api import prepare
-from shardwright.planner.network.tp_plan import pins, read, split_dim, style_of, table_of
-from shardwright.planner.reports.hand_written import HandWritten, price
+from shardwright.planner.problem.tp_plan import pins, read, split_dim, style_of, table_of
+from shardwright.planner.report.hand_written import HandWritten, price
 from tests import zoo
 from tests.cli.conftest import tiny
 

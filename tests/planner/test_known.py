@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from shardwright.planner.tracing.fake_ops import LikeReal
+from shardwright.planner.trace.fake_ops import LikeReal
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.test_unused import WIDTH, Mlp, is_split
 

@@ -7,21 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import (
+from shardwright.planner.contract.dims import (
     Atom,
+    Concat,
     Dim,
-    Placement,
     Product,
-    Sum,
     atoms,
     dim_size,
-    local_ranges,
-    parse,
     resolve,
     shard_range,
     simplify,
-    uncovered_ranges,
 )
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.ranges import local_ranges, uncovered_ranges
 
 
 def numbers(sizes: st.SearchStrategy[int], least: int = 0) -> st.SearchStrategy[Dim]:
@@ -30,7 +29,7 @@ def numbers(sizes: st.SearchStrategy[int], least: int = 0) -> st.SearchStrategy[
         whole,
         lambda inner: st.builds(
             lambda kind, parts: kind(tuple(parts)),
-            st.sampled_from([Product, Sum]),
+            st.sampled_from([Product, Concat]),
             st.lists(inner, min_size=2, max_size=3),
         ),
         max_leaves=5,
@@ -45,8 +44,8 @@ def dims(draw: st.DrawFn, meshes: tuple[str, ...] = ("tp",)) -> Dim:
         if isinstance(dim, Atom):
             mesh = draw(st.sampled_from([None, *free])) if free else None
             return Atom(dim.size, mesh)
-        if isinstance(dim, Sum):
-            return Sum(tuple(split(t, free) for t in dim.terms))
+        if isinstance(dim, Concat):
+            return Concat(tuple(split(t, free) for t in dim.terms))
         out = []
         for factor in dim.factors:
             out.append(split(factor, free))
@@ -62,7 +61,7 @@ def canonical(dim: Dim) -> Dim:
         flat = [canonical(f) for f in dim.factors]
         joined = [g for f in flat for g in (f.factors if isinstance(f, Product) else (f,))]
         return Product(tuple(joined))
-    return Sum(tuple(canonical(t) for t in dim.terms)) if isinstance(dim, Sum) else dim
+    return Concat(tuple(canonical(t) for t in dim.terms)) if isinstance(dim, Concat) else dim
 
 
 def held(dim: Dim, coords: dict[str, tuple[int, int]]) -> list[int]:

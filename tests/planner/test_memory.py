@@ -16,16 +16,16 @@ from transformers import LlamaConfig
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.api import plan
+from shardwright.planner.contract.plan_file import Memory, Phase, Plan, Workload
+from shardwright.planner.cost.cost import Costs
+from shardwright.planner.cost.memory import memory
 from shardwright.planner.graph.axes import Axes, refine
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.network.optimize import Optimum, OverBudget
-from shardwright.planner.network.within import within
-from shardwright.planner.plan_file import Memory, Phase, Plan, Workload
-from shardwright.planner.pricing.cost import Costs
-from shardwright.planner.pricing.memory import memory
-from shardwright.planner.states.states import WHOLE, States
-from shardwright.planner.tracing.source import read_source
-from shardwright.planner.tracing.trace import trace
+from shardwright.planner.problem.memory_budget import within
+from shardwright.planner.problem.optimize import Optimum, OverBudget
+from shardwright.planner.strategies.states import REPLICATED, States
+from shardwright.planner.trace.source import read_source
+from shardwright.planner.trace.trace import trace
 from tests import zoo
 
 B, S = 2, 64
@@ -49,7 +49,7 @@ def whole(name: str, phase: Phase) -> tuple[Costs, Memory]:
     graph, axes = traced(name)
     load = Workload(batch=B, seq=S, dtype="float32", device="cpu-gloo", phases={phase: 1})
     costs = Costs(graph, axes, States(graph, axes, 2), load, caches=True)
-    return costs, memory(costs, dict.fromkeys(graph.tensors, WHOLE))
+    return costs, memory(costs, dict.fromkeys(graph.tensors, REPLICATED))
 
 
 def ids(name: str) -> torch.Tensor:
@@ -107,7 +107,7 @@ def saved_bytes(name: str) -> int:
 def test_activations_kept_for_the_backward_pass(name: str) -> None:
     costs, _ = whole(name, "train")
     held = costs.holdings
-    said = sum(costs.bytes(n, WHOLE, held.full) for n in held.kept)
+    said = sum(costs.bytes(n, REPLICATED, held.full) for n in held.kept)
     real = saved_bytes(name)
     if name == "bloom":  # its GELU is an autograd function of its own, seen as the ops in it
         assert real <= said <= 2.2 * real
@@ -157,7 +157,7 @@ def test_memory_grows_with_batch_and_sequence(phase: Phase) -> None:
     def total(batch: int, seq: int) -> int:
         load = costs.workload.model_copy(update={"batch": batch, "seq": seq})
         again = Costs(costs.graph, costs.axes, costs.states, load, caches=True)
-        return memory(again, dict.fromkeys(costs.graph.tensors, WHOLE)).total
+        return memory(again, dict.fromkeys(costs.graph.tensors, REPLICATED)).total
 
     by_batch, by_seq = [total(b, 64) for b in (1, 2, 4)], [total(2, s) for s in (32, 64, 128)]
     assert by_batch == sorted(set(by_batch))

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import ModelError
-from shardwright.planner.plan_file import Plan
-from shardwright.planner.tracing import opaque
-from shardwright.planner.tracing.opaque import Opaque
-from shardwright.planner.tracing.source import Source, to_meta
-from shardwright.planner.trial.trial import output_shapes
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.dry_run.again import output_shapes
+from shardwright.planner.trace import opaque
+from shardwright.planner.trace.opaque import Opaque
+from shardwright.planner.trace.source import Source, to_meta
 from tests.planner.equal import Inputs, assert_equal, features
 from tests.planner.equal import planned as planned_for
 from tests.planner.mlps import WIDTH, Mlp

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright
-from shardwright.planner.tracing.source import padded, read_source, text_inputs
+from shardwright.planner.trace.source import padded, read_source, text_inputs
 from shardwright.runtime.api import apply
 from tests import zoo
 from tests.planner.test_unused import TOKENS, WIDTH, Text, is_split, text

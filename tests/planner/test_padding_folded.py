@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.planner.api import prepare
-from shardwright.planner.plan_file import Plan
-from shardwright.planner.trial import rehearsal
-from shardwright.planner.trial.trial import try_on_meta
-from shardwright.planner.trial.verify import Mismatch
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.dry_run import calls as rehearsal
+from shardwright.planner.dry_run.again import try_on_meta
+from shardwright.planner.dry_run.dry_run import Mismatch
 from shardwright.runtime.api import apply
 from tests.planner.test_padding import Refuses, made
 from tests.planner.test_unused import TOKENS, WIDTH, Config, is_split

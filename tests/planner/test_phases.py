@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.plan_file import Phase, Workload
+from shardwright.planner.cost.cost import Costs
+from shardwright.planner.cost.phases import Pass, parse_phases, passes
 from shardwright.planner.graph.axes import Axes, refine
 from shardwright.planner.graph.graph import Graph, Op
-from shardwright.planner.plan_file import Phase, Workload
-from shardwright.planner.pricing.cost import Costs
-from shardwright.planner.pricing.phases import Pass, parse_phases, passes
-from shardwright.planner.states.states import WHOLE, Mode, States
-from shardwright.planner.tracing.trace import trace
+from shardwright.planner.strategies.states import REPLICATED, States, Strategy
+from shardwright.planner.trace.trace import trace
 from tests.planner.mlps import Mlp
 from tests.planner.modules import Grouped
 
@@ -60,8 +60,8 @@ def ops(priced: Costs, *names: str) -> list[Op]:
     return [op for op in priced.graph.ops if op.call.op in names]
 
 
-def whole(op: Op) -> Mode:
-    return Mode(tuple(WHOLE for _ in (*op.inputs, *op.outputs)))
+def whole(op: Op) -> Strategy:
+    return Strategy(tuple(REPLICATED for _ in (*op.inputs, *op.outputs)))
 
 
 def flops(priced: Costs, op: Op) -> int:
@@ -168,7 +168,7 @@ def test_a_mix_is_the_sum_of_its_phases() -> None:
 def test_decoding_waits_for_weights() -> None:
     """One token of one sequence: the time is that of reading the weights."""
     priced = of("mlp", "decode", batch=1)
-    weights = sum(priced.bytes(u.stored, WHOLE) for u in priced.graph.uses)
+    weights = sum(priced.bytes(u.stored, REPLICATED) for u in priced.graph.uses)
     reading = priced.device.compute(0, weights, "float32")
     assert reading <= total(priced) < 1.2 * reading
 

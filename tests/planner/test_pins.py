@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.errors import InfeasibleError, ShardwrightError, UsageError
-from shardwright.planner.network.pins import Pin, as_pins, as_table, gather, make_pin, matches
+from shardwright.planner.problem.pins import Pin, as_pins, as_table, gather, make_pin, matches
 from tests import zoo
 from tests.cli.conftest import tiny
 from tests.planner.test_search import Within

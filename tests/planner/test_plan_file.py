@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shardwright.errors import PlanError
-from shardwright.planner import plan_file
-from shardwright.planner.plan_file import Plan, fold, lookup, pattern, write_atomically
+from shardwright.planner.contract import plan_file
+from shardwright.planner.contract.files import write_atomically
+from shardwright.planner.contract.names import fold, lookup, pattern
+from shardwright.planner.contract.plan_file import Plan
 from tests.planner.equal import planned
 from tests.planner.mlps import WIDTH, Mlp
 from tests.planner.modules import Fused, VisionBlock

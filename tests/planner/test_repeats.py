@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import parse
-from shardwright.planner.plan_file import Crossing, ModulePlan
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plan_file import Crossing, ModulePlan
 from shardwright.runtime.layers import apply_module
 from shardwright.runtime.mesh import Mesh
 from tests.planner.equal import assert_equal, features, planned
@@ -51,7 +51,7 @@ class Attention(nn.Module):
 
 
 class Around(nn.Module):
-    """A root, at whose own borders nothing changes."""
+    """A root, at whose own boundaries nothing changes."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

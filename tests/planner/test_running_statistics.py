@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh

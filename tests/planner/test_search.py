@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import ModelError
-from shardwright.planner.trial import rehearsal
-from shardwright.planner.trial.blame import Blame
-from shardwright.planner.trial.verify import Mismatch
+from shardwright.planner.dry_run import calls as rehearsal
+from shardwright.planner.dry_run.conflict import Blame
+from shardwright.planner.dry_run.dry_run import Mismatch
 from tests.planner import mlps
 from tests.planner import modules as m
 from tests.planner.equal import assert_equal, features, planned
@@ -39,7 +39,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 
 
 class Within(nn.Module):
-    """A model around a module, so that tensors may be resharded at its borders."""
+    """A model around a module, so that tensors may be resharded at its boundaries."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

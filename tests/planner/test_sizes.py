@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.tracing import origins
-from shardwright.planner.tracing.trace import trace
+from shardwright.planner.trace import provenance as origins
+from shardwright.planner.trace.trace import trace
 from tests.planner.mlps import WIDTH, InverseSize
 from tests.planner.modules import (
     HEADS,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from shardwright.errors import SolverError, UsageError
 from shardwright.planner import solvers
 from shardwright.planner.solvers import backtracking, buckets, cpsat, lp, search
-from shardwright.planner.solvers.eliminate import eliminate
+from shardwright.planner.solvers.bucket_elimination import eliminate
+from shardwright.planner.solvers.presolve import simplify
 from shardwright.planner.solvers.problem import Costs, Problem, Result, Row
-from shardwright.planner.solvers.simplify import simplify
 
 MODULES = (cpsat, lp, backtracking)
 SOLVERS = [pytest.param(m.solve, id=m.__name__.split(".")[-1]) for m in MODULES]
@@ -284,9 +284,9 @@ def test_backtracking_proves_a_chain_of_32_layers_at_every_budget():
 
 
 def transitions(blocks: int) -> Problem:
-    """Layers as the planner makes them: modes of ops, and borders where a change has a price."""
+    """Layers as the planner makes them: modes of ops, and boundaries where a change has a price."""
     problem = Problem(("bytes", "time"))
-    border = [
+    boundary = [
         Row((i, j), (0, 7 + 4 * abs(i - j) if i != j else 0))
         for i, j in product(range(3), repeat=2)
     ]
@@ -296,7 +296,7 @@ def transitions(blocks: int) -> Problem:
     for number in range(blocks):
         q, k, v, a, o, m, y, after = (problem.variable(f"{n}{number}", 3) for n in "qkvaomyx")
         for ends in ((before, q), (before, k), (before, v), (y, m)):
-            problem.factor(f"border {number}", ends, border)
+            problem.factor(f"boundary {number}", ends, boundary)
         for op in ((q, k, a), (a, v, o), (before, o, y), (y, m, after)):
             problem.factor(f"op {number}", op, modes)
         for weight, size in ((q, 40), (v, 24), (m, 88)):

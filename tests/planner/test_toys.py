@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.audit import check
-from shardwright.planner.audit.bill import Bill
-from shardwright.planner.network.network import BACKWARD, BYTES, COMPONENTS, TIME
-from shardwright.planner.network.objective import POWERS, primary, rank
-from shardwright.planner.network.optimize import SLACK, Optimum, optimize
+from shardwright.planner.problem.builder import BACKWARD, BYTES, COMPONENTS, TIME
+from shardwright.planner.problem.objective import POWERS, primary, rank
+from shardwright.planner.problem.optimize import SLACK, Optimum, optimize
 from shardwright.planner.solvers import backtracking, cpsat, lp
+from shardwright.planner.solvers.presolve import simplify
 from shardwright.planner.solvers.problem import Costs, Problem, Row
-from shardwright.planner.solvers.simplify import simplify
-from shardwright.planner.states.states import WHOLE
+from shardwright.planner.strategies.states import REPLICATED
+from shardwright.planner.verify import check
+from shardwright.planner.verify.recost import Bill
 from tests.planner.toys import TOYS, Toy, solutions, toy
 
 MODULES = (cpsat, lp, backtracking)
@@ -221,7 +221,7 @@ def test_a_chain_needs_no_gather_between_column_and_row() -> None:
 def test_outputs_and_inputs_are_whole(name: str) -> None:
     it, optimum = planned(name)
     assignment = it.network.assignment(optimum.assignment)
-    assert all(assignment[n] == WHOLE for n in (*it.graph.inputs, *it.graph.outputs))
+    assert all(assignment[n] == REPLICATED for n in (*it.graph.inputs, *it.graph.outputs))
     for op in it.graph.ops:
         if "softmax" in op.call.op or "relu" in op.call.op:
             assert not any(assignment[n].partial for n in op.inputs)

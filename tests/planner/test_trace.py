@@ -1,4 +1,4 @@
-"""The trace: borders, tied weights, where sizes come from, and a module left as it was."""
+"""The trace: boundaries, tied weights, where sizes come from, and a module left as it was."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from transformers.modeling_outputs import BaseModelOutput
 import shardwright
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.tracing import borders, origins
-from shardwright.planner.tracing.source import from_config
-from shardwright.planner.tracing.trace import trace
+from shardwright.planner.trace import boundaries as boundaries
+from shardwright.planner.trace import provenance as origins
+from shardwright.planner.trace.source import from_config
+from shardwright.planner.trace.trace import trace
 from tests.planner.mlps import WIDTH, InverseSize, Mlp
 from tests.planner.modules import (
     Again,
@@ -38,7 +39,7 @@ def features() -> Tensor:
 
 
 def crossed(graph: Graph) -> set[tuple[str, str, str]]:
-    return {(b.module, b.side, b.slot) for b in graph.borders}
+    return {(b.module, b.side, b.slot) for b in graph.boundaries}
 
 
 class Pair(NamedTuple):
@@ -74,7 +75,7 @@ class Gives(nn.Module):
         return torch.stack([p.sin() for p in parts])
 
 
-def test_borders_in_every_slot() -> None:
+def test_boundaries_in_every_slot() -> None:
     """Positional, starred, by name, nested: and dicts, tuples, named tuples, model outputs."""
     found = {(side, slot) for m, side, slot in crossed(traced(Gives())) if m == "inner"}
     assert found == {
@@ -85,12 +86,12 @@ def test_borders_in_every_slot() -> None:
 
 
 def test_tags_come_back() -> None:
-    assert borders.read_tag("a.b|in|x.0") == ("a.b", "in", "x.0")
-    assert borders.read_tag("|out|") == ("", "out", "")
+    assert boundaries.read_tag("a.b|in|x.0") == ("a.b", "in", "x.0")
+    assert boundaries.read_tag("|out|") == ("", "out", "")
 
 
-def test_of_borders_in_a_row_the_first_stays() -> None:
-    """A linear's output that is its parent's output, then another's input: one border."""
+def test_of_boundaries_in_a_row_the_first_stays() -> None:
+    """A linear's output that is its parent's output, then another's input: one boundary."""
 
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -106,10 +107,10 @@ def test_of_borders_in_a_row_the_first_stays() -> None:
     assert not found & {("a", "out", ""), ("b", "in", "x"), ("b.up", "in", "input")}
 
 
-def test_a_module_called_again_keeps_a_border_in_each_call() -> None:
+def test_a_module_called_again_keeps_a_boundary_in_each_call() -> None:
     """Its calls come from different places: what happens at its entrance happens in each."""
     graph = traced(Again())
-    calls = [b for b in graph.borders if (b.module, b.side, b.slot) == ("mlp", "in", "x")]
+    calls = [b for b in graph.boundaries if (b.module, b.side, b.slot) == ("mlp", "in", "x")]
     assert len(calls) == 3
 
 
@@ -122,7 +123,7 @@ def test_what_modules_give_is_watched_in_order() -> None:
 def test_calls_in_vain_are_in_the_graph() -> None:
     """They are run, so they have a price; but nothing flows back through them."""
     graph = traced(CalledInVain())
-    first, second = (b for b in graph.borders if (b.module, b.side) == ("mlp.down", "out"))
+    first, second = (b for b in graph.boundaries if (b.module, b.side) == ("mlp.down", "out"))
     assert not graph.tensors[first.target].differentiable
     assert graph.tensors[second.target].differentiable
 
@@ -132,7 +133,7 @@ def test_every_name_is_a_tensor() -> None:
     for module in (Gives(), Again(), Fused("groups"), InverseSize()):
         graph = traced(module)
         names = {n for op in graph.ops for n in (*op.inputs, *op.outputs)}
-        names |= {n for b in graph.borders for n in (b.source, b.target)}
+        names |= {n for b in graph.boundaries for n in (b.source, b.target)}
         names |= {*graph.outputs, *graph.inputs, *(s.tensor for s in graph.sizes)}
         names |= {*graph.reads.values(), *(n for n, _ in graph.fixed)}
         assert names <= graph.tensors.keys()
@@ -179,7 +180,7 @@ def test_what_is_written_in_place_is_in_the_graph() -> None:
     """Also into a part whose bound comes from an attribute."""
     graph = traced(Writes())
     producers = graph.producers()
-    names, seen = [b.source for b in graph.borders if b.side == "out"], set[str]()
+    names, seen = [b.source for b in graph.boundaries if b.side == "out"], set[str]()
     while names:
         op = producers.get(names.pop())
         if op is not None:

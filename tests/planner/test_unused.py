@@ -11,13 +11,13 @@ import transformers
 from torch import Tensor, nn
 
 import shardwright
-from shardwright.planner.plan_file import Plan
-from shardwright.planner.tracing import folded_trace
-from shardwright.planner.tracing.guesses import guesses
-from shardwright.planner.tracing.runs import Run
-from shardwright.planner.tracing.source import read_source
-from shardwright.planner.tracing.unused import more_runs
-from shardwright.planner.trial.trial import try_on_meta
+from shardwright.planner.blocks import folded_trace
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.dry_run.again import try_on_meta
+from shardwright.planner.trace.example_inputs import guesses
+from shardwright.planner.trace.source import read_source
+from shardwright.planner.trace.traced_calls import Run
+from shardwright.planner.trace.unused import more_runs
 from shardwright.runtime.audit import count_collectives
 from tests.planner.test_folding import LAYERS, OLD, planned, whole
 from tests.predicted import Tally, predicted

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.cost.cost import Costs
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.network.network import Network, build_network
-from shardwright.planner.plan_file import Workload
-from shardwright.planner.pricing.cost import Costs
+from shardwright.planner.problem.builder import CostFunctionNetwork, build_network
+from shardwright.planner.search.task import replaceable
+from shardwright.planner.solvers.presolve import Simplified, simplify
 from shardwright.planner.solvers.problem import Costs as Prices
 from shardwright.planner.solvers.problem import Factor, Problem
-from shardwright.planner.solvers.simplify import Simplified, simplify
-from shardwright.planner.states.states import State, States
-from shardwright.planner.task import replaceable
-from shardwright.planner.tracing.trace import trace
+from shardwright.planner.strategies.states import State, States
+from shardwright.planner.trace.trace import trace
 
 D, H, WORDS = 64, 128, 101
 
@@ -136,7 +136,7 @@ class Heads(nn.Module):
 
 
 class Within(nn.Module):
-    """A root around a module: at its own border nothing may change."""
+    """A root around a module: at its own boundary nothing may change."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Toy:
     graph: Graph
     states: States
     costs: Costs
-    network: Network
+    network: CostFunctionNetwork
     small: Simplified
 
     def assignment(self, values: tuple[int, ...]) -> dict[str, State]:

@@ -24,7 +24,7 @@ Parts = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Concrete:
-    """A call with values; `arguments` are as `planner/tracing/trace.py` gives them to a rule."""
+    """A call with values; `arguments` are as `planner/trace/trace.py` gives them to a rule."""
 
     overload: Any
     arguments: Mapping[str, Any]

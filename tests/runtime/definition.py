@@ -11,13 +11,10 @@ import itertools
 import torch
 from torch import Tensor
 
-from shardwright.planner.layout import (
-    Placement,
-    local_ranges,
-    resolve,
-    uncovered_ranges,
-    with_sub_dims,
-)
+from shardwright.planner.contract.dims import resolve
+from shardwright.planner.contract.mesh import with_sub_axes
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.ranges import local_ranges, uncovered_ranges
 
 
 def gradient(placement: Placement) -> Placement:
@@ -28,11 +25,11 @@ def gradient(placement: Placement) -> Placement:
 Sizes = dict[str, list[int]]
 
 
-def all_coords(mesh: dict[str, int], sub_dims: Sizes | None = None):
+def all_coords(mesh: dict[str, int], sub_axes: Sizes | None = None):
     """The coordinates of every rank, in rank order."""
     ranks = itertools.product(*(range(n) for n in mesh.values()))
     plain = [{m: (r, mesh[m]) for m, r in zip(mesh, rank, strict=True)} for rank in ranks]
-    return [with_sub_dims(coords, sub_dims or {}) for coords in plain]
+    return [with_sub_axes(coords, sub_axes or {}) for coords in plain]
 
 
 def family(every, rank: int, m: str) -> list[int]:
@@ -83,11 +80,11 @@ def make(
     placement: Placement,
     mesh: dict[str, int],
     seed: int = 0,
-    sub_dims: Sizes | None = None,
+    sub_axes: Sizes | None = None,
 ) -> list[Tensor]:
     """Local tensors of whole `x`; pending sums are split into random terms."""
     torch.manual_seed(seed)
-    every = all_coords(mesh, sub_dims)
+    every = all_coords(mesh, sub_axes)
     terms = [x.clone() for _ in every]
     for m in placement.partial:
         mask = pending(placement, x.shape, m)
@@ -106,10 +103,10 @@ def check(
     x: Tensor,
     placement: Placement,
     mesh: dict[str, int],
-    sub_dims: Sizes | None = None,
+    sub_axes: Sizes | None = None,
 ) -> None:
     """Assert that local tensors are those of whole `x` (each sum pending or done as it says)."""
-    every = all_coords(mesh, sub_dims)
+    every = all_coords(mesh, sub_axes)
     whole = []
     for local, coords in zip(locals_, every, strict=True):
         grid = torch.meshgrid(*index(placement, x.shape, coords), indexing="ij")

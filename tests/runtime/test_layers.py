@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import parse
-from shardwright.planner.plan_file import Crossing, ModulePlan, ParameterPlan
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plan_file import Crossing, ModulePlan, ParameterPlan
 from shardwright.runtime.audit import count_collectives, counts, total_bytes
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.layers import (

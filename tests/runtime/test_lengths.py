@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import shard_range
+from shardwright.planner.contract.dims import shard_range
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.mesh import Group
 

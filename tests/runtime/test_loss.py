@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from shardwright.planner.layout import local_ranges, parse
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.loss import VocabParallelCrossEntropyLoss, vocab_parallel_cross_entropy
 from tests.ranks import run_ranks

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
-from shardwright.planner.layout import parse, resolve, with_sub_dims
+from shardwright.planner.contract.dims import resolve
+from shardwright.planner.contract.mesh import with_sub_axes
+from shardwright.planner.contract.notation import parse
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.lengths import Length, Lengths
 from shardwright.runtime.mesh import Mesh
@@ -24,7 +26,7 @@ def cross(
     mesh: dict[str, int],
     shape=None,
     run_time_axis: int | None = None,
-    sub_dims=None,
+    sub_axes=None,
 ) -> dict[str, int]:
     """Reshard random data both ways, check the results, return the collectives of one rank.
 
@@ -34,8 +36,8 @@ def cross(
     torch.manual_seed(1)
     shape = shape or a.shape
     x, grad = torch.randn(2, *shape, dtype=torch.float64)
-    inputs = make(x, a, mesh, sub_dims=sub_dims)
-    grads = make(grad, gradient(b), mesh, seed=3, sub_dims=sub_dims)
+    inputs = make(x, a, mesh, sub_axes=sub_axes)
+    grads = make(grad, gradient(b), mesh, seed=3, sub_axes=sub_axes)
     ranks = len(inputs)
 
     def work(m: Mesh):
@@ -45,7 +47,7 @@ def cross(
         lengths = Lengths()
         if run_time_axis is not None:
             lengths.note("axis", run_time_axis)
-        change = Reshard(a, b, m.with_sub_dims(sub_dims or {}), Length(lengths, "axis"))
+        change = Reshard(a, b, m.with_sub_axes(sub_axes or {}), Length(lengths, "axis"))
         local = inputs[rank].clone().requires_grad_()
         with count_collectives() as calls:
             out = change(local)
@@ -58,8 +60,8 @@ def cross(
         return out.detach(), got, counts(calls)
 
     results = run_ranks(ranks, work, mesh)
-    check([r[0] for r in results], x, b, mesh, sub_dims)
-    check([r[1] for r in results], grad, gradient(a), mesh, sub_dims)
+    check([r[0] for r in results], x, b, mesh, sub_axes)
+    check([r[1] for r in results], grad, gradient(a), mesh, sub_axes)
     return results[0][2]
 
 
@@ -204,40 +206,40 @@ HEADS = {"tp": [2, 2]}
         ("6@tp, 2", "6, 2", {"all_gather": 1}),
     ],
 )
-def test_sub_dims(source, target, collectives):
-    assert cross(source, target, {"tp": 4}, sub_dims=HEADS) == collectives
+def test_sub_axes(source, target, collectives):
+    assert cross(source, target, {"tp": 4}, sub_axes=HEADS) == collectives
 
 
-def test_three_sub_dims():
+def test_three_sub_axes():
     layout, whole = "3@tp.0*5@tp.12, 2", "15, 2"
     flagged = "15, 2 | partial tp.01 | grad-partial tp.2"
     heads = "3@tp.0*5, 2 | grad-partial tp.1 tp.2"
     pairs = [(whole, layout), (layout, whole), (layout, heads), (heads, layout), (flagged, whole)]
     for source, target in pairs:
-        cross(source, target, {"tp": 8}, sub_dims={"tp": [2, 2, 2]})
+        cross(source, target, {"tp": 8}, sub_axes={"tp": [2, 2, 2]})
 
 
-def test_sub_dims_beside_another_mesh_dim():
+def test_sub_axes_beside_another_mesh_dim():
     for source, target in [
         ("2@tp.0*4, 6@dp", "8, 6"),
         ("8, 6 | partial tp dp", "2@tp.0*4@tp.1, 6@dp"),
         ("8, 6 | partial tp.1 | grad-partial dp", "8, 6 | grad-partial dp tp"),
     ]:
-        cross(source, target, {"dp": 2, "tp": 4}, sub_dims=HEADS)
+        cross(source, target, {"dp": 2, "tp": 4}, sub_axes=HEADS)
 
 
-def test_groups_of_sub_dims_are_made_once():
+def test_groups_of_sub_axes_are_made_once():
     def work(mesh: Mesh):
-        finer = mesh.with_sub_dims(HEADS)
-        assert finer is mesh.with_sub_dims(HEADS) is finer.with_sub_dims(HEADS)
-        assert mesh.with_sub_dims({}) is mesh
+        finer = mesh.with_sub_axes(HEADS)
+        assert finer is mesh.with_sub_axes(HEADS) is finer.with_sub_axes(HEADS)
+        assert mesh.with_sub_axes({}) is mesh
         return finer.coords["tp.0"], finer.coords["tp.1"]
 
     assert run_ranks(4, work) == [((r // 2, 2), (r % 2, 2)) for r in range(4)]
 
 
-def test_sub_dims_that_part_ways_are_refused():
-    mesh = Mesh.shape_only(with_sub_dims({"tp": (0, 4)}, HEADS))
+def test_sub_axes_that_part_ways_are_refused():
+    mesh = Mesh.shape_only(with_sub_axes({"tp": (0, 4)}, HEADS))
     with pytest.raises(PlanError, match="one thing over tp.0 and another"):
         Reshard(parse("6@tp, 2"), parse("6, 2 | grad-partial tp.0"), mesh)
     with pytest.raises(PlanError, match="one thing over tp.0 and another"):
@@ -245,7 +247,7 @@ def test_sub_dims_that_part_ways_are_refused():
     with pytest.raises(PlanError, match="uses mesh dim tp.0 twice"):
         Reshard(parse("6@tp, 2@tp.0"), parse("6, 2"), mesh)
     with pytest.raises(PlanError, match="do not make a mesh dim of 4"):
-        with_sub_dims({"tp": (0, 4)}, {"tp": [2, 3]})
+        with_sub_axes({"tp": (0, 4)}, {"tp": [2, 3]})
 
 
 @st.composite

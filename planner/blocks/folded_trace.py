@@ -1,0 +1,88 @@
+"""Trace a model with one block of each kind, or whole where its blocks cannot be folded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from shardwright.errors import ModelError
+from shardwright.planner.blocks.fold import Folding, Unfoldable, fold
+from shardwright.planner.blocks.stacks import find_stacks, holders, shared_beyond, shortened
+from shardwright.planner.blocks.unfold import Unfolded, unfold
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.problem.pins import Pin, matches
+from shardwright.planner.trace.source import Source
+from shardwright.planner.trace.trace import trace
+
+
+def trace_all(
+    source: Source, pins: Sequence[Pin] = (), ends: bool = False
+) -> tuple[Source, Folding, Unfolded]:
+    """`trace_folded`, and the source without those runs after the first that cannot be traced.
+
+    Raises:
+        ModelError: the first cannot be.
+    """
+
+    def tried(of: Source) -> tuple[Source, Folding, Unfolded]:
+        return of, *trace_folded(of, pins, ends)
+
+    if not (source.more or source.padded):
+        return tried(source)
+    with suppress(ModelError):
+        return tried(source)
+    best = tried(replace(source, more=(), padded=()))
+    if source.more and source.padded:
+        with suppress(ModelError):
+            best = tried(replace(source, more=()))
+    dropped = len(source.padded) > len(best[0].padded)
+    for count in range(len(source.more) - (not dropped), 0, -1):
+        with suppress(ModelError):
+            return tried(replace(best[0], more=source.more[:count]))
+    return best
+
+
+def trace_folded(
+    source: Source, pins: Sequence[Pin] = (), ends: bool = False
+) -> tuple[Folding, Unfolded]:
+    """The folded graph of a model, and the whole one.
+
+    Args:
+        source: The model.
+        pins: Blocks with different pins are not folded into one.
+        ends: Nor are the first and the last block of a stack with those between them.
+
+    Raises:
+        ModelError: the model cannot be traced.
+    """
+    module, owners = source.module, holders(source.module)
+
+    def label(name: str) -> tuple[Pin, ...]:
+        return tuple(p for p in pins if matches(p.name, name))
+
+    for apart in (True,) if ends else (False, True):
+        stacks = find_stacks(module, apart, label if pins else None, owners)
+        if not stacks:
+            continue
+        try:
+            with shortened(module, stacks):
+                graph = traced(source)
+                folding = fold(graph, stacks, shared_beyond(module, stacks, owners))
+            return folding, unfold(folding)
+        except Unfoldable:
+            continue  # with more blocks, or whole
+        except ModelError:
+            break  # its code counts on all blocks, or the model cannot be traced at all
+    folding = Folding(traced(source))
+    return folding, unfold(folding)
+
+
+def traced(source: Source) -> Graph:
+    """The graph of all its runs; those with padding only say what must hold besides.
+
+    Raises:
+        ModelError: the model cannot be traced.
+    """
+    more, unpriced = source.runs[1:], len(source.padded)
+    return trace(source.module, source.args, source.kwargs, more, unpriced)

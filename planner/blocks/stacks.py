@@ -1,0 +1,258 @@
+"""Stacks of like blocks in a module, and which of their blocks are enough to trace.
+
+Blocks of a `ModuleList` are of one kind where they are made alike: same classes, shapes and plain
+attributes, but for those that count the blocks. One block of each kind must be traced, and each
+kind behind each that it stands behind in the whole stack: then every block, and every edge between
+two of them, looks like one that was traced.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.planner.contract.names import is_within
+
+PLAIN = frozenset((type(None), bool, int, str, torch.dtype))
+"""Types of attributes that are compared as they are."""
+
+JUNCTIONS = 10
+"""Stacks with more kinds of junctions than this are traced whole."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A `ModuleList` of which only the blocks `picks` are traced, in that order."""
+
+    path: str
+    kinds: tuple[int, ...]
+    picks: tuple[int, ...]
+
+    @cached_property
+    def traced(self) -> tuple[int, ...]:
+        """For each block, the place among `picks` of one of its kind behind one of the same."""
+        kinds = [self.kinds[i] for i in self.picks]
+        first: dict[tuple[int, int], int] = {}
+        for place, junction in enumerate(pairwise(kinds), 1):
+            first.setdefault(junction, place)
+        return (0, *(first[junction] for junction in pairwise(self.kinds)))
+
+    def block(self, name: str) -> int | None:
+        """Number of the block that the module or parameter `name` is in."""
+        rest = name.removeprefix(f"{self.path}.")
+        return int(rest.partition(".")[0]) if rest != name else None
+
+    def unique(self, kind: int) -> bool:
+        """Whether the whole stack has one block of this kind."""
+        return self.kinds.count(kind) == 1
+
+
+def find_stacks(
+    root: nn.Module,
+    ends: bool = False,
+    label: Callable[[str], object] | None = None,
+    owners: Mapping[int, list[str]] | None = None,
+) -> list[Stack]:
+    """The outermost lists of blocks in `root` of which it is enough to trace some.
+
+    With `ends`, the first and the last block of each are kinds of their own: for models that do
+    something else with what these take or give. Blocks are of one kind only where their parameters
+    have the same labels. `owners` are the holders of all tensors, if they are known.
+    """
+    out: list[Stack] = []
+    configs = _configs(root)
+    owners = holders(root) if owners is None else owners
+    for path, module in root.named_modules():
+        if not isinstance(module, nn.ModuleList) or len(module) < 3:
+            continue
+        if any(path.startswith(f"{s.path}.") for s in out):
+            continue
+        if not all(any(True for _ in block.children()) for block in module):
+            continue
+        kinds = _kinds(path, module, owners, label, configs)
+        if ends:
+            kinds = (-1, *kinds[1:-1], -2)
+        picks = _picks(kinds)
+        if picks is not None:
+            out.append(Stack(path, kinds, picks))
+    return out
+
+
+@contextmanager
+def shortened(root: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
+    """Within, `root` has only the blocks that are to be traced, and so have lists in its config."""
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    lists: list[tuple[nn.Module, dict[str, Any]]] = []
+    try:
+        for stack in stacks:
+            module = root.get_submodule(stack.path)
+            blocks = dict(module._modules)
+            lists.append((module, blocks))
+            module._modules.clear()
+            module._modules.update({str(i): blocks[str(i)] for i in stack.picks})
+            # Blocks keep their names; `layers[1]` is still the second of those that are there.
+            module.__dict__["_get_abs_string_index"] = lambda i, n=stack.picks: str(n[i])
+        for config in _configs(root):
+            for key, value in list(vars(config).items()):
+                for stack in stacks:
+                    if _by_block(value, len(stack.kinds)):
+                        undo.append((vars(config), key, value))
+                        vars(config)[key] = type(value)(value[i] for i in stack.picks)
+                        break
+        yield
+    finally:
+        for module, modules in lists:
+            module._modules.clear()
+            module._modules.update(modules)
+            module.__dict__.pop("_get_abs_string_index", None)
+        for variables, key, value in reversed(undo):
+            variables[key] = value
+
+
+def _by_block(value: Any, blocks: int) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == blocks
+
+
+def _configs(root: nn.Module) -> list[Any]:
+    """The configs of all modules of `root`."""
+    found = (m.__dict__.get("config") for m in root.modules())
+    return [c for c in {id(c): c for c in found}.values() if hasattr(c, "to_dict")]
+
+
+def holders(root: nn.Module) -> Mapping[int, list[str]]:
+    """Id of each parameter and buffer -> the modules that hold it."""
+    out: dict[int, list[str]] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                out.setdefault(id(tensor), []).append(path)
+    return out
+
+
+def _beyond(owners: Sequence[str], block: str) -> bool:
+    return not all(is_within(o, block) for o in owners)
+
+
+def shared_beyond(
+    root: nn.Module, stacks: Sequence[Stack], owners: Mapping[int, list[str]]
+) -> frozenset[str]:
+    """Names of tensors in a traced block that are held outside of it too."""
+    out = set()
+    for stack in stacks:
+        for i in stack.picks:
+            name = f"{stack.path}.{i}"
+            block = root.get_submodule(name)
+            named = (*block.named_parameters(remove_duplicate=False), *block.named_buffers())
+            out |= {f"{name}.{n}" for n, t in named if _beyond(owners[id(t)], name)}
+    return frozenset(out)
+
+
+def _kinds(
+    path: str,
+    stack: nn.ModuleList,
+    owners: Mapping[int, list[str]],
+    label: Callable[[str], object] | None,
+    configs: Sequence[Any],
+) -> tuple[int, ...]:
+    """A number for each block, the same for blocks that are made alike."""
+    blocks = [_description(f"{path}.{n}", block, owners) for n, block in enumerate(stack)]
+    counters = {
+        key
+        for key, value in blocks[0].items()
+        if type(value) is int and all(b.get(key) == value + n for n, b in enumerate(blocks))
+    }
+    lists = [v for c in configs for v in vars(c).values() if _by_block(v, len(blocks))]
+    numbers: dict[Any, int] = {}
+    out = []
+    for n, block in enumerate(blocks):
+        for key in counters:
+            del block[key]
+        made = tuple(block.items())
+        labels = [label(f"{path}.{n}.{k}") for k, _ in stack[n].named_parameters()] if label else []
+        kind = (made, *labels, *(repr(v[n]) for v in lists))
+        out.append(numbers.setdefault(kind, len(numbers)))
+    return tuple(out)
+
+
+def _description(
+    name: str, block: nn.Module, owners: Mapping[int, list[str]]
+) -> dict[tuple[str, str], Any]:
+    """Everything in a block that may decide what its forward does, by (module, name)."""
+    out: dict[tuple[str, str], Any] = {}
+    for path, module in block.named_modules(remove_duplicate=False):
+        out[path, ""] = type(module)
+        for store in (module._parameters, module._buffers):
+            for key, tensor in store.items():
+                if tensor is None:
+                    out[path, key] = None
+                    continue
+                held = owners[id(tensor)]
+                shared = id(tensor) if len(held) > 1 and _beyond(held, name) else None
+                out[path, key] = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, shared)
+        for key, value in module.__dict__.items():
+            if key[:1] != "_":
+                out[path, key] = _plain(value)
+    return out
+
+
+def _plain(value: Any) -> Any:
+    """What tells two attributes apart; of a float only whether it is 0: it decides no shape."""
+    kind = type(value)  # a config, asked for its class, takes its time
+    if kind in PLAIN:
+        return value
+    if issubclass(kind, float):
+        return bool(value)
+    if issubclass(kind, (int, str, type)):
+        return value
+    if issubclass(kind, (tuple, list)):
+        return tuple(_plain(v) for v in value)
+    if issubclass(kind, (set, frozenset)):
+        return tuple(sorted(map(repr, value)))
+    if issubclass(kind, dict):
+        return tuple((k, _plain(v)) for k, v in value.items())
+    if issubclass(kind, partial):
+        return _plain(value.func), _plain(value.args), _plain(value.keywords)
+    return getattr(value, "__qualname__", None) or (type(value), id(value))
+
+
+def _picks(kinds: Sequence[int]) -> tuple[int, ...] | None:
+    """The fewest blocks to trace, first to last; None where that would be all of them."""
+    walk = _walk(kinds)
+    if walk is None or len(walk) >= len(kinds):
+        return None
+    out, last = [0], len(kinds) - 1
+    for kind in walk[1:-1]:
+        later = [i for i, k in enumerate(kinds) if k == kind and out[-1] < i < last]
+        other = [i for i, k in enumerate(kinds) if k == kind and i not in (*out, last)]
+        if not later and not other:
+            return None
+        out.append((later or other)[0])
+    return (*out, last)
+
+
+def _walk(kinds: Sequence[int]) -> list[int] | None:
+    """The shortest sequence from the first kind to the last that has every junction of `kinds`."""
+    junctions = {j: 1 << n for n, j in enumerate(dict.fromkeys(pairwise(kinds)))}
+    if len(junctions) > JUNCTIONS:
+        return None
+    goal, every = kinds[-1], (1 << len(junctions)) - 1
+    queue = deque([(kinds[0], 0, [kinds[0]])])
+    seen = {(kinds[0], 0)}
+    while queue:
+        kind, done, path = queue.popleft()
+        if kind == goal and done == every:
+            return path
+        for (before, after), bit in junctions.items():
+            state = (after, done | bit)
+            if before == kind and state not in seen:
+                seen.add(state)
+                queue.append((*state, [*path, after]))
+    return None

@@ -1,0 +1,220 @@
+"""The whole graph from the folded one: copies of the traced blocks, edges between them included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import Any
+
+from shardwright.planner.blocks.fold import Folding, Item, Segment, Unfoldable, place_of, timeline
+from shardwright.planner.contract.names import is_within
+from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Use
+
+
+@dataclass
+class Unfolded:
+    """The whole graph, and which tensor or op of the folded one each of its own is a copy of."""
+
+    graph: Graph
+    origin: dict[str, str]
+
+
+def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
+    """Copy the segments of the traced blocks for every block of the whole stacks.
+
+    Runs that cost nothing are left out: in each block they do what they do in the traced one.
+
+    Args:
+        folding: The folded graph.
+        alike: Of blocks in a row that are copies of one, at most so many; by default all. With 3,
+            what is true of any three blocks in a row of the whole is true of three of these.
+
+    Raises:
+        Unfoldable: a block is read from afar.
+    """
+    if not folding.segments:
+        graph = folding.graph
+        return Unfolded(graph, {n: n for n in (*graph.tensors, *(op.name for op in graph.ops))})
+    graph = folding.graph
+    if graph.unpriced:  # blocks are read from afar in none of them either
+        _Unfolder(folding, graph, 3).run()
+    return _Unfolder(folding, graph.priced_runs(), alike).run()
+
+
+class _Names(dict[str, str]):
+    """Names in the folded graph -> names in the whole one, worked out when first asked for."""
+
+    def __init__(self, known: Mapping[str, str], find: Callable[[str], str]) -> None:
+        super().__init__(known)
+        self.find = find
+
+    def __missing__(self, name: str) -> str:
+        found = self[name] = self.find(name)
+        return found
+
+
+class Columns:
+    """Ops and boundaries, field by field."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        ops = [item for item in items if isinstance(item, Op)]
+        boundaries = [item for item in items if isinstance(item, Boundary)]
+        self.ops: list[Any] = [*zip(*ops, strict=True)] or [()] * len(Op._fields)
+        self.boundaries: list[Any] = [*zip(*boundaries, strict=True)] or [()] * len(
+            Boundary._fields
+        )
+
+
+class _Copy:
+    """Names as block number `block`, a copy of `segment`, has them; without one, as all else."""
+
+    def __init__(self, unfolder: _Unfolder, segment: Segment | None, block: int) -> None:
+        self.segment, self.at = segment, f"@{block}" if segment else ""
+        kept = unfolder.folded.tensors
+        own = {n: n + self.at for n in segment.keys if n in kept} if segment else {}
+        self.tensors = _Names(own, lambda name: unfolder.name(name, segment, block))
+        self.modules = _Names({}, lambda name: unfolder.module(name, segment, block))
+
+
+class _Unfolder:
+    """Goes through the folded graph, or one of some of its runs, and writes the whole one."""
+
+    def __init__(self, folding: Folding, graph: Graph, alike: int | None) -> None:
+        self.folding, self.folded = folding, graph
+        self.out, self.origin = Graph(), dict[str, str]()
+        self.rows = {row[0].stack.path: row for row in folding.segments}
+        self.outside = _Copy(self, None, 0)
+        self.places = {
+            path: [p for _, run in groupby(row[0].stack.traced) for p in islice(run, alike)]
+            for path, row in self.rows.items()
+        }
+        self.blocks = {
+            path: [_Copy(self, row[p], block) for block, p in enumerate(self.places[path])]
+            for path, row in self.rows.items()
+        }
+        self.copies: dict[int, list[_Copy]] = {}
+        for copy in (c for copies in self.blocks.values() for c in copies):
+            self.copies.setdefault(id(copy.segment), []).append(copy)
+
+    def run(self) -> Unfolded:
+        """The whole graph."""
+        g, out = self.folded, self.out
+        self.add_tensors({n: n for n in g.tensors if n not in self.folding.owner})
+        within = {id(i): s for row in self.folding.segments for s in row for i in s.items}
+        done: dict[str, set[int]] = {}
+        for item in timeline(g):
+            segment = within.get(id(item))
+            if segment is None:
+                self.add_items(Columns([item]), self.outside)
+            elif item.turn not in (turns := done.setdefault(segment.stack.path, set())):
+                self.add_blocks(segment.stack.path, item.turn, not turns)
+                turns.add(item.turn)
+        for use in g.uses:
+            for copy in self.copies_of(self.folding.owner.get(use.used)):
+                stored, used = copy.tensors[use.stored], copy.tensors[use.used]
+                out.uses.append(Use(copy.modules[use.fqn], stored, used, use.is_buffer))
+        for module, slot, name in g.watched:
+            for copy in self.copies_of(self.around(module)):
+                out.watched.append((copy.modules[module], slot, copy.tensors[name]))
+        for used, after in g.written:
+            for copy in self.copies_of(self.folding.owner.get(after)):
+                out.written.append((copy.tensors[used], copy.tensors[after]))
+        for before, after in g.rounds:
+            for copy in self.copies_of(self.folding.owner.get(after)):
+                out.rounds.append((copy.tensors[before], copy.tensors[after]))
+        out.inputs = list(g.inputs)
+        out.outputs = [self.outside.tensors[n] for n in g.outputs]
+        self.add_marks()
+        return Unfolded(out, self.origin)
+
+    def add_blocks(self, path: str, turn: int, first: bool) -> None:
+        """Add the copies of all blocks of a stack as they ran in one turn, maybe their first."""
+        columns = [Columns([i for i in s.items if i.turn == turn]) for s in self.rows[path]]
+        for copy in self.blocks[path]:
+            assert copy.segment is not None
+            if first:
+                self.add_tensors(copy.tensors)  # its own: those of others are not known yet
+            start = len(self.out.ops)
+            self.add_items(columns[copy.segment.place], copy)
+            tensors, kind = tuple(copy.tensors.values()), hash((id(copy.segment), turn))
+            self.out.blocks.append(Block(kind, tensors, start, len(self.out.ops)))
+
+    def add_tensors(self, names: Mapping[str, str]) -> None:
+        """Add copies of tensors, by the names of these."""
+        found = map(self.folded.tensors.__getitem__, names)
+        self.out.tensors.update(zip(names.values(), found, strict=True))
+        self.origin.update(zip(names.values(), names, strict=True))
+
+    def add_items(self, items: Columns, copy: _Copy) -> None:
+        """Add the copies of ops and boundaries."""
+        out, name, module = self.out, copy.tensors.__getitem__, copy.modules.__getitem__
+        names, calls, inputs, outputs, modules, sources, literals, turns = items.ops
+        made = [n + copy.at for n in names]
+        taken = [tuple(map(name, each)) for each in inputs]
+        given = [tuple(map(name, each)) for each in outputs]
+        placed = map(module, modules)
+        out.ops += map(Op, made, calls, taken, given, placed, sources, literals, turns)
+        self.origin.update(zip(made, names, strict=True))
+        modules, sides, slots, sources, targets, flags, turns = items.boundaries
+        ends = map(name, sources), map(name, targets)
+        out.boundaries += map(Boundary, map(module, modules), sides, slots, *ends, flags, turns)
+
+    def add_marks(self) -> None:
+        """What is known of some tensors holds for all their copies."""
+        g, out = self.folded, self.out
+        dims = {*g.fixed, *g.counted}
+        marked = {*g.logits, *g.carried, *g.joined, *g.shown, *g.overwritten, *g.looped}
+        marked |= {n for n, _ in dims}
+        copies: dict[str, list[str]] = {n: [] for n in marked}
+        for copy, name in self.origin.items():
+            if name in marked:
+                copies[name].append(copy)
+        out.alike = {c: same[0] for same in copies.values() for c in same[1:]}
+
+        def spread(names: Iterable[str]) -> set[str]:
+            return {c for n in names for c in copies[n]}
+
+        out.logits, out.carried = spread(g.logits), spread(g.carried)
+        out.overwritten, out.shown = spread(g.overwritten), spread(g.shown)
+        out.joined, out.looped = spread(g.joined), spread(g.looped)
+        out.fixed = {(c, d) for n, d in g.fixed for c in copies[n]}
+        out.counted = {(c, d) for n, d in g.counted for c in copies[n]}
+        out.pinned, out.unpriced = g.pinned, g.unpriced
+
+    def copies_of(self, segment: Segment | None) -> list[_Copy]:
+        """The blocks that are copies of `segment`, or what is outside of all."""
+        return [self.outside] if segment is None else self.copies.get(id(segment), [])
+
+    def around(self, module: str) -> Segment | None:
+        """The traced block that `module` is in."""
+        for row in self.folding.segments:
+            place = place_of(row[0].stack, module)
+            if place is not None:
+                return row[place]
+        return None
+
+    @staticmethod
+    def module(module: str, segment: Segment | None, block: int) -> str:
+        """Name of a module or parameter as it stands in block number `block`."""
+        if segment is None or not is_within(module, segment.module):
+            return module
+        return f"{segment.stack.path}.{block}{module.removeprefix(segment.module)}"
+
+    def name(self, tensor: str, segment: Segment | None, block: int) -> str:
+        """The copy of `tensor` that block number `block` takes or makes."""
+        owner = self.folding.owner.get(tensor)
+        if owner is None:
+            return tensor
+        stack, key = owner.stack, owner.keys[tensor]
+        if owner is segment:
+            return f"{tensor}@{block}"
+        row, places = self.rows[stack.path], self.places[stack.path]
+        if segment is not None and segment.stack is stack and owner.place == segment.place - 1:
+            return f"{row[places[block - 1]].tensors[key]}@{block - 1}"
+        if stack.unique(owner.kind):
+            return f"{tensor}@{places.index(owner.place)}"
+        inside = segment is not None and segment.stack is stack
+        if owner.place == len(row) - 1 and not inside:
+            return f"{row[places[-1]].tensors[key]}@{len(places) - 1}"
+        raise Unfoldable(f"{owner.module} is read from afar")

@@ -1,0 +1,161 @@
+"""`shardwright plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardwright.planner.cli.console import Size, compact, say, working
+from shardwright.planner.cli.shared import COUNT, DTYPES, as_json, check_folder, save, show_plan
+
+if TYPE_CHECKING:
+    from shardwright.planner.contract.plan_file import Plan
+    from shardwright.planner.report.hand_written import HandWritten
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  shardwright plan some-org/some-model --tp 4 -o plan.json
+  shardwright plan ./my-model --tp 8 --batch 16 --seq 2048 --dtype bfloat16
+  shardwright plan ./my-model --tp 2 --memory 24GiB --solver backtracking
+  shardwright plan ./my-model --tp 2 --pin 'model.layers.*.mlp=replicate'
+"""
+)
+@click.argument("model")
+@click.option("--tp", type=COUNT, metavar="N", help="Ranks to split over.")
+@click.option("--mesh", metavar="NAME=N,...",
+              help="dp=2,tp=4: 2 copies share the batch, each split over 4 ranks.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
+@click.option("--memory", type=Size(), help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.")
+@click.option("--solver", metavar="NAME",
+              help="lp, cpsat, backtracking, …  [default: lp]")  # fmt: skip
+@click.option(
+    "--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS",
+    show_default=True, help="For the solver.",
+)  # fmt: skip
+@click.option("--batch", type=COUNT, metavar="N",
+              help="Sequences that are priced.  [default: 1 a copy]")  # fmt: skip
+@click.option("--seq", type=COUNT, metavar="N", default=512, show_default=True,
+              help="Tokens of each; when decoding, in its KV cache.")  # fmt: skip
+@click.option("--phase", metavar="NAME,...", default="prefill", show_default=True,
+              help="prefill, decode, train, or several: prefill,decode:128.")  # fmt: skip
+@click.option("--optimizer-bytes", type=click.IntRange(min=0), metavar="N", default=8,
+              show_default=True, help="State an element of a parameter, if training.")  # fmt: skip
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
+@click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
+              help="Device that is priced: a known one, or a profile.json.")  # fmt: skip
+@click.option("--pin", "pins", metavar="NAME=PLACEMENT", multiple=True,
+              help="Keep parameters at replicate or shard:DIM; repeatable.")  # fmt: skip
+@click.option("--pins", "pin_file", type=click.Path(dir_okay=False), metavar="FILE",
+              help="The same from a JSON object.")  # fmt: skip
+@click.option("--pins-from-tp-plan", "follow", is_flag=True,
+              help="The same from the tensor-parallel plan of transformers.")  # fmt: skip
+@click.option("--compare-tp-plan", "compare", is_flag=True,
+              help="Price the tensor-parallel plan of transformers beside.")  # fmt: skip
+@click.option("--tp-plan", "table_file", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Take it from a JSON object.  [default: the model's own]")  # fmt: skip
+@click.option("--sequence-parallel/--no-sequence-parallel", default=None,
+              help="Split hidden states between blocks along the sequence.  "
+              "[default: where nothing fits --memory without]")  # fmt: skip
+@as_json
+@click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
+def plan(
+    model: str,
+    tp: int | None,
+    mesh: str | None,
+    output: str | None,
+    memory: int | None,
+    solver: str | None,
+    time_limit: float,
+    batch: int | None,
+    seq: int,
+    phase: str,
+    optimizer_bytes: int,
+    dtype: str | None,
+    device: str,
+    pins: tuple[str, ...],
+    pin_file: str | None,
+    follow: bool,
+    compare: bool,
+    table_file: str | None,
+    sequence_parallel: bool | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Plan MODEL, a local directory or hub id; no weights are read."""
+    if as_json and quiet:
+        raise click.UsageError("--json and --quiet exclude each other")
+    if compare and quiet:
+        raise click.UsageError("--compare-tp-plan and --quiet exclude each other")
+    if (tp is None) == (mesh is None):
+        raise click.UsageError("give either --tp, as in --tp 4, or --mesh, as in --mesh dp=2,tp=4")
+    if table_file is not None and not (compare or follow):
+        raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
+    if output is not None:
+        check_folder(Path(output))
+    with working(f"planning {model}"):
+        import torch
+
+        from shardwright.planner import solvers
+        from shardwright.planner.api import prepare
+        from shardwright.planner.contract.mesh import parse_mesh, read_mesh
+        from shardwright.planner.cost.phases import parse_phases
+        from shardwright.planner.devices.device import device as profile
+        from shardwright.planner.problem.pins import gather, read_table
+        from shardwright.planner.problem.tp_plan import OWN, table_of
+        from shardwright.planner.report.hand_written import price
+        from shardwright.planner.search.on_demand import run
+
+        dims = read_mesh(tp, None) if mesh is None else parse_mesh(mesh)
+        profile(device)  # what can be refused at once should not wait for the trace
+        parse_phases(phase)
+        if solver is not None:
+            solvers.load(solver)
+        named = OWN if table_file is None else read_table(table_file)
+        search = prepare(
+            model, mesh=dims, batch=batch, seq=seq, dtype=getattr(torch, dtype) if dtype else None,
+            device=device, phase=phase, optimizer_bytes=optimizer_bytes,
+            pins=gather(pins, pin_file),
+            tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
+        )  # fmt: skip
+        table = table_of(named, search.source.module) if compare else {}
+        result = run(search, solver, time_limit, memory)
+        hand = price(search, table) if compare else None
+    if output is not None:
+        save(result, Path(output))
+    warn(result)
+    if quiet:
+        if output is not None:
+            click.echo(output)
+    else:
+        if hand is None:
+            show_plan(result, as_json)
+        else:
+            show_both(result, hand, as_json)
+        if output is not None and not as_json:
+            say(f"Wrote {output}: load it under torchrun with shardwright.load(MODEL, plan=...)")
+
+
+def show_both(result: Plan, hand: HandWritten, as_json: bool) -> None:
+    """Print a plan and what the hand-written one comes to."""
+    from shardwright.planner.report import side_by_side
+    from shardwright.planner.report.report import show
+
+    if as_json:
+        click.echo(compact(side_by_side.as_json(result, hand)))
+        return
+    show_plan(result, False)
+    click.echo()
+    show(side_by_side.side_by_side(result, hand))
+
+
+def warn(result: Plan) -> None:
+    """Say on stderr what the user should know beside the plan."""
+    if result.solver.note:
+        say(f"Note: {result.solver.note}")
+    if result.opaque:
+        ops = ", ".join(result.opaque)
+        say(f"Warning: ops without a rule; the tensors at them stay whole: {ops}")

@@ -1,0 +1,46 @@
+"""Options and steps that several commands share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardwright.errors import PlanError, UsageError
+from shardwright.planner.cli.console import compact
+
+if TYPE_CHECKING:
+    from shardwright.planner.contract.plan_file import Plan
+
+COUNT = click.IntRange(min=1)
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a file that cannot be written, before any work is done for it."""
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"cannot write {path}: {folder} is not a directory one can write to")
+
+
+def save(result: Plan, path: Path) -> None:
+    """Write the plan, all of it or nothing."""
+    try:
+        result.save(path)
+    except OSError as error:
+        raise PlanError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def show_plan(result: Plan, as_json: bool) -> None:
+    """Print a plan on stdout."""
+    from shardwright.planner.report.report import print_report
+
+    if as_json:
+        click.echo(compact(result.model_dump()))
+    else:
+        print_report(result)

@@ -1,0 +1,109 @@
+"""The mesh that a plan is for: `tp`, which splits weights, and dims whose ranks share the batch.
+
+A mesh dim may be a product of sub-axes, `tp.0` the major one; `tp` means all of them together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from math import prod
+
+from shardwright.errors import PlanError, UsageError
+
+TP = "tp"
+
+Coords = Mapping[str, tuple[int, int]]
+"""Where a rank stands: mesh dim name -> (index on it, its size)."""
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """`dp=2,tp=4` as a mesh.
+
+    Raises:
+        UsageError: it is not written so, or names a dim twice.
+    """
+    out: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (piece.strip() for piece in part.partition("="))
+        if not (size.isascii() and size.isdigit()):
+            raise UsageError(f"'{text}' is not a mesh: write names and ranks, like dp=2,tp=4")
+        if name in out:
+            raise UsageError(f"mesh dim '{name}' is named twice in '{text}'")
+        out[name] = int(size)
+    return read_mesh(None, out)
+
+
+def read_mesh(tp: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
+    """The mesh that is asked for by a number of ranks, or by dims; one of these must be given.
+
+    Raises:
+        UsageError: both are given or none; a dim is missing, misnamed, or has no rank.
+    """
+    if (tp is None) == (mesh is None):
+        raise UsageError("give either tp, the ranks to split over, or mesh, like dp=2,tp=4")
+    out = {TP: tp} if mesh is None else dict(mesh)
+    sizes = {name: size for name, size in out.items() if size is not None}
+    for name, size in sizes.items():
+        if size < 1:
+            raise UsageError(f"{name} must be at least 1, not {size}")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise UsageError(f"'{name}' is no name for a mesh dim: letters, digits and _")
+    if TP not in sizes:
+        raise UsageError(f"the mesh {dict(sizes)} has no dim 'tp': its ranks split the weights")
+    return sizes
+
+
+def batch_dims(mesh: Mapping[str, int]) -> list[str]:
+    """The mesh dims whose ranks take different sequences of the batch: all but tp."""
+    return [name for name in mesh if name != TP]
+
+
+def replicas(mesh: Mapping[str, int]) -> int:
+    """Copies of the model that share the batch."""
+    return prod(mesh[name] for name in batch_dims(mesh))
+
+
+def sub_name(mesh: str, numbers: Iterable[int | str]) -> str:
+    """The name of some sub-axes of mesh dim `mesh`: `tp.0`, or `tp.01` for two of three."""
+    return f"{mesh}." + "".join(map(str, numbers))
+
+
+def with_sub_axes(coords: Coords, sub_axes: Mapping[str, Sequence[int]]) -> Coords:
+    """`coords` with those on sub-axes, alone and some together.
+
+    Args:
+        coords: Where a rank stands on each mesh dim.
+        sub_axes: Mesh dim -> the sizes of its sub-axes, major first.
+    """
+    out = dict(coords)
+    for mesh, sizes in sub_axes.items():
+        at, ranks = coords[mesh]
+        if prod(sizes) != ranks:
+            raise PlanError(f"sub-axes of {list(sizes)} do not make a mesh dim of {ranks} ranks")
+        places: list[int] = []
+        for size in reversed(sizes):
+            at, place = divmod(at, size)
+            places.insert(0, place)
+        for n in range(1, len(sizes)):
+            for some in combinations(range(len(sizes)), n):
+                index, size = 0, 1
+                for i in some:
+                    index, size = index * sizes[i] + places[i], size * sizes[i]
+                out[sub_name(mesh, some)] = (index, size)
+    return out
+
+
+def coords_of(mesh: Mapping[str, int], sub_axes: Mapping[str, Sequence[int]], rank: int) -> Coords:
+    """Where a rank stands on each mesh dim and sub-axis; the last mesh dim varies fastest.
+
+    Args:
+        mesh: Mesh dim -> its ranks.
+        sub_axes: Mesh dim -> the sizes of its sub-axes, major first.
+        rank: A number below the product of the mesh.
+    """
+    out: dict[str, tuple[int, int]] = {}
+    for name, size in reversed(list(mesh.items())):
+        rank, out[name] = rank // size, (rank % size, size)
+    return with_sub_axes(out, sub_axes)

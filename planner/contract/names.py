@@ -1,0 +1,47 @@
+"""Names of modules and tensors, and tables in which `*` stands for a layer number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@lru_cache(maxsize=1 << 16)
+def pattern(name: str) -> str:
+    """`name` with * for each number that stands alone between dots."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def is_within(name: str, around: str) -> bool:
+    """Whether `name` is that of the module `around`, or of something in it."""
+    return f"{name}.".startswith(f"{around}.")
+
+
+def lookup(table: Mapping[str, T], name: str) -> T | None:
+    """The entry for `name`, else the one for its pattern, else None."""
+    return table.get(name, table.get(pattern(name)))
+
+
+def fold(entries: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
+    """`entries` with one entry for a pattern wherever all of `names` that fit it have the same.
+
+    Args:
+        entries: Values by name.
+        names: Every name that there is, also those without an entry.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(pattern(name), []).append(name)
+    out: dict[str, T] = {}
+    for key, members in groups.items():
+        first = entries.get(members[0])
+        found = [entries.get(m) for m in members]
+        if first is not None and all(x is first or x == first for x in found):
+            out[key] = first
+        else:
+            out |= {m: entries[m] for m in members if m in entries}
+    return out

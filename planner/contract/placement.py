@@ -1,0 +1,42 @@
+"""What each rank holds of a tensor: how its dims lie over the mesh, and what is Partial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.planner.contract.dims import Dim, atoms, dim_size, unsplit
+from shardwright.planner.contract.mesh import Coords
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A layout and the mesh dims over which a sum is pending, of the value or of its gradient."""
+
+    dims: tuple[Dim, ...]
+    partial: tuple[str, ...] = ()
+    grad_partial: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = ", ".join(map(str, self.dims))
+        for word, names in (("partial", self.partial), ("grad-partial", self.grad_partial)):
+            if names:
+                text += f" | {word} {' '.join(names)}"
+        return text
+
+    @property
+    def meshes(self) -> set[str]:
+        """Mesh dims that split some dimension."""
+        return {a.mesh for d in self.dims for a in atoms(d) if a.mesh}
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Whole shape, None where a size is known only at run time."""
+        return tuple(dim_size(d) for d in self.dims)
+
+    def local_shape(self, coords: Coords) -> tuple[int | None, ...]:
+        """Shape of the part that the rank at `coords` holds."""
+        return tuple(dim_size(d, coords) for d in self.dims)
+
+    def whole(self) -> Placement:
+        """The same dims, nothing split and nothing pending."""
+        return Placement(tuple(unsplit(d) for d in self.dims))

@@ -1,0 +1,261 @@
+"""The plan: what `shardwright plan` writes and the runtime applies. No torch, no solver in here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.files import write_atomically
+from shardwright.planner.contract.mesh import Coords, coords_of
+from shardwright.planner.contract.names import lookup
+
+FORMAT = "shardwright.plan"
+VERSION = 1
+
+Phase = Literal["prefill", "decode", "train"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelIdentity(_Part):
+    """Which model the plan is for; applying it to another is an error that says what differs."""
+
+    architecture: str = Field(description="class of the model, as transformers names it")
+    config_hash: str = Field(description="SHA-256 of what decides the model's shape")
+    parameters: dict[str, list[int]] = Field(description="whole shapes, * for a layer number")
+
+
+class Crossing(_Part):
+    """A tensor that changes its placement while it enters or leaves a module.
+
+    `slot` names it: an argument of `forward` ("hidden_states"), an element of a nested one
+    ("position_embeddings.0"), an element of the output ("0", "logits"), "" for the sole output.
+    Where a module has several for one slot, a tensor takes that for as many dims as it has.
+    """
+
+    slot: str
+    source: str = Field(description="placement before, in layout notation")
+    target: str = Field(description="placement after")
+    before: str | None = Field(
+        default=None,
+        description="take the tensor as it came into a module around, before that one's crossing: "
+        "a dot for each module up, then the slot there ('.hidden_states')",
+    )
+    length: str | None = Field(
+        default=None,
+        description="the run-time axis that is split on one side, by the input that has it "
+        "('input_ids.1'): crossings that name the same one split the same length",
+    )
+    deferred: bool = Field(
+        default=False, description="scores of a loss: stay split while one is computed"
+    )
+
+
+class ParameterPlan(_Part):
+    """A parameter or buffer: how it is stored, and how its module sees it if that differs."""
+
+    placement: str
+    use: str | None = None
+
+
+class ModulePlan(_Part):
+    """What changes in one module; modules that are not named in a plan stay as they are."""
+
+    layer: str = Field(default="LocalModule", description="class in shardwright.runtime.layers")
+    parameters: dict[str, ParameterPlan] = {}
+    inputs: list[Crossing] = []
+    outputs: list[Crossing] = []
+    attributes: dict[str, str] = Field(
+        default={},
+        description="integers to replace by local ones, as dims: {'num_heads': '4@tp'}; "
+        "'config.x' is read through the module's own copy of its config",
+    )
+
+
+class Whole(_Part):
+    """A large parameter that no rank can do without, and why."""
+
+    parameter: str
+    bytes: int
+    reason: str
+
+
+class Collective(_Part):
+    """Collectives of one kind in one forward or backward pass of the stated workload.
+
+    Forward without labels (a loss over split logits adds its own), backward to every parameter.
+    """
+
+    phase: Literal["forward", "backward", "decode"] = Field(
+        description="'decode' is the forward of one new token, where that is not the only phase"
+    )
+    kind: str
+    count: int
+    bytes: int = Field(description="bytes that enter them on one rank")
+
+
+class Workload(_Part):
+    """What the plan was priced for."""
+
+    batch: int
+    seq: int
+    dtype: str
+    device: str = Field(description="name of a device profile, or file that one was read from")
+    phases: dict[Phase, int] = Field(
+        default={"prefill": 1}, description="phase -> how often; see planner/cost/phases.py"
+    )
+    replicas: int = Field(
+        default=1, description="copies of the model that share the batch, as equally as can be"
+    )
+    sequence_parallel: bool = Field(
+        default=False, description="hidden states between blocks are split along the sequence"
+    )
+    optimizer_bytes: int = Field(
+        default=8, description="state of a parameter's element: Adam's two in float32"
+    )
+
+
+class Memory(_Part):
+    """Bytes that the fullest rank holds with the stated workload."""
+
+    parameters: int = Field(description="and buffers")
+    gradients: int = 0
+    optimizer: int = 0
+    cache: int = Field(default=0, description="keys and values of `seq` tokens")
+    activations: int = Field(
+        default=0, description="between ops, at their most; with those kept for a backward pass"
+    )
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(dict(self).values())
+
+
+class Prediction(_Part):
+    """What the plan should cost, per rank."""
+
+    parameter_bytes: list[int] = Field(description="parameters and buffers of each rank")
+    whole_bytes: int = Field(description="the same for the unsplit model")
+    memory: Memory | None = None
+    time_ns: int = Field(description="of all that the workload asks for")
+    phase_ns: dict[Phase, int] = Field(default={}, description="of each phase, run once")
+    collectives: list[Collective] = []
+
+
+class SolverReport(_Part):
+    """Who found the plan and how good it is known to be."""
+
+    name: str
+    status: Literal["optimal", "feasible"]
+    objective: list[int] = Field(
+        description="the weighed objective, then its bytes, forward ns and backward ns"
+    )
+    bound: list[int] = Field(description="least value that the weighed objective can have")
+    gap: int = Field(default=0, description="weighed objective less its bound: 0 where optimal")
+    note: str = ""
+
+
+class Plan(_Part):
+    """How to split one model over one mesh."""
+
+    format: Literal["shardwright.plan"] = FORMAT
+    version: Literal[1] = VERSION
+    model: ModelIdentity
+    mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
+    batch_dims: list[str] = Field(
+        default=[],
+        description="mesh dims whose ranks take different sequences: each holds the whole model, "
+        "split over the other dims, and gradients are averaged over these",
+    )
+    sub_axes: dict[str, list[int]] = Field(
+        default={},
+        description="mesh dim -> sizes of its sub-axes, major first, where layouts name them: "
+        "[2, 2] makes tp.0 and tp.1 of 4 ranks",
+    )
+    workload: Workload
+    modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
+    whole: list[Whole] = []
+    opaque: dict[str, int] = Field(default={}, description="ops without a rule -> occurrences")
+    pins: dict[str, str] = Field(
+        default={},
+        description="what the user asked for: parameter or module -> replicate or shard:DIM",
+    )
+    predicted: Prediction
+    solver: SolverReport
+    versions: dict[str, str] = {}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that one copy of the model takes."""
+        n = 1
+        for size in self.mesh.values():
+            n *= size
+        return n
+
+    def coords(self, rank: int) -> Coords:
+        """Where a rank stands on each mesh dim and sub-axis; the last mesh dim varies fastest."""
+        return coords_of(self.mesh, self.sub_axes, rank)
+
+    def module(self, name: str) -> ModulePlan | None:
+        """The entry for module `name`: its own, else that of its pattern."""
+        return lookup(self.modules, name)
+
+    def noted(self, text: str) -> Plan:
+        """The same with one more note."""
+        note = f"{self.solver.note}; {text}" if self.solver.note else text
+        return self.model_copy(update={"solver": self.solver.model_copy(update={"note": note})})
+
+    def to_json(self) -> str:
+        """The plan as text: sorted keys, two spaces, byte-identical for equal plans."""
+        return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "the plan") -> Plan:
+        """Read a plan.
+
+        Raises:
+            PlanError: not JSON, not a plan, of another version, or with keys that are not known.
+        """
+        try:
+            data: Any = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(f"{where} is not JSON: {error}") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise PlanError(f'{where} is not a Shardwright plan: "format" should be "{FORMAT}"')
+        if data.get("version") != VERSION:
+            raise PlanError(
+                f"{where} has plan version {data.get('version')}; this Shardwright reads version "
+                f"{VERSION}: make the plan again with `shardwright plan`"
+            )
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise PlanError(f"{where} does not hold: {place}: {first['msg']}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to `path`, all of it or nothing."""
+        write_atomically(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan from `path`.
+
+        Raises:
+            PlanError: the file is missing or is not a plan.
+        """
+        try:
+            text = Path(path).read_text()
+        except OSError as error:
+            raise PlanError(f"cannot read plan {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise PlanError(f"{path} is not a text file, so not a plan") from None
+        return cls.from_json(text, where=str(path))

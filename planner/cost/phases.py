@@ -1,0 +1,68 @@
+"""The phases of a workload, and the forward passes that each of them makes.
+
+prefill   a forward over `batch` sequences of `seq` tokens
+decode    a forward over one new token of each sequence, with a KV cache of `seq` tokens
+train     a forward and a backward over `batch` sequences of `seq` tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.plan_file import Phase, Workload
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass, how often the workload makes it, and the run-time lengths in it.
+
+    `queries` is how many tokens of a sequence go through the model, `keys` how many of them
+    attention looks at.
+    """
+
+    phase: Phase
+    times: int
+    batch: int
+    queries: int
+    keys: int
+
+    @property
+    def trains(self) -> bool:
+        """Whether a backward pass follows."""
+        return self.phase == "train"
+
+
+def passes(workload: Workload) -> list[Pass]:
+    """The passes of one copy of the model, prefill first, then decode, then train."""
+    batch, seq = -(-workload.batch // workload.replicas), workload.seq
+    return [
+        Pass(phase, workload.phases[phase], batch, 1 if phase == "decode" else seq, seq)
+        for phase in PHASES
+        if phase in workload.phases
+    ]
+
+
+def parse_phases(asked: str | Mapping[Phase, int]) -> dict[Phase, int]:
+    """`prefill`, `prefill,decode`, with how often each is run: `prefill,decode:128`; or a table.
+
+    Raises:
+        UsageError: an unknown phase, one that is named twice, or a count that is none.
+    """
+    if not isinstance(asked, str):
+        asked = ",".join(f"{phase}:{n}" for phase, n in asked.items())
+    counts: dict[str, int] = {}
+    for part in asked.split(","):
+        word, _, count = (piece.strip() for piece in part.partition(":"))
+        if word not in PHASES:
+            raise UsageError(f"unknown phase '{word}'; known: {', '.join(PHASES)}")
+        if word in counts:
+            raise UsageError(f"phase '{word}' is named twice in '{asked}'")
+        if ":" in part and not (count.isascii() and count.isdigit() and int(count)):
+            raise UsageError(f"'{part.strip()}': how often '{word}' is run is a number from 1 on")
+        counts[word] = int(count or 1)
+    return {phase: counts[phase] for phase in PHASES if phase in counts}

@@ -1,0 +1,83 @@
+"""What autograd keeps of an op for the backward pass: found out by running the op on meta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.graph.kv_cache import ATTENTION
+from shardwright.rules.call import Operand
+
+
+class Kept:
+    """Which tensors of a graph some op keeps; ops that are alike are run once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._known: dict[str, frozenset[int]] = {}
+
+    def names(self) -> list[str]:
+        """Tensors that some op keeps, in the order of the graph."""
+        return list(dict.fromkeys(n for op in self.graph.ops for n in self.of(op)))
+
+    def of(self, op: Op) -> list[str]:
+        """Tensors of `op` that it keeps."""
+        names = (*op.inputs, *op.outputs)
+        grads = tuple(self.graph.tensors[n].differentiable for n in names)
+        if not any(grads[len(op.inputs) :]):
+            return []
+        call = op.call
+        key = f"{call.op} {call.arguments} {call.operands} {call.operand_dtypes} {grads}"
+        if key not in self._known:
+            self._known[key] = _run(op, grads)
+        return [names[i] for i in sorted(self._known[key])]
+
+
+def _run(op: Op, grads: tuple[bool, ...]) -> frozenset[int]:
+    """Numbers of the operands and results kept; all operands where the op cannot be run alone.
+
+    Attention is not run: on meta it would keep its scores, which the fused kernels do not.
+    """
+    ins, both = len(op.inputs), len(grads)
+    if op.call.op == ATTENTION:
+        return frozenset({0, 1, 2, ins})
+    dtypes = zip(op.call.operands, op.call.operand_dtypes, grads, strict=False)
+    given = [torch.empty(s, dtype=t, device="meta", requires_grad=g) for s, t, g in dtypes]
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.enable_grad(), saved_tensors_hooks(pack, lambda t: t):
+        made = _call(op, given)
+    if made is None:
+        return frozenset(i for i in range(ins) if grads[i])
+    results = [t for t in (made if isinstance(made, (tuple, list)) else [made])]
+    have = [*given, *(t for t in results if isinstance(t, torch.Tensor))][:both]
+    memory = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(have)))}
+    found = {memory.get(t.untyped_storage()._cdata) for t in saved}
+    return frozenset(i for i in found if i is not None)
+
+
+def _call(op: Op, given: list[torch.Tensor]) -> Any:
+    """The results of the overload that has these arguments; None where none takes them."""
+
+    def swap(value: Any) -> Any:
+        if isinstance(value, Operand):
+            return given[value.index]
+        return [swap(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    packet = getattr(torch.ops.aten, op.call.op, None)
+    for overload in packet.overloads() if packet is not None else ():
+        call = getattr(packet, overload)
+        names = [a.name for a in call._schema.arguments]
+        if set(names) == op.call.arguments.keys():
+            try:
+                return call(**{n: swap(v) for n, v in op.call.arguments.items()})
+            except (RuntimeError, TypeError, NotImplementedError):
+                continue
+    return None

@@ -1,0 +1,226 @@
+"""Local values for integers that model code takes from attributes.
+
+The trace says which attributes a size was computed from; the plan says how long that dim is on a
+rank. So each such size is an equation; a module's attributes take those values that satisfy all of
+its equations, on the first and on the last rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+
+from shardwright.planner.contract import dims as layout
+from shardwright.planner.contract.dims import Atom, Dim
+from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.graph.graph import Graph, Op, SizeArgument
+from shardwright.planner.trace import provenance as origins
+from shardwright.planner.trace.tidy import slice_of
+
+Key = tuple[str, str]
+
+
+class Unsolvable(Exception):
+    """No local attributes give this size.
+
+    Carries the tensor that must then not be split, and, if it is not, those of the sizes that want
+    other values of the same attributes; and what else fails, each by itself.
+    """
+
+    def __init__(self, size: SizeArgument, others: Iterable[SizeArgument] = ()) -> None:
+        super().__init__(f"no attributes give dim {size.dim} of '{size.tensor}' its local size")
+        self.size, self.others = size, tuple(others)
+        self.more: tuple[Unsolvable, ...] = ()
+
+
+def local_attributes(
+    graph: Graph, dims: Mapping[str, tuple[Dim, ...]], coords: Sequence[Coords]
+) -> dict[Key, Dim]:
+    """Local value, as a dim, of each attribute that must change; key is (module, attribute).
+
+    Args:
+        graph: The traced model.
+        dims: Layout of every tensor under the plan.
+        coords: Ranks to satisfy.
+
+    Raises:
+        Unsolvable: sizes that no values of the attributes give.
+    """
+    producers = graph.producers()
+    out: dict[Key, Dim] = {}
+    failed: list[Unsolvable] = []
+    reads = [_sizes_read(graph, dims, at) for at in coords]
+    for size in graph.sizes:
+        target = _target(size, dims, producers)
+        if target is None or origins.attributes_of(size.expression):
+            continue
+        if not _holds(size, target, {}, coords, reads):
+            failed.append(Unsolvable(size))
+    groups = _groups([s for s in graph.sizes if origins.attributes_of(s.expression)])
+    for group in groups:
+        targets = []
+        for size in group:
+            target = _target(size, dims, producers)
+            if target is not None:
+                targets.append((size, target))
+        try:
+            out |= _solve(targets, graph.pinned, coords, reads)
+        except Unsolvable as failure:
+            failed.append(failure)
+    if failed:
+        failed[0].more = tuple(failed[1:])
+        raise failed[0]
+    return out
+
+
+def _sizes_read(
+    graph: Graph, dims: Mapping[str, tuple[Dim, ...]], at: Coords
+) -> dict[tuple[int, int], int]:
+    """Local sizes, by number and dim, that code reads off tensors."""
+    found = (
+        (n, i, layout.dim_size(dim, at))
+        for n, t in graph.reads.items()
+        for i, dim in enumerate(dims[t])
+    )
+    return {(n, i): size for n, i, size in found if size is not None}
+
+
+def _groups(sizes: list[SizeArgument]) -> Iterator[list[SizeArgument]]:
+    """Equations that share attributes, together."""
+    parent: dict[Key, Key] = {}
+
+    def root(key: Key) -> Key:
+        while parent.setdefault(key, key) != key:
+            key = parent[key]
+        return key
+
+    for size in sizes:
+        first, *rest = sorted(origins.attributes_of(size.expression))
+        for other in rest:
+            parent[root(other)] = root(first)
+        root(first)
+    found: dict[Key, list[SizeArgument]] = {}
+    for size in sizes:
+        found.setdefault(root(min(origins.attributes_of(size.expression))), []).append(size)
+    yield from found.values()
+
+
+def _target(
+    size: SizeArgument, dims: Mapping[str, tuple[Dim, ...]], producers: Mapping[str, Op]
+) -> Dim | None:
+    """The dim whose local length the expression must give; None for a bound that cannot matter."""
+    if not size.bound:
+        return dims[size.tensor][size.dim]
+    op = slice_of(producers, size)
+    if op is None or op.call.op == "select":
+        return None
+    source = dims[op.inputs[0]][op.call.dim()]
+    value = origins.evaluate(size.expression, {})
+    whole = layout.dim_size(source)
+    if whole is None or not any(a.mesh for a in layout.atoms(source)):
+        return Atom(value)
+    if value < 0:
+        return None
+    return _prefix(source, min(value, whole))
+
+
+def _prefix(dim: Dim, length: int) -> Dim | None:
+    """The first `length` elements of `dim`, as a dim; None where that cuts through a part."""
+    if length == layout.dim_size(dim):
+        return dim
+    if length == 0:
+        return Atom(0)
+    if isinstance(dim, layout.Concat):
+        taken, have = [], 0
+        for term in dim.terms:
+            n = layout.dim_size(term) or 0
+            if have + n > length:
+                rest = _prefix(term, length - have)
+                return None if rest is None else layout.Concat((*taken, rest)) if taken else rest
+            taken.append(term)
+            have += n
+            if have == length:
+                return taken[0] if len(taken) == 1 else layout.Concat(tuple(taken))
+    if isinstance(dim, layout.Product):
+        inner = 1
+        for factor in dim.factors[1:]:
+            inner *= layout.dim_size(factor) or 1
+        if length % inner == 0:
+            first = _prefix(dim.factors[0], length // inner)
+            return None if first is None else layout.Product((first, *dim.factors[1:]))
+    return Atom(length) if not any(a.mesh for a in layout.atoms(dim)) else None
+
+
+def _solve(
+    targets: list[tuple[SizeArgument, Dim]],
+    pinned: set[Key],
+    coords: Sequence[Coords],
+    reads: Sequence[Mapping[tuple[int, int], int]],
+) -> dict[Key, Dim]:
+    keys: dict[Key, int] = {}
+    for size, _ in targets:
+        keys |= _values(size.expression)
+    choices = []
+    for key, value in keys.items():
+        options: list[Dim] = [Atom(value)]
+        if key not in pinned:
+            options += _candidates(value, [t for _, t in targets])
+        choices.append(options)
+    worst, deepest = None, -1
+    for combination in product(*choices):
+        attempt = dict(zip(keys, combination, strict=True))
+        failed = next(
+            (i for i, (s, t) in enumerate(targets) if not _holds(s, t, attempt, coords, reads)),
+            None,
+        )
+        if failed is None:
+            return {k: d for k, d in attempt.items() if any(a.mesh for a in layout.atoms(d))}
+        if failed > deepest:
+            deepest, worst = failed, targets[failed][0]
+    assert worst is not None, "without equations everything holds"
+    raise Unsolvable(worst, [s for s, _ in targets])
+
+
+def _values(expression: origins.Expression) -> dict[Key, int]:
+    if expression[0] == "attribute":
+        return {(expression[1], expression[2]): expression[3]}
+    if expression[0] in ("constant", "read"):
+        return {}
+    return {k: v for e in expression[1:] for k, v in _values(e).items()}
+
+
+def _candidates(value: int, targets: list[Dim]) -> list[Dim]:
+    """Split parts of the targets that are `value` long as a whole."""
+    out: dict[str, Dim] = {}
+    for target in targets:
+        for part in _parts(target):
+            if layout.dim_size(part) == value and any(a.mesh for a in layout.atoms(part)):
+                out.setdefault(str(part), part)
+    return list(out.values())
+
+
+def _parts(dim: Dim) -> Iterator[Dim]:
+    yield dim
+    if isinstance(dim, Atom):
+        return
+    children = dim.factors if isinstance(dim, layout.Product) else dim.terms
+    make = layout.Product if isinstance(dim, layout.Product) else layout.Concat
+    for i in range(len(children)):
+        yield from _parts(children[i])
+        for j in range(i + 2, len(children) + 1):
+            if (i, j) != (0, len(children)):
+                yield make(children[i:j])
+
+
+def _holds(
+    size: SizeArgument,
+    target: Dim,
+    attempt: Mapping[Key, Dim],
+    coords: Sequence[Coords],
+    reads: Sequence[Mapping[tuple[int, int], int]],
+) -> bool:
+    for at, read in zip(coords, reads, strict=True):
+        values = {k: layout.dim_size(d, at) or 0 for k, d in attempt.items()}
+        if origins.evaluate(size.expression, values, read) != layout.dim_size(target, at):
+            return False
+    return True

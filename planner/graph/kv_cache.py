@@ -1,0 +1,119 @@
+"""Which dims count the tokens that attention looks at, and which tensors a KV cache holds.
+
+In the trace queries and keys are one sequence and have one axis; when one new token is decoded,
+there is one query and as many keys as tokens so far. Two places tell them apart: scaled dot product
+attention names its keys, and a tensor with two dims of that axis is a table of scores, of which the
+later dim counts keys. What such an op reads with keys but no queries was made for earlier tokens:
+it comes from a cache. The cache holds it before it is repeated over groups of heads, so the tensor
+in question is the smallest on the way back over views and copies.
+
+This is an approximation where a model does it otherwise. A sliding window is not seen (its cache is
+counted at full length), nor is a cache of latents from which keys and values are made anew (these
+are counted), nor are states of recurrences (not counted at all), and the encoder of an
+encoder-decoder is taken to cache, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from shardwright.planner.graph.axes import Axes, Dim, find, leaves_of
+from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.graph.views import is_move
+from shardwright.rules.notation import letters
+
+ATTENTION = "scaled_dot_product_attention"
+
+
+@dataclass
+class Keys:
+    """Letters of ops that count keys, and the tensors that a KV cache holds."""
+
+    letters: dict[str, frozenset[str]] = field(default_factory=dict)
+    cached: list[str] = field(default_factory=list)
+
+    def unfolded(self, origin: Mapping[str, str]) -> Keys:
+        """The same for a graph whose ops and tensors are copies of those of this one."""
+        cached = set(self.cached)
+        return Keys(
+            {copy: self.letters[n] for copy, n in origin.items() if n in self.letters},
+            [copy for copy, n in origin.items() if n in cached],
+        )
+
+    def within(self, graph: Graph) -> Keys:
+        """Those of a part of that graph."""
+        ops = {op.name for op in graph.ops}
+        return Keys(
+            {n: x for n, x in self.letters.items() if n in ops},
+            [n for n in self.cached if n in graph.tensors],
+        )
+
+
+def last_of_two(dims: Sequence[Dim], counts: Callable[[Dim], bool]) -> frozenset[int]:
+    """The dim of a table of scores that counts keys; `counts` says which dims count tokens."""
+    found = [i for i, dim in enumerate(dims) if counts(dim)]
+    return frozenset(found[-1:] if len(found) > 1 else ())
+
+
+def counts_tokens(dim: Dim, run_time: Mapping[int, str]) -> bool:
+    """Whether the length of `dim` depends on that of the sequence."""
+    return any(run_time.get(d.id) == "seq" for d in (find(dim), *leaves_of(dim)))
+
+
+def find_keys(graph: Graph, axes: Axes, counts: Callable[[Dim], bool]) -> Keys:
+    """Keys and caches of a graph; `counts` says which dims count tokens."""
+    out, producers = Keys(), graph.producers()
+    sources = {b.target: b.source for b in graph.boundaries}
+    for op in graph.ops:
+        rule = axes.rules.get(op.name)
+        if rule is None:
+            continue
+        sides = [*zip(op.inputs, rule.operands, strict=True)]
+        sides += zip(op.outputs, rule.results, strict=True)
+        keys = {"k"} if op.call.op == ATTENTION else set[str]()
+        queries: set[str] = set()
+        for name, exprs in sides:
+            last = last_of_two(axes.dims[name], counts)
+            for i, expr in enumerate(exprs):
+                (keys if i in last else queries).update(letters(expr))
+        keys &= {x for x in keys if counts(axes.axes[op.name][x])}
+        if not keys:
+            continue
+        out.letters[op.name] = frozenset(keys)
+        asked = {x for x in queries - keys if counts(axes.axes[op.name][x])}
+        for name, exprs in sides[: len(op.inputs)]:
+            has = {x for expr in exprs for x in letters(expr)}
+            cached = has & keys and not has & asked and graph.tensors[name].differentiable
+            if cached and graph.priced(op):
+                _trace_back(name, graph, axes, counts, producers, sources, out)
+    out.cached = list(dict.fromkeys(out.cached))
+    return out
+
+
+def _trace_back(
+    name: str,
+    graph: Graph,
+    axes: Axes,
+    counts: Callable[[Dim], bool],
+    producers: Mapping[str, Op],
+    sources: Mapping[str, str],
+    out: Keys,
+) -> None:
+    """Follow what attention reads back to where it was computed; note the ops on the way."""
+    best = name
+    while True:
+        if prod(graph.tensors[name].shape) < prod(graph.tensors[best].shape):
+            best = name
+        if name in sources:
+            name = sources[name]
+            continue
+        op = producers.get(name)
+        if op is None or not is_move(op.call):
+            break
+        out.letters[op.name] = frozenset(
+            x for x, d in axes.axes.get(op.name, {}).items() if counts(d)
+        )
+        name = op.inputs[0]
+    out.cached.append(best)

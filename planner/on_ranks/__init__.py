@@ -1,0 +1,1 @@
+"""Plans run for real: ranks as processes of this machine."""

@@ -1,0 +1,176 @@
+"""Run a plan for real: its ranks on CPU against the unsplit model, logits and gradients."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from shardwright.errors import ModelError, UsageError
+from shardwright.planner.api import as_planned
+from shardwright.planner.api import plan as make_plan
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.on_ranks.launch import run_processes
+from shardwright.planner.trace.source import text_inputs
+from shardwright.runtime.config import read_config
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+FLOOR = 1e-2
+"""A gradient is compared with its own largest entry, or this share of the largest of all if that is
+more: the gradient of a key's bias is zero but for rounding."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest differences between the split model and the whole one."""
+
+    ranks: int
+    layers: int
+    dtype: str
+    parameters: int
+    logits: float
+    gradients: float
+    worst: str
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether both differences are within the tolerance; NaN is not."""
+        return self.logits <= self.tolerance and self.gradients <= self.tolerance
+
+
+def compare(
+    plan: Plan, model: Any, layers: int | None = None, dtype: torch.dtype = torch.float32
+) -> Difference:
+    """Start the plan's ranks as processes and compare them with the unsplit model.
+
+    Weights are random, the same on each rank. Differences of logits are absolute; those of a
+    gradient are relative to its largest entry.
+
+    Args:
+        plan: The plan.
+        model: What it was made for: hub id, directory or config.
+        layers: Cut the model to so many layers first, and plan that anew in the same way.
+        dtype: float32 or float64. Models that compute in float32 inside gain little by float64.
+
+    Raises:
+        UsageError: there are fewer layers than that.
+        DistributedError: a rank died.
+    """
+    config = model if hasattr(model, "to_dict") else read_config(model)
+    if layers is not None:
+        config = cut(config, layers)
+        plan = make_plan(config, **as_planned(plan))
+    answers = run_processes(plan.world_size, _on_rank, plan, config, dtype)
+    parameters, logits, gradients, worst = answers[0]
+    depth = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    name = str(dtype).removeprefix("torch.")
+    return Difference(
+        plan.world_size, depth, name, parameters, logits, gradients, worst, TOLERANCE[dtype]
+    )
+
+
+def cut(config: Any, layers: int) -> Any:
+    """A copy of a transformers config with so many layers, also in lists that have one entry each.
+
+    Raises:
+        UsageError: it does not have so many.
+    """
+    whole = copy.deepcopy(config)
+    config = whole.get_text_config()
+    have = getattr(config, "num_hidden_layers", None)
+    if have is None or not 1 <= layers <= have:
+        raise UsageError(f"--layers must be between 1 and the model's {have}, not {layers}")
+    fields = {config.attribute_map.get("num_hidden_layers", "num_hidden_layers")}
+    fields |= {"encoder_layers", "decoder_layers", "num_decoder_layers"} & vars(config).keys()
+    for name, value in list(vars(config).items()):
+        if name in fields:
+            setattr(config, name, min(value, layers))
+        elif isinstance(value, list) and len(value) == have:
+            setattr(config, name, value[:layers])
+    return whole
+
+
+def _on_rank(plan: Plan, config: Any, dtype: torch.dtype) -> tuple[int, float, float, str]:
+    """On each rank; the answer is that of rank 0, the only one that runs the unsplit model."""
+    import torch.distributed as dist
+
+    from shardwright.runtime.api import apply
+    from shardwright.runtime.gather import full_tensors
+    from shardwright.runtime.processes import device_mesh_for
+
+    mesh = device_mesh_for(plan, None, torch.device("cpu"), 1800)
+    model = random_model(config, dtype)
+    inputs = random_inputs(model)
+    want = run(model, inputs) if dist.get_rank() == 0 else None
+    apply(model, plan, mesh)
+    logits, local = run(model, inputs)
+    gradients = full_tensors(model, local)
+    if want is None:
+        return 0, 0.0, 0.0, ""
+    return len(want[1]), (logits - want[0]).abs().max().item(), *differences(gradients, want[1])
+
+
+def random_model(config: Any, dtype: torch.dtype) -> nn.Module:
+    """A model with weights of its own shape that depend on their names alone, none constant."""
+    from shardwright.runtime.build import model_class
+
+    model = model_class(config)._from_config(copy.deepcopy(config), dtype=dtype).eval()  # type: ignore[attr-defined]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            noise = torch.randn(parameter.shape, generator=generator, dtype=dtype)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(0.1 * noise)
+    return model
+
+
+def random_inputs(model: nn.Module) -> dict[str, Any]:
+    """What the model is traced with, but with random tokens."""
+    config: Any = model.config
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = config.get_text_config().vocab_size
+    return {
+        name: torch.randint(vocabulary, v.shape, generator=generator)
+        if isinstance(v, Tensor)
+        else v
+        for name, v in text_inputs(model).items()
+    }
+
+
+def run(model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits, and the gradients of a fixed weighting of them."""
+    model.zero_grad()
+    output = model(**inputs)
+    logits = getattr(output, "logits", None)
+    if logits is None:
+        found = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+        if not found:
+            raise ModelError(f"{type(model).__name__} gives out nothing that has a gradient")
+        logits = found[0]
+    generator = torch.Generator().manual_seed(1)
+    weighting = torch.randn(logits.shape, generator=generator, dtype=logits.dtype)
+    (logits * weighting).sum().backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return logits.detach(), gradients
+
+
+def differences(got: dict[str, Tensor], want: dict[str, Tensor]) -> tuple[float, str]:
+    """The largest relative difference of a gradient, and whose it is."""
+    if missing := want.keys() ^ got.keys():
+        return float("inf"), min(missing)
+    floor = FLOOR * max((g.abs().max().item() for g in want.values()), default=0.0)
+    found = {
+        name: (got[name] - g).abs().max().item() / max(g.abs().max().item(), floor, 1e-300)
+        for name, g in want.items()
+    }
+    nan = [name for name, value in found.items() if value != value]
+    worst = nan[0] if nan else max(found, key=lambda name: found[name])
+    return found[worst], worst

@@ -1,0 +1,267 @@
+"""Turn a refined graph into a problem: a variable a tensor, a factor an op, a boundary or a use.
+
+Tensors change their placement only at boundaries of modules, where the runtime can act, and between
+a parameter as it is stored and as its module sees it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import TypeVar
+
+from shardwright.planner.contract.names import pattern
+from shardwright.planner.cost.cost import Costs, Toll
+from shardwright.planner.graph.graph import Boundary, Graph
+from shardwright.planner.graph.repeated_calls import Sizes, repeats
+from shardwright.planner.solvers.problem import Problem, Row
+from shardwright.planner.strategies.states import REPLICATED, State, States, looks_new
+
+COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
+"""Bytes held, nanoseconds of all passes, and of a backward pass where none is asked for, changes
+of placement (the fewest that do), and a number made of names, so that plans come out the same every
+time."""
+BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
+
+T = TypeVar("T")
+Vector = tuple[int, ...]
+FREE: Vector = (0,) * len(COMPONENTS)
+
+
+@dataclass
+class CostFunctionNetwork:
+    """The problem and the variable of each tensor."""
+
+    problem: Problem
+    variables: dict[str, int]
+    states: States
+    movable: int = 0
+    """Least bytes of those parameters that may be split: what slack is a share of."""
+
+    def assignment(self, values: tuple[int, ...]) -> dict[str, State]:
+        """Tensor name -> state."""
+        return {name: self.states.domain(name)[values[v]] for name, v in self.variables.items()}
+
+
+def build_network(
+    graph: Graph, states: States, costs: Costs, rigid: frozenset[str] = frozenset()
+) -> CostFunctionNetwork:
+    """The problem of choosing a state for every tensor of `graph`.
+
+    Args:
+        graph: The traced model; tensors that are alike in it have one variable, and what stands
+            several times in the whole model costs so many times as much.
+        states: Domains and strategies.
+        costs: Prices.
+        rigid: Modules at whose boundaries nothing may change.
+    """
+    builder = _Builder(graph, states, costs)
+    builder.add_demands()
+    builder.add_stores()
+    builder.add_ops()
+    builder.add_uses()
+    builder.add_boundaries(rigid)
+    builder.add_repeats()
+    return CostFunctionNetwork(builder.problem, builder.variables, states, builder.movable)
+
+
+class _Builder:
+    """The problem so far; `index` gives the number of each state in a tensor's domain."""
+
+    def __init__(self, graph: Graph, states: States, costs: Costs) -> None:
+        self.graph, self.states, self.costs = graph, states, costs
+        self.problem = Problem(COMPONENTS)
+        self.movable = 0
+        self.variables: dict[str, int] = {}
+        self.index: dict[str, dict[State, int]] = {}
+        for name in graph.tensors:
+            if graph.one(name) == name:
+                domain = states.domain(name)
+                self.variables[name] = self.problem.variable(name, len(domain))
+                self.index[name] = {s: i for i, s in enumerate(domain)}
+        for name, one in graph.alike.items():
+            self.variables[name], self.index[name] = self.variables[one], self.index[one]
+
+    def scope(self, names: Iterable[str]) -> tuple[int, ...]:
+        """The variables of these tensors."""
+        return tuple(self.variables[n] for n in names)
+
+    def added_up(
+        self, found: Iterable[tuple[tuple[str, ...], T, int]]
+    ) -> dict[tuple[int, ...], tuple[T, int]]:
+        """Of (tensors, thing, times): per variables of the tensors the first thing, times added."""
+        out: dict[tuple[int, ...], tuple[T, int]] = {}
+        for names, thing, times in found:
+            scope = self.scope(names)
+            first, before = out.get(scope, (thing, 0))
+            out[scope] = first, before + times
+        return out
+
+    def unary(self, name: str, label: str, price: Mapping[State, Vector]) -> None:
+        """A factor over the state of one tensor: those that are not priced are forbidden."""
+        index = self.index[name]
+        rows = [Row((index[s],), c) for s, c in price.items() if s in index]
+        self.problem.factor(f"{label} {name}", self.scope([name]), rows)
+
+    def same(self, label: str, one: str, other: str) -> None:
+        """A factor: two tensors are in the same state."""
+        index = self.index[other]
+        pairs = ((i, index[s]) for s, i in self.index[one].items() if s in index)
+        self.problem.factor(label, self.scope((one, other)), [Row(p, FREE) for p in pairs])
+
+    def add_demands(self) -> None:
+        """What outputs, hidden states and scores must be, and how ties are broken."""
+        graph = self.graph
+        for name, label in tie_names(graph).items():
+            times = graph.times(name)
+            hashes = {
+                s: zlib.crc32(f"{label} {i}".encode()) % 4096 for s, i in self.index[name].items()
+            }
+            self.unary(name, "tie", {s: (0, 0, 0, 0, times * h) for s, h in hashes.items()})
+        for name in dict.fromkeys([*graph.outputs, *sorted(graph.joined)]):
+            self.unary(name, "output", {REPLICATED: FREE})
+        for name in sorted(graph.shown):
+            domain = self.states.domain(name)
+            same = {s: FREE for s in domain if not s.shards and not s.partial}
+            self.unary(name, "shown", same)
+        stored = {u.used: u.stored for u in graph.uses}
+        for used, after in graph.written:
+            for a, b in ((stored[used], used), (used, after)):
+                self.same(f"written {a}", a, b)
+        for before, after in graph.rounds:
+            self.same(f"round {after}", before, after)
+        sequence = self.states.sequence
+        for name, allowed in self.states.handed().items():
+            must = sequence is not None and name in sequence.handed
+            self.unary(name, "handed" if must else "carried", dict.fromkeys(allowed, FREE))
+        for name in sorted(graph.logits):
+            domain = self.states.domain(name)
+            self.unary(name, "logits", {s: FREE for s in domain if not s.partial})
+
+    def add_stores(self) -> None:
+        """Bytes of what is held, and the time to average gradients over copies of the model."""
+        held, stored = self.costs.holdings, dict.fromkeys(u.stored for u in self.graph.uses)
+        for name in held.names:
+            times, domain = self.graph.times(name), self.states.domain(name)
+            sizes = {s: times * held.bytes(name, s) for s in domain}
+            if name in stored and len(domain) > 1:
+                self.movable += min(sizes.values())
+            self.unary(name, "held", {s: (n, 0, 0, 0, 0) for s, n in sizes.items()})
+        for name in stored:
+            times, domain = self.graph.times(name), self.states.domain(name)
+            tolls = {s: self.costs.gradient_toll(name, s) for s in domain}
+            if any(any(toll) for toll in tolls.values()):
+                price = {s: (0, times * t.time, times * t.backward, 0, 0) for s, t in tolls.items()}
+                self.unary(name, "averaged", price)
+
+    def add_ops(self) -> None:
+        """Each op's strategies, and the time that each takes; ops of blocks that are alike once."""
+        ops = (((*op.inputs, *op.outputs), op, self.graph.times(op.name)) for op in self.graph.ops)
+        for scope, (op, times) in self.added_up(ops).items():
+            index = [self.index[n] for n in (*op.inputs, *op.outputs)]
+            rows = [
+                Row(
+                    tuple(i[s] for i, s in zip(index, strategy.states, strict=True)),
+                    (0, times * self.costs.compute(op, strategy), 0, 0, 0),
+                )
+                for strategy in self.states.strategies(op)
+            ]
+            self.problem.factor(f"op {op.name}", scope, rows)
+
+    def add_uses(self) -> None:
+        """From each parameter as stored to the same as its module sees it, at each reading."""
+        readings = self.graph.readings()
+        uses = (
+            ((u.stored, u.used), u, max(readings[u.used], self.graph.times(u.used)))
+            for u in self.graph.uses
+        )
+        for scope, (use, times) in self.added_up(uses).items():
+            rows = []
+            for s, i in self.index[use.stored].items():
+                for t, j in self.index[use.used].items():
+                    crossing = self.costs.crossing(use.stored, s, t)
+                    toll = self.costs.toll(use.stored, s, s, t)
+                    sends = crossing is not None and (crossing.forward or crossing.backward)
+                    if sends and use.used in self.graph.looped:
+                        continue
+                    stays = crossing is not None and not crossing.forward
+                    if toll and (stays or use.stored in self.costs.gathered):
+                        rows.append(Row((i, j), paid(toll, int(s != t), times)))
+            self.problem.factor(f"use {use.fqn}", scope, rows)
+
+    def add_boundaries(self, rigid: frozenset[str]) -> None:
+        """What changes of placement cost."""
+        outer, sequence = self.graph.outer(), self.states.sequence
+        crossed: list[tuple[tuple[str, ...], tuple[Boundary, tuple[str, ...]], int]] = []
+        for boundary in self.graph.boundaries:
+            around = outer.get(boundary.target)
+            names = (*([around.source] if around else []), boundary.source, boundary.target)
+            crossed.append((names, (boundary, names), self.graph.times(boundary.target)))
+        for scope, ((boundary, names), times) in self.added_up(crossed).items():
+            # Where several would do, the module that makes a tensor, not a dropout behind it.
+            action = 4 if not boundary.has_parameters else 2 if boundary.side == "out" else 3
+            rows = []
+            for chosen in product(*(self.index[n].items() for n in names)):
+                (s, _), (t, _) = chosen[-2:]
+                before = chosen[0][0] if len(names) > 2 else s
+                toll = self.costs.toll(boundary.source, before, s, t)
+                if sequence and sequence.misplaced(boundary, s.shards, t.shards):
+                    continue
+                if boundary.target in self.graph.overwritten and looks_new(s, t):
+                    continue
+                if boundary.target in self.graph.looped and self.costs.sends(
+                    boundary, before, s, t
+                ):
+                    continue
+                if toll is not None and not (boundary.module in rigid and s != t):
+                    spent = toll if self.graph.priced(boundary) else Toll(0, 0)
+                    cost = paid(spent, action * (s != t), times)
+                    rows.append(Row(tuple(i for _, i in chosen), cost))
+            label = f"boundary {boundary.module} {boundary.side} {boundary.slot}"
+            self.problem.factor(label, scope, rows)
+
+    def add_repeats(self) -> None:
+        """A module that is called again changes the placement of a tensor alike, or never."""
+        sizes = Sizes(self.graph, self.states.axes)
+        for one, other in repeats(self.graph):
+            label = f"again {self.graph.slot(one)}"
+            ends = (one.source, one.target, other.source, other.target)
+            shapes = [[d.size for d in self.states.axes.dims[n]] for n in ends]
+            if shapes[0] == shapes[2]:  # then they have the same axes, and as well the same states
+                self.same(label, ends[0], ends[2])
+                self.same(label, ends[1], ends[3])
+                continue
+            alike = sizes.same(one.source, other.source)
+            rows = [
+                Row((i, j, k, m), FREE)
+                for (s, i), (t, j) in product(*(self.index[n].items() for n in ends[:2]))
+                for (u, k), (v, m) in product(*(self.index[n].items() for n in ends[2:]))
+                if (s == t and u == v) or (alike and (s, t) == (u, v))
+            ]
+            self.problem.factor(label, self.scope(ends), rows)
+
+
+def paid(toll: Toll, action: int, times: int) -> Vector:
+    """The cost of a crossing that is made so many times."""
+    return (0, times * toll.time, times * toll.backward, times * action, 0)
+
+
+def tie_names(graph: Graph) -> dict[str, str]:
+    """Tensor name -> where it stands in its module, the same in each of several like blocks.
+
+    So blocks that may as well be split in several ways are all split in the same.
+    """
+    places = {u.stored: (u.fqn, "stored") for u in graph.uses}
+    places |= {u.used: (u.fqn, "used") for u in graph.uses}
+    places |= {out: (op.module, "") for op in graph.ops for out in op.outputs}
+    places |= {b.target: (b.module, f"{b.side} {b.slot}") for b in graph.boundaries}
+    seen: Counter[tuple[str, str]] = Counter()
+    out = {}
+    for name in graph.tensors:
+        module, where = places.get(name, ("", ""))
+        seen[module, where] += 1
+        out[name] = f"{pattern(module)} {where} {seen[module, where]}"
+    return out

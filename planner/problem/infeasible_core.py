@@ -1,0 +1,105 @@
+"""Say of what cannot be what forbids it: the fewest facts that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from shardwright.errors import InfeasibleError
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.problem.builder import CostFunctionNetwork
+from shardwright.planner.problem.pins import Pin
+from shardwright.planner.solvers.cores import core
+from shardwright.planner.strategies.obstacles import place
+
+WORDS = {
+    "use": "a rank uses {0} as it stores it: weights do not travel",
+    "carried": "what one block hands to the next is whole on every rank",
+    "handed": "what one block hands to the next is split along the sequence",
+    "shown": "every rank reads the same numbers off a tensor",
+    "written": "what is written into a parameter lies as it does: {0}",
+    "logits": "the scores of a loss are no pending sum",
+    "output": "what the model gives out is whole on every rank",
+    "unsummed": "the gradient of {0} is not summed over the ranks",
+}
+BOUNDARIES = {
+    "boundary": "no collective does that on the way {0}",
+    "again": "what happens {0} is the same in each call",
+    "kept": "nothing changes on the way {0}",
+    "gathered": "everything is whole on the way {0}",
+}
+
+
+class Fact(NamedTuple):
+    """One of several statements that cannot all be true."""
+
+    kind: str
+    text: str
+
+
+class Contradiction(InfeasibleError):
+    """What was asked for cannot be; `facts` are the fewest that contradict each other."""
+
+    def __init__(self, text: str, facts: Sequence[Fact]) -> None:
+        super().__init__(text)
+        self.facts = tuple(facts)
+
+    @property
+    def reasons(self) -> list[str]:
+        """What forbids it, without what was asked for."""
+        return list(dict.fromkeys(f.text for f in self.facts if f.kind not in ("pin", "use")))
+
+
+def refuse(network: CostFunctionNetwork, graph: Graph, wanted: Mapping[str, Pin]) -> None:
+    """Go on if the problem has a solution.
+
+    Raises:
+        Contradiction: it has none; the message names the pins and the ops that forbid them.
+    """
+    found = core(network.problem)
+    if found is None:
+        return
+    error = Contradiction("", in_words([f.name for f in found], graph, wanted))
+    pins = sorted({f.text for f in error.facts if f.kind == "pin"})
+    rest = "; ".join(error.reasons)
+    verb = "cannot hold" if len(pins) == 1 else "cannot hold together"
+    text = f"{' and '.join(pins)} {verb}; what forbids it: {rest}"
+    if not pins:
+        text = f"the rules contradict each other at {rest}"
+        if any(f.kind == "handed" for f in error.facts):
+            text = f"sequence parallelism cannot hold on this model; what forbids it: {rest}"
+    raise Contradiction(text, error.facts)
+
+
+def in_words(names: Sequence[str], graph: Graph, wanted: Mapping[str, Pin]) -> list[Fact]:
+    """What the factors of these names say, in the order of the model."""
+    ops = {op.name: op for op in graph.ops}
+    out = []
+    for label in names:
+        kind, _, name = label.partition(" ")
+        if kind == "pin":
+            fqn = next(u.fqn for u in graph.uses if u.stored == name)
+            out.append(Fact(kind, str(wanted[name]._replace(name=fqn))))
+        elif kind == "op":
+            out.append(Fact(kind, place(ops[name])))
+        elif kind in BOUNDARIES:
+            module, side, slot = _boundary(name, graph)
+            way = f"{'into' if side == 'in' else 'out of'} '{module}'"
+            out.append(Fact(kind, BOUNDARIES[kind].format(f"{way} ({slot})" if slot else way)))
+        elif kind != "unsummed" or not _is_split(name, graph, wanted):
+            out.append(Fact(kind, WORDS.get(kind, label).format(name)))
+    return out
+
+
+def _is_split(fqn: str, graph: Graph, wanted: Mapping[str, Pin]) -> bool:
+    """Whether a parameter is to be split: then each rank has the gradient of its own part."""
+    found = (wanted.get(u.stored) for u in graph.uses if u.fqn == fqn)
+    return any(pin is not None and pin.dim is not None for pin in found)
+
+
+def _boundary(name: str, graph: Graph) -> tuple[str, str, str]:
+    for boundary in graph.boundaries:
+        key = (boundary.module, boundary.side, boundary.slot)
+        if name in (" ".join(key), str(graph.slot(boundary))):
+            return key
+    return ("", "", name)

@@ -1,0 +1,169 @@
+"""Tensor-parallel plans of transformers: tables of module or parameter names and style names.
+
+What each style does is in transformers/distributed/tensor_parallel.py (5.23): how the parameters of
+a module are split, and what happens to what goes in and comes out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.names import fold
+
+OWN = "auto"
+"""Stands for the model's own plan, as in transformers."""
+
+
+class Style(NamedTuple):
+    """What a style does, where that can be said in our words.
+
+    Args:
+        dim: Of a parameter, counted from its end; None for whole.
+        vectors: Whether parameters of one dim are split too (never those named bias if not).
+        into: Whether what goes into the module may change its placement.
+        whole: Whether what comes out is made whole: gathered, or summed over the ranks.
+        parts: Equal parts of the dim, each of which is split.
+        sums: Whether the gradients of its whole parameters are summed over the ranks.
+        back: Whether the gradient of what comes out is summed over the ranks.
+    """
+
+    dim: int | None = None
+    vectors: bool = True
+    into: bool = False
+    whole: bool = False
+    parts: int = 1
+    sums: bool = False
+    back: bool = False
+
+
+STYLES: dict[str, Style] = {
+    "colwise": Style(-2, into=True),
+    "colwise_gather_output": Style(-2, into=True, whole=True),
+    "colwise_rep": Style(-2, into=True, whole=True),
+    "rowwise": Style(-1, vectors=False, whole=True, sums=True),
+    "rowwise_split_input": Style(-1, vectors=False, into=True, whole=True, sums=True),
+    "rowwise_rep": Style(-1, vectors=False, into=True, whole=True, sums=True),
+    "packed_colwise": Style(-2, into=True, parts=2),
+    "packed_rowwise": Style(-1, vectors=False, parts=2, sums=True),
+    "embedding_rowwise": Style(-2, whole=True),
+    "embedding_colwise": Style(-1, whole=True),
+    "moe_tp_experts": Style(into=True, whole=True),
+    "moe_identity_expert": Style(into=True),
+    "mla_kv_a_proj": Style(back=True),
+    "all_reduce": Style(whole=True),
+    "replicated_with_grad_allreduce": Style(sums=True),
+    "local_params": Style(),
+    "replicate": Style(),
+}
+"""Not here: what splits sequences (sequence_parallel) or experts (grouped_gemm, ep_...). What goes
+into an identity expert becomes a term of the sum that its experts give. Of what mla_kv_a_proj
+gives, transformers sums the gradient of the last part, and of the first one behind its norm, at
+kv_b_proj. The same number of all-reduces sums the gradient of all of it and that of the norm's
+weight: so it is said here, a vector dearer."""
+
+
+class Rules(NamedTuple):
+    """A plan that was read: (name, style name, style) of modules and of parameters.
+
+    A parameter has the style of its own rule, else that of its module's.
+    """
+
+    modules: dict[str, str]
+    parameters: dict[str, str]
+    unused: list[str]
+
+
+def table_of(value: object, module: nn.Module) -> dict[str, str]:
+    """`value` as a table of names and styles; "auto" is the model's own.
+
+    Raises:
+        UsageError: it is none, or the model has none.
+    """
+    name = type(module).__name__
+    if value == OWN:
+        value = getattr(module, "tp_plan", None)
+        if not value:
+            raise UsageError(f"{name} has no tensor-parallel plan in transformers")
+    if not isinstance(value, Mapping) or not value:
+        raise UsageError("a tensor-parallel plan is a table of module names and styles")
+    for key, style in value.items():
+        if not isinstance(key, str) or not isinstance(style, str):
+            raise UsageError(f"the tensor-parallel plan has {key!r}: {style!r}, no name and style")
+    return dict(value)
+
+
+def read(table: Mapping[str, str], module: nn.Module) -> Rules:
+    """Find the modules and parameters of each rule, as transformers does.
+
+    Names may lack the prefix of the base model, as in a config's `base_model_tp_plan`.
+
+    Raises:
+        UsageError: no rule fits anything.
+    """
+    names = {n for n, _ in module.named_modules()}
+    parameters = [n for n, _ in module.named_parameters(remove_duplicate=False)]
+    prefix: Any = getattr(module, "base_model_prefix", "")
+    full: dict[str, str] = {}
+    present = {general(n) for n in (*names, *parameters)} | names | set(parameters)
+    unused = []
+    for key, style in table.items():
+        keys = [k for k in (key, f"{prefix}.{key}") if k in present]
+        if keys:
+            full[keys[0]] = style
+        else:
+            unused.append(key)
+    if not full:
+        raise UsageError("no rule of the tensor-parallel plan fits a module of this model")
+
+    def rule(name: str) -> str | None:
+        return full.get(name, full.get(general(name)))
+
+    styled = {n: style for n in sorted(names) if (style := rule(n))}
+    own = {n: rule(n) or styled.get(n.rpartition(".")[0]) for n in parameters}
+    return Rules(styled, {n: s for n, s in own.items() if s}, unused)
+
+
+def general(name: str) -> str:
+    """`name` with * for each number that stands alone behind a dot, as transformers writes it."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def style_of(name: str) -> Style:
+    """What the style of that name does.
+
+    Raises:
+        UsageError: it is none, or none that can be said in our words.
+    """
+    if name not in STYLES:
+        raise UsageError(f"style '{name}' has no counterpart here")
+    return STYLES[name]
+
+
+def split_dim(style: Style, parameter: str, ndim: int) -> int | None:
+    """The dim along which a style splits a parameter; None if it stays whole."""
+    if style.dim is None:
+        return None
+    if ndim == 1:
+        return 0 if style.vectors else None
+    if parameter.rpartition(".")[2] == "bias" and not style.vectors:
+        return None
+    return ndim + style.dim
+
+
+def pins(table: Mapping[str, str], module: nn.Module) -> dict[str, str]:
+    """The parameters of a plan's rules as pins; of what it does not name nothing is said.
+
+    Raises:
+        UsageError: no rule fits, or a style has no counterpart.
+    """
+    shapes = {n: p.dim() for n, p in module.named_parameters(remove_duplicate=False)}
+    found: dict[str, str] = {}
+    for name, style in read(table, module).parameters.items():
+        dim = split_dim(style_of(style), name, shapes[name])
+        found[name] = "replicate" if dim is None else f"shard:{dim}"
+    return fold(found, shapes)

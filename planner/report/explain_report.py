@@ -1,0 +1,89 @@
+"""Explanations as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from shardwright.planner.report.explain import Alternative, Explanation
+from shardwright.planner.units import human_bytes, human_time
+
+CHEAPEST = (
+    "it is the cheapest: fewest bytes first, with 5 % to spare but for attention, then least time"
+)
+
+
+def explain_report(found: list[Explanation]) -> RenderableType:
+    """Each group of parameters with its alternatives."""
+    parts: list[RenderableType] = []
+    for one in found:
+        parts += [_one(one), Text("")]
+    return Group(*parts[:-1])
+
+
+def _one(one: Explanation) -> RenderableType:
+    shape = "x".join(map(str, one.shape)) + (f", {one.count} times" if one.count > 1 else "")
+    title = Text.assemble((one.name, "bold"), f" ({shape})")
+    grid = Table.grid(Column(style="dim", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+    grid.add_row("  placed", one.placement)
+    if one.pinned:
+        grid.add_row("  because", f"a pin asks for it: {one.pinned}")
+    elif not one.alternatives:
+        if one.whole:
+            grid.add_row("  because", one.whole)
+    elif all(a.impossible for a in one.alternatives):
+        grid.add_row("  because", "nothing else is possible")
+    else:
+        grid.add_row("  because", _convention(one) if one.convention else CHEAPEST)
+    if one.together:
+        grid.add_row("  same axis", "\n".join(one.together))
+    rows: list[RenderableType] = [title, grid]
+    priced = [a for a in one.alternatives if not a.impossible]
+    if priced:
+        rows.append(Padding(_prices(priced), (0, 0, 0, 2)))
+    rows += [_obstacles(a) for a in one.alternatives if a.impossible]
+    return Group(*rows)
+
+
+def _convention(one: Explanation) -> str:
+    """That a convention settled it, and what it costs."""
+    text = "by convention tables of tokens and heads are split by rows"
+    found = [a for a in one.alternatives if not a.impossible and a.bytes <= 0 and a.time_ns < 0]
+    if not found:
+        return text
+    best = min(found, key=lambda a: a.time_ns)
+    return (
+        f"{text}; {best.placement} would take {human_time(-best.time_ns)} less: "
+        f"--pin '{one.name}={best.placement}'"
+    )
+
+
+def _prices(priced: list[Alternative]) -> Table:
+    table = Table(
+        Column("ALTERNATIVE"), Column("BYTES_A_RANK", justify="right"),
+        Column("TIME", justify="right"), Column("COLLECTIVES", justify="right"),
+        box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold",
+    )  # fmt: skip
+    for a in priced:
+        table.add_row(
+            a.placement, signed(a.bytes, human_bytes), signed(a.time_ns, human_time),
+            signed(a.collectives, str),
+        )  # fmt: skip
+    return table
+
+
+def signed(difference: int, words: Callable[[int], str]) -> str:
+    """A difference with its sign; `=` where there is none."""
+    if not difference:
+        return "="
+    return f"{'+' if difference > 0 else '-'}{words(abs(difference))}"
+
+
+def _obstacles(a: Alternative) -> RenderableType:
+    text = Text.assemble((a.placement, "yellow"), " is impossible, because of")
+    lines = [Text(f"- {reason}") for reason in a.impossible]
+    return Padding(Group(text, *lines), (0, 0, 0, 2))

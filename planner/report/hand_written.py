@@ -1,0 +1,246 @@
+"""What a tensor-parallel plan of transformers would cost, by the same rules and prices as ours.
+
+The plan's styles become restrictions of the same problem: parameters are split as they say or stay
+whole, and tensors change their placement only at the modules that they name. What is left to choose
+is nothing, or free of cost. Where no solution is left, the plan is not right by our rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from shardwright.errors import InfeasibleError, UsageError
+from shardwright.planner.contract.names import pattern
+from shardwright.planner.contract.plan_file import Prediction
+from shardwright.planner.emit import rank_bytes_of
+from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find
+from shardwright.planner.graph.graph import Boundary
+from shardwright.planner.problem.builder import CostFunctionNetwork
+from shardwright.planner.problem.pins import Pin
+from shardwright.planner.problem.tp_plan import STYLES, Rules, Style, read, split_dim, style_of
+from shardwright.planner.search.search import Search
+from shardwright.planner.solvers.problem import Row
+from shardwright.planner.strategies.obstacles import obstacle
+from shardwright.planner.strategies.states import State
+
+
+@dataclass(frozen=True)
+class HandWritten:
+    """A hand-written plan: its prediction, or why it has none.
+
+    `whole` has the bytes of the parameters that every rank holds, * for a layer number.
+    """
+
+    rules: int
+    unused: list[str]
+    problem: str | None
+    predicted: Prediction | None
+    whole: dict[str, int]
+
+
+def price(search: Search, table: Mapping[str, str]) -> HandWritten:
+    """Price the plan `table` on the model, ranks and workload of `search`.
+
+    Raises:
+        UsageError: no rule of it fits anything.
+    """
+    rules = read(table, search.source.module)
+    whole = _wholes(search, rules)
+    problem, predicted = None, None
+    try:
+        styles = {name: style_of(s) for name, s in (rules.modules | rules.parameters).items()}
+        costs, network = search.blank()
+        wanted = _Restrictions(search, network, rules, styles).add()
+        predicted = search.predicted(search.answer(costs, network, wanted))
+    except (UsageError, InfeasibleError) as error:
+        problem = str(error)
+    return HandWritten(len(table), rules.unused, problem, predicted, whole)
+
+
+def _wholes(search: Search, rules: Rules) -> dict[str, int]:
+    """Bytes of the parameters that the plan does not split, the largest first."""
+    found: dict[str, int] = {}
+    tied: set[str] = set()
+    split = {
+        name
+        for name, style in rules.parameters.items()
+        if style not in STYLES or STYLES[style].dim is not None
+    }
+    stored = {u.stored for u in search.graph.uses if u.fqn in split}
+    for use in search.graph.uses:
+        if use.is_buffer or use.stored in stored or use.stored in tied:
+            continue
+        tied.add(use.stored)
+        key = pattern(use.fqn)
+        size = search.graph.times(use.stored) * rank_bytes_of(search.graph, use.stored)
+        found[key] = found.get(key, 0) + size
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+@dataclass(frozen=True)
+class _Restrictions:
+    """What a plan's styles leave of the choices of a network."""
+
+    search: Search
+    network: CostFunctionNetwork
+    rules: Rules
+    styles: Mapping[str, Style]
+
+    def add(self) -> dict[str, Pin]:
+        """Add them all, and return what becomes of each stored tensor.
+
+        Raises:
+            InfeasibleError: a style asks for what cannot be, whatever the others.
+        """
+        wanted = self._stored()
+        summed = self._summed()
+        for use in self.search.graph.uses:
+            if use.fqn not in summed:
+                self._equal(f"unsummed {use.fqn}", use.stored, use.used)
+        for boundary in self.search.graph.boundaries:
+            left, entered = self._passed(boundary)
+            label = f"{boundary.module} {boundary.side} {boundary.slot}"
+            if any(style.whole for style in left):
+                self._unary(f"gathered {label}", boundary.target, _is_whole)
+            elif any(style.back for style in left):
+                self._pairs(f"summed back {label}", boundary.source, boundary.target, _term_of)
+            elif not any(style.into for style in entered):
+                self._equal(f"kept {label}", boundary.source, boundary.target)
+        return wanted
+
+    def _summed(self) -> set[str]:
+        """Parameters whose gradients are summed over the ranks.
+
+        By their styles, or where they have none, beside a module whose output's gradient is.
+        """
+        beside = {_parent(m) for m in self.rules.modules if self.styles[m].back}
+        found = set()
+        for name in (use.fqn for use in self.search.graph.uses):
+            module = _parent(name)
+            styles = [self.styles[n] for n in (name, module) if n in self.styles]
+            if any(s.sums for s in styles) or (not styles and _parent(module) in beside):
+                found.add(name)
+        return found
+
+    def _passed(self, boundary: Boundary) -> tuple[list[Style], list[Style]]:
+        """Styles of the modules that a tensor leaves and enters at a boundary.
+
+        Of boundaries in a row the graph has one: behind it stand those that its readers are within.
+        """
+        inside = self._readers.get(boundary.target, [""])
+        shared = set.intersection(*(set(_around(m)) for m in inside))
+        here = set(_around(boundary.module))
+        entered = shared - here
+        left = here - shared if boundary.side == "out" else set()
+        if boundary.side == "in":
+            entered.add(boundary.module)
+        return (
+            [self.styles[m] for m in sorted(left) if m in self.styles],
+            [self.styles[m] for m in sorted(entered) if m in self.styles],
+        )
+
+    @cached_property
+    def _readers(self) -> dict[str, list[str]]:
+        """Tensor -> the modules whose ops, or at whose boundaries, it is read."""
+        out: dict[str, list[str]] = {}
+        for op in self.search.graph.ops:
+            for name in op.inputs:
+                out.setdefault(name, []).append(op.module)
+        for boundary in self.search.graph.boundaries:
+            inner = boundary.module if boundary.side == "out" else _parent(boundary.module)
+            out.setdefault(boundary.source, []).append(inner)
+        return out
+
+    def _stored(self) -> dict[str, Pin]:
+        graph, states = self.search.graph, self.network.states
+        wanted: dict[str, Pin] = {}
+        for use in sorted(graph.uses, key=lambda u: u.fqn not in self.styles):
+            style, shape = self.styles.get(use.fqn), graph.tensors[use.stored].shape
+            dim = None if style is None else split_dim(style, use.fqn, len(shape))
+            pin = wanted.setdefault(use.stored, Pin(use.fqn, dim))
+            if style is None or use.fqn == pin.name:
+                continue
+            if pin.dim != dim:
+                raise InfeasibleError(f"{pin.name} and {use.fqn} are tied, but not split alike")
+        for stored, pin in wanted.items():
+            allows = self._allows(stored, pin)
+            if not any(allows(s) for s in states.domain(stored)):
+                why = obstacle(graph, states, stored, pin.dim or 0)
+                if any(pin.allows(s) for s in states.domain(stored)):
+                    why = "its parts would not be those that the code takes apart"
+                style = self.rules.parameters[pin.name]
+                raise InfeasibleError(f"{pin.name} cannot be split by style '{style}': {why}")
+            self._unary(f"pin {stored}", stored, allows)
+        return wanted
+
+    def _allows(self, stored: str, pin: Pin) -> Callable[[State], bool]:
+        """Whether a state is that of a plain shard: the same number of rows, one after the other.
+
+        Where what the module makes is gathered at once, any split of the rows comes to the same.
+        """
+        style = self.styles.get(pin.name)
+        owner = self.styles.get(_parent(pin.name))
+        if style is None or pin.dim is None or (owner is not None and owner.whole and owner.into):
+            return pin.allows
+        dim = self.network.states.axes.dims[stored][pin.dim]
+        ranks = self.network.states.sub.full
+        atoms = {(atom, ranks) for atom in _leading(dim, style.parts)}
+        return lambda s: pin.allows(s) and {shard[1:] for shard in s.shards} == atoms
+
+    def _unary(self, label: str, name: str, allows: Callable[[State], bool]) -> None:
+        domain = self.network.states.domain(name)
+        rows = [Row((i,), self._free) for i, state in enumerate(domain) if allows(state)]
+        self.network.problem.factor(label, [self.network.variables[name]], rows)
+
+    def _equal(self, label: str, one: str, other: str) -> None:
+        self._pairs(label, one, other, State.__eq__)
+
+    def _pairs(
+        self, label: str, one: str, other: str, allows: Callable[[State, State], bool]
+    ) -> None:
+        domains = [list(enumerate(self.network.states.domain(n))) for n in (one, other)]
+        rows = [Row((i, j), self._free) for (i, s), (j, t) in product(*domains) if allows(s, t)]
+        scope = [self.network.variables[n] for n in (one, other)]
+        self.network.problem.factor(label, scope, rows)
+
+    @property
+    def _free(self) -> tuple[int, ...]:
+        return (0,) * len(self.network.problem.components)
+
+
+def _around(module: str) -> list[str]:
+    """A module and those around it, without the root."""
+    parts = module.split(".") if module else []
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _term_of(before: State, after: State) -> bool:
+    """Whether nothing changes but that the sum of the gradient is pending behind."""
+    return before in (after, after._replace(copied=0))
+
+
+def _is_whole(state: State) -> bool:
+    return not state.shards and not state.partial
+
+
+def _leading(dim: Dim, parts: int) -> set[int]:
+    """The major axis of a dim, or those of its equal parts; nothing where it has none of its own.
+
+    A shard of so many rows one after the other is a split of this axis.
+    """
+    dim = find(dim)
+    while dim.kind == PRODUCT:
+        dim = find(next(c for c in dim.children if find(c).size > 1))
+    if dim.kind == ATOM:
+        return {dim.id} if parts == 1 else set()
+    terms = [t for t in dim.children if find(t).size > 1]
+    if parts != len(terms) or len({find(t).size for t in terms}) > 1:
+        return set()
+    return set().union(*(_leading(t, 1) for t in terms))

@@ -1,0 +1,46 @@
+"""Why a dim of a parameter has no axis that the ranks could share, from the axis graph."""
+
+from __future__ import annotations
+
+from shardwright.planner.graph.axes import Dim, find, leaves_of
+from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.strategies.states import States
+
+
+def place(op: Op) -> str:
+    """An op, its module and its source line: linear in 'lm_head' (modeling_x.py:12)."""
+    return f"{op.call.op} in '{op.module}' ({op.source})"
+
+
+def obstacle(graph: Graph, states: States, stored: str, dim: int) -> str:
+    """What keeps dim `dim` of a stored tensor whole, whatever the rest of the plan."""
+    uses = [u for u in graph.uses if u.stored == stored]
+    if all(u.is_buffer for u in uses):
+        return "it is a buffer, which every rank holds whole"
+    read = {n for op in graph.ops for n in op.inputs} | {b.source for b in graph.boundaries}
+    if not any(u.used in read for u in uses):
+        return "the traced forward does not use it"
+    if (stored, dim) in graph.fixed:
+        return "the code gives its size as a bare number"
+    tree = states.axes.dims[stored][dim]
+    for op, text in states.axes.conflicts:
+        if _ids(tree) & {i for n in (*op.inputs, *op.outputs) for i in _all(states, n)}:
+            return f"at {place(op)}: {text}"
+    size, atoms = graph.tensors[stored].shape[dim], list(leaves_of(tree))
+    if size < states.ranks:
+        return f"its size is {size}, and there are {states.ranks} ranks"
+    if any(name == stored and {d for d, *_ in cut} == {dim} for name, cut in states.forbidden):
+        return "the model's code does not run with such a split (tried on meta)"
+    if any(a.whole for a in atoms):
+        return "it has to do with a size that varies at run time"
+    sizes = [a.size for a in atoms]
+    parts = " and ".join(map(str, dict.fromkeys(sizes)))
+    return f"the code takes it apart into {parts}, none of which {states.ranks} ranks could share"
+
+
+def _ids(dim: Dim) -> set[int]:
+    return {find(dim).id} | {a.id for a in leaves_of(dim)}
+
+
+def _all(states: States, name: str) -> set[int]:
+    return {i for dim in states.axes.dims[name] for i in _ids(dim)}

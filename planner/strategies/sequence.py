@@ -1,0 +1,158 @@
+"""Sequence parallelism: which axes of run-time size may be split, where, and what has to be.
+
+The hidden states that blocks hand on are split along the sequence, and with them all that is
+computed from them alone: norms, residual sums. What must see every position (attention, the loss)
+gathers. The rest of planning does not know of sequences: these are axes like others, opened here.
+
+Sizes of the sequence vary at run time, so what a trace shows of them holds only where code cannot
+ask for anything else. They stay whole in the root's own code, where the model's inputs come in and
+its outputs leave; where code outside of the blocks takes an element or a slice (the trace of
+`x[:, -keep:]` with keep = 0 is that of x itself); and where a length makes new tensors (positions,
+masks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from shardwright.errors import InfeasibleError
+from shardwright.planner.contract.names import pattern
+from shardwright.planner.graph.axes import ATOM, CONCAT, Axes, Dim, atoms_of, find
+from shardwright.planner.graph.graph import Boundary, Graph
+
+Shards = Iterable[tuple[int, int, int]]
+"""(tensor dim, id of the axis, sub-axes that split it); sequences take the whole mesh dim."""
+
+TAKES_A_PART = frozenset({"alias", "slice", "select", "index", "gather", "index_select"})
+
+
+@dataclass(frozen=True)
+class OpenSequence:
+    """The axes along which sequences may be split.
+
+    Attributes:
+        axes: Id of the axis -> the first input that has it, as a crossing names it: "input_ids.1".
+        closed: (tensor, dim) that stay whole all the same.
+        handed: Hidden states that must be split -> (dim, id of the axis).
+        ends: Hidden states on their way into the first block or out of the last, likewise, that
+            only may be split: code outside of the blocks may need the whole.
+        local: Modules (norms) that take hidden states split: nothing in them needs more positions
+            than one, and their work and what they keep for the backward pass gets less.
+    """
+
+    axes: Mapping[int, str]
+    closed: frozenset[tuple[str, int]]
+    handed: Mapping[str, tuple[int, int]]
+    ends: Mapping[str, tuple[int, int]]
+    local: frozenset[str]
+
+    def splits(self, shards: Shards) -> bool:
+        """Whether one of `shards` is along a sequence."""
+        return any(a in self.axes for _, a, _ in shards)
+
+    def misplaced(self, boundary: Boundary, source: Shards, target: Shards) -> bool:
+        """Whether going from shards `source` to `target` at `boundary` makes a norm run on wholes.
+
+        It would where it gathers before a norm, and in a block where it splits behind one.
+        """
+        whole, split = (source, target) if boundary.side == "out" else (target, source)
+        if boundary.module not in self.local or self.splits(whole) or not self.splits(split):
+            return False
+        return boundary.side == "in" or _in_block(boundary.module)
+
+    def unfolded(self, tensors: Mapping[str, str], modules: Mapping[str, str]) -> OpenSequence:
+        """The same for a graph whose tensors and modules are copies of those of this one."""
+        closed: dict[str, list[int]] = {}
+        for name, dim in self.closed:
+            closed.setdefault(name, []).append(dim)
+        return OpenSequence(
+            self.axes,
+            frozenset((copy, d) for copy, n in tensors.items() for d in closed.get(n, ())),
+            {copy: self.handed[n] for copy, n in tensors.items() if n in self.handed},
+            {copy: self.ends[n] for copy, n in tensors.items() if n in self.ends},
+            frozenset(copy for copy, m in modules.items() if m in self.local),
+        )
+
+    def open(self, name: str, number: int, dim: Dim) -> frozenset[int]:
+        """The axes of dim `number` of tensor `name` that may be split."""
+        if (name, number) in self.closed or _has_concat(dim):
+            return frozenset()
+        return frozenset(a.id for a in atoms_of(dim) if a.id in self.axes)
+
+
+def open_sequence(graph: Graph, axes: Axes, size: int) -> OpenSequence:
+    """Open the sequence axes of the inputs of `graph`: those that are `size` long in the trace.
+
+    Raises:
+        InfeasibleError: no hidden state that blocks hand on has such an axis.
+    """
+    found: dict[int, str] = {}
+    for name in graph.inputs:
+        for i, dim in enumerate(axes.dims[name]):
+            atom = find(dim)
+            if atom.kind == ATOM and atom.size == size:
+                found.setdefault(atom.id, f"{name}.{i}")
+    closed = frozenset(_closed(graph, axes))
+    local = frozenset(_local(graph))
+    between = _between(graph, local)
+    handed: dict[str, tuple[int, int]] = {}
+    ends: dict[str, tuple[int, int]] = {}
+    for name in sorted(graph.carried):
+        places = [(i, find(d).id) for i, d in enumerate(axes.dims[name]) if find(d).id in found]
+        if len(places) != 1:  # a bias of attention has two; it is no hidden state
+            continue
+        (handed if name in between else ends)[name] = places[0]
+        handed |= {b.target: places[0] for b in _into_blocks(graph, name)}
+    if not handed:
+        raise InfeasibleError(
+            "sequence parallelism: this model has no stack of blocks that hand on a hidden state "
+            f"with a sequence (inputs of length {size} in the trace): plan it without"
+        )
+    return OpenSequence(found, closed, handed, ends, local)
+
+
+def _into_blocks(graph: Graph, name: str) -> Iterator[Boundary]:
+    for boundary in graph.boundaries:
+        is_block = boundary.module.rpartition(".")[2].isdigit()
+        if is_block and boundary.side == "in" and boundary.source == name:
+            yield boundary
+
+
+def _between(graph: Graph, local: Collection[str]) -> set[str]:
+    """Tensors that leave a block, and go through the boundary of a module or into a norm."""
+    made = {b.target for b in graph.boundaries if b.side == "out" and _in_block(b.module)}
+    for op in graph.ops:
+        if not _in_block(op.module) and op.module not in local:
+            made -= {*op.inputs}
+    return made
+
+
+def _in_block(module: str) -> bool:
+    return pattern(module) != module
+
+
+def _local(graph: Graph) -> Iterator[str]:
+    """Modules whose parameters, and those of modules within, are vectors."""
+    shapes = {u.fqn: graph.tensors[u.stored].shape for u in graph.uses if not u.is_buffer}
+    owners = {name.rpartition(".")[0] for name in shapes}
+    matrices = [name for name, shape in shapes.items() if len(shape) > 1]
+    for owner in owners - {""}:
+        if not any(name.startswith(f"{owner}.") for name in matrices):
+            yield owner
+
+
+def _closed(graph: Graph, axes: Axes) -> Iterator[tuple[str, int]]:
+    names = {*graph.inputs, *graph.outputs}
+    names |= {u.stored for u in graph.uses} | {u.used for u in graph.uses}
+    for op in graph.ops:
+        if not op.module or (not _in_block(op.module) and op.call.op in TAKES_A_PART):
+            names |= {*op.inputs, *op.outputs}
+    for name in names:
+        yield from ((name, i) for i in range(len(axes.dims[name])))
+    yield from graph.counted
+
+
+def _has_concat(dim: Dim) -> bool:
+    dim = find(dim)
+    return dim.kind == CONCAT or any(_has_concat(c) for c in dim.children)

@@ -1,0 +1,193 @@
+"""The mesh dim as a product of sub-axes, and which axes may be split over which of them.
+
+With 2 key and value heads on 4 ranks the heads cannot be split over all ranks. So the mesh dim is
+taken as 2 x 2: the heads are split over the first sub-axis, the query heads of each over the
+second, and two ranks hold the same key and value head. Everything else goes on using the whole mesh
+dim.
+
+A set of sub-axes is a mask: bit 0 is the major one. Where no axis asks for it there is one
+sub-axis, the mesh dim itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, prod
+
+from shardwright.planner.contract.mesh import sub_name
+from shardwright.planner.graph.axes import CONCAT, PRODUCT, Axes, Dim, atoms_of, find, leaves_of
+from shardwright.planner.graph.graph import Graph, Op
+
+TOLERATED = 1.1
+"""An axis whose longest part is at most this many times the even share is simply long."""
+
+
+@dataclass(frozen=True)
+class SubAxes:
+    """A mesh dim of that name, as a product of sub-axes of these sizes, major first."""
+
+    name: str
+    sizes: tuple[int, ...]
+
+    @cached_property
+    def full(self) -> int:
+        """The mask of all sub-axes."""
+        return (1 << len(self.sizes)) - 1
+
+    @cached_property
+    def bits(self) -> tuple[int, ...]:
+        """The mask of each sub-axis, major first."""
+        return tuple(1 << i for i in range(len(self.sizes)))
+
+    @cached_property
+    def ranks(self) -> int:
+        """Ranks on the mesh dim."""
+        return prod(self.sizes)
+
+    def table(self) -> dict[str, list[int]]:
+        """The mesh dim with the sizes of its sub-axes, if it has several: as a plan names them."""
+        return {self.name: list(self.sizes)} if len(self.sizes) > 1 else {}
+
+    def size(self, mask: int) -> int:
+        """Ranks along the sub-axes of `mask`."""
+        return prod(n for n, bit in zip(self.sizes, self.bits, strict=True) if mask & bit)
+
+    def text(self, mask: int) -> str:
+        """Their name in layouts: `tp` for all of them, `tp.0`, `tp.1`."""
+        if mask == self.full:
+            return self.name
+        return sub_name(self.name, [i for i, bit in enumerate(self.bits) if mask & bit])
+
+    def texts(self, mask: int) -> tuple[str, ...]:
+        """The same as several names where not all are in `mask`, for a list of them."""
+        if mask == self.full:
+            return (self.name,)
+        return tuple(self.text(bit) for bit in self.bits if mask & bit)
+
+    def prefix(self, ranks: int) -> int:
+        """The mask of the major sub-axes that have this many ranks together; 0 if none have."""
+        for i in range(1, len(self.sizes)):
+            if prod(self.sizes[:i]) == ranks:
+                return (1 << i) - 1
+        return 0
+
+
+def uneven(size: int, ranks: int) -> bool:
+    """Whether splitting `size` over `ranks` leaves the longest part much above the even share."""
+    return -(-size // ranks) * ranks > TOLERATED * size
+
+
+def find_sub_axes(graph: Graph, axes: Axes, ranks: int, name: str = "tp") -> SubAxes:
+    """The sub-axes that the axes of the parameters ask for.
+
+    Asking are axes like heads: outermost in a product, too short or too uneven for all ranks, with
+    a factor in common with them. Of factors that do not divide each other the one that more
+    parameters ask for is taken.
+    """
+    asked: dict[int, int] = {}
+    for atom in _leading(graph, axes):
+        share = gcd(atom.size, ranks)
+        if 1 < share < ranks and uneven(atom.size, ranks):
+            asked[share] = asked.get(share, 0) + 1
+    chain = [1, ranks]
+    for share in sorted(asked, key=lambda s: (-asked[s], s)):
+        if all(max(share, c) % min(share, c) == 0 for c in chain):
+            chain.append(share)
+    chain.sort()
+    return SubAxes(name, tuple(b // a for a, b in zip(chain, chain[1:], strict=False)) or (1,))
+
+
+def masks(graph: Graph, axes: Axes, sub: SubAxes) -> dict[int, tuple[int, ...]]:
+    """Axis id -> the sets of sub-axes that it may be split over, of the axes of parameters.
+
+    Nearly all axes take the whole mesh dim or nothing. One that asked for a sub-axis takes that
+    too, and the axes right inside it the rest of the mesh dim.
+    """
+    out = {a.id: [sub.full] if a.size >= sub.ranks else [] for a in _stored(graph, axes)}
+    rests: dict[int, int] = {}
+    for atom in _leading(graph, axes):
+        part = sub.prefix(gcd(atom.size, sub.ranks))
+        if part and uneven(atom.size, sub.ranks):
+            rests[atom.id] = sub.full & ~part
+            out[atom.id] = [*(m for m in out[atom.id] if m == sub.full), part]
+    for outer, inner in _inside(graph, axes, rests.keys()):
+        rest = rests[outer]
+        taken = out.setdefault(inner.id, [])
+        if inner.size >= sub.size(rest) and rest not in taken:
+            taken.append(rest)
+    return {a: tuple(found) for a, found in out.items() if found}
+
+
+def _stored(graph: Graph, axes: Axes) -> Iterator[Dim]:
+    """The axes of parameters that are of no run-time size."""
+    for dim in _of_parameters(graph, axes):
+        yield from (a for a in atoms_of(dim) if not a.whole)
+
+
+def _leading(graph: Graph, axes: Axes) -> Iterator[Dim]:
+    """The outermost axis of each product in the dims of parameters."""
+    for dim in _of_parameters(graph, axes):
+        yield from (f for product in _products(dim) for f in _first(product))
+
+
+def _of_parameters(graph: Graph, axes: Axes) -> Iterator[Dim]:
+    """The dims of parameters that are not of run-time size; those of blocks that are alike once."""
+    found = (axes.dims[use.stored] for use in graph.uses if not use.is_buffer)
+    for dims in {id(dims): dims for dims in found}.values():
+        yield from (dim for dim in dims if not find(dim).whole)
+
+
+def _products(dim: Dim) -> Iterator[Dim]:
+    """The dim if it is a product, or those of a sum of several."""
+    dim = find(dim)
+    if dim.kind == PRODUCT:
+        yield dim
+    elif dim.kind == CONCAT:
+        for child in dim.children:
+            yield from _products(child)
+
+
+def _first(dim: Dim) -> list[Dim]:
+    """The outermost axis of `dim`, if it could be split."""
+    return [a for a in leaves_of(dim) if a.size > 1][:1] if not find(dim).whole else []
+
+
+def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int, Dim]]:
+    """Pairs of an axis in `outer` and one right inside it that can be split beside it.
+
+    That is none that an op wants whole, or sums while it keeps the outer one (the channels of a
+    head, over which scores are summed): what comes out would be split and a pending sum at once.
+    """
+    found: dict[tuple[int, int], Dim] = {}
+    kinds = {id(dims): dims for dims in axes.dims.values()} if outer else {}
+    roots = {find(d).id: d for dims in kinds.values() for d in dims}
+    for product in (p for dim in roots.values() for p in _products(dim)):
+        factors = _factors(product)
+        for left, right in zip(factors, factors[1:], strict=False):
+            if left.id in outer:
+                terms = right.children if right.kind == CONCAT else [right]
+                found |= {(left.id, a.id): a for term in terms for a in _first(term)}
+    if found:
+        for op in {id(axes.axes.get(op.name, op)): op for op in graph.ops}.values():
+            for pair in _apart(axes, op) & found.keys():
+                del found[pair]
+    return [(pair[0], inner) for pair, inner in found.items()]
+
+
+def _factors(dim: Dim) -> list[Dim]:
+    dim = find(dim)
+    return [f for c in dim.children for f in _factors(c)] if dim.kind == PRODUCT else [dim]
+
+
+def _apart(axes: Axes, op: Op) -> set[tuple[int, int]]:
+    """Pairs of axes (outer, inner) that `op` does not let be split together."""
+    rule = axes.rules.get(op.name)
+    if rule is None:
+        return set()
+    atoms = {x: {a.id for a in atoms_of(tree)} for x, tree in axes.axes[op.name].items()}
+    every = set().union(*atoms.values())
+    fixed = set[int]().union(*(atoms[x] for x in rule.immovable()))
+    summed = set[int]().union(*(atoms[x] for x in rule.sum | rule.lookup))
+    return {(o, i) for o in every for i in fixed} | {(o, i) for o in every - summed for i in summed}

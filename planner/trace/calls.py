@@ -1,0 +1,96 @@
+"""What model code computes, call by call: the same functions, with the same numbers, on any part.
+
+Shapes do not show a number that changed. `x / x.shape[-1]` on a part divides by less, and so do a
+loop over `range(self.num_heads)`, a branch on it, `len(x[0])`. So the calls that a module's own
+code makes are noted in the whole model and in a part of it, and compared: all but those that only
+move elements, whose shapes are compared anyway, and the sizes and positions that others take.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch.overrides import TorchFunctionMode
+
+from shardwright.planner.trace.provenance import COUNTING, LITERAL, SIZED, SPLIT
+
+MOVING = {*LITERAL, *SPLIT} | set(
+    """
+__get__ __set__ __getitem__ __len__ chunk clone contiguous detach dim flatten ndimension
+nelement numel permute repeat squeeze size select narrow stride storage_offset transpose t
+tensor_split type_as unbind unsqueeze repeat_interleave swapaxes movedim is_floating_point
+expand_as view_as reshape_as is_complex is_contiguous data_ptr element_size to float double half
+bfloat16 embedding __hash__ __repr__ requires_grad_
+""".split()
+)
+"""They compute nothing. (What an embedding looks up is the runtime's business.)"""
+
+
+class Call(NamedTuple):
+    """A function and the plain numbers that it was given."""
+
+    function: str
+    numbers: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.function}({', '.join(map(str, self.numbers))})"
+
+
+Calls = dict[str, list[Call]]
+"""Module -> the calls of its own code, in order."""
+
+
+class Notes(TorchFunctionMode):
+    """Within, note the calls of every module; `entered` holds the modules that run now."""
+
+    def __init__(self, entered: Sequence[str]) -> None:
+        super().__init__()
+        self.entered, self.found = entered, Calls()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the call if it comes from model code."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        if name not in MOVING and self.entered and not _from_runtime():
+            counts = name in COUNTING or name in SIZED
+            numbers = tuple(_numbers([*args, *kwargs.values()], float if counts else (int, float)))
+            self.found.setdefault(self.entered[-1], []).append(Call(name, numbers))
+        return func(*args, **kwargs)
+
+
+def _numbers(values: Any, kind: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _numbers(value, kind)
+        elif isinstance(value, kind):
+            yield value
+
+
+def _from_runtime() -> bool:
+    """Whether the call is one of the runtime's own: a collective, a shard of a mask."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("shardwright.runtime"):
+            if frame.f_code.co_name not in ("forward", "wrapper") or module.endswith(".vocab"):
+                return True
+        elif not module.startswith(("torch", "shardwright.")):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def difference(
+    whole: Mapping[str, list[Call]], local: Mapping[str, list[Call]]
+) -> tuple[str, str] | None:
+    """The first module whose code computes otherwise on a part, and what it does there."""
+    for module, calls in whole.items():
+        mine = local.get(module, [])
+        for a, b in zip(calls, mine, strict=False):
+            if a != b:
+                return module, f"its code calls {b} on a part, {a} on the whole"
+        if len(calls) != len(mine):
+            return module, f"its code makes {len(mine)} calls on a part, {len(calls)} on the whole"
+    return None

@@ -1,0 +1,106 @@
+"""What a module could be given, by the names of its arguments and what its config says of sizes.
+
+Towers take images as pixels or patches, and sounds as frames of some bands. Which of these a guess
+is right about shows when it is tried.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.planner.cost.cost import TRACE_BATCH, TRACE_SEQ
+
+FRAMES = 296
+"""Frames of sound; halved three times it is still a size that can be told from others."""
+
+BANDS = (80, 128)
+"""Bands of a frame that are usual, where the config says nothing."""
+
+Shape = tuple[int, ...]
+
+
+def guesses(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Tensor | None]]:
+    """Inputs on meta that `module` may run with, by name; none if its first is not known.
+
+    What is real is of `dtype`.
+    """
+    config: Any = module.config
+    parameters = inspect.signature(module.forward).parameters.values()
+    taken = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not taken or taken[0].name not in FIRST:
+        return
+    main, *rest = taken
+    needed = [p.name for p in rest if p.default is p.empty]
+    known = [p.name for p in rest if p.name in needed or p.name in BESIDE]
+    for shape in dict.fromkeys(FIRST[main.name](config)):
+        for names in (needed, known)[: 1 + (known != needed)]:
+            options = [_beside(name, shape) for name in names]
+            for values in product(*options):
+                first = torch.empty(shape, dtype=dtype, device="meta")
+                yield {main.name: first, **dict(zip(names, values, strict=True))}
+
+
+def number(config: Any, *keys: str) -> int | None:
+    """The first of these entries of a config that is a whole number, or a list of equal ones."""
+    for key in keys:
+        value = getattr(config, key, None)
+        if isinstance(value, (list, tuple)) and len(set(value)) == 1:
+            value = value[0]
+        if type(value) is int and value > 0:
+            return value
+    return None
+
+
+def _images(config: Any) -> Iterator[Shape]:
+    colours = number(config, "num_channels", "in_channels", "in_chans") or 3
+    if size := number(config, "image_size", "img_size"):
+        yield TRACE_BATCH, colours, size, size
+    if patch := number(config, "patch_size"):
+        yield TRACE_BATCH, TRACE_SEQ, colours * patch * patch
+
+
+def _sounds(config: Any) -> Iterator[Shape]:
+    half = number(config, "max_source_positions")
+    frames = 2 * half if half else FRAMES
+    said = number(config, "num_mel_bins", "input_size", "feature_size", "input_dim")
+    for bands in (said,) if said else BANDS:
+        yield TRACE_BATCH, bands, frames
+        yield TRACE_BATCH, frames, bands
+
+
+def _states(config: Any) -> Iterator[Shape]:
+    if width := number(config, "hidden_size"):
+        yield TRACE_BATCH, TRACE_SEQ, width
+    if bands := number(config, "input_size", "num_mel_bins", "input_dim"):
+        yield TRACE_BATCH, FRAMES, bands
+
+
+FIRST: dict[str, Callable[[Any], Iterator[Shape]]] = {
+    "pixel_values": _images,
+    "input_features": _sounds,
+    "audio_features": _sounds,
+    "hidden_states": _states,
+    "inputs_embeds": _states,
+}
+"""A module's first argument -> the shapes that it may have."""
+
+BESIDE: dict[str, tuple[Shape, torch.dtype]] = {
+    "attention_mask": ((), torch.bool),
+    "mask": ((), torch.bool),
+    "input_features_mask": ((), torch.bool),
+    "pixel_position_ids": ((2,), torch.int64),
+}
+"""Another argument -> what it has for each place of the first, and its dtype."""
+
+
+def _beside(name: str, shape: Shape) -> list[Tensor | None]:
+    if name not in BESIDE:
+        return [None]
+    more, dtype = BESIDE[name]
+    return [torch.empty(*shape[:2], *more, dtype=dtype, device="meta"), None]

@@ -1,0 +1,77 @@
+"""Shapes of what torch's own shape-only kernels refuse although the real ones compute it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright.planner.trace.data_dependent.known import Known
+
+GROUPED_MM = torch.ops.aten._grouped_mm.default
+GROUPED_MM_TAKES = (torch.float32, torch.float16, torch.bfloat16)
+ALIGNMENT = 16
+"""Bytes that rows of a grouped product must be a multiple of, on every device."""
+
+
+class LikeReal(TorchDispatchMode):
+    """Entered after a `FakeTensorMode`: sees each op before it does.
+
+    The shape-only kernel of `_grouped_mm` (experts) wants bfloat16, the real ones take float32 and
+    float16 too, but nothing else (torch 2.13).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = Known()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """The op, or what stands in for it."""
+        kwargs = kwargs or {}
+        if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
+            return grouped_mm(*args, **kwargs)
+        return self.known.result(func, args, kwargs, lambda: func(*args, **kwargs))[0]
+
+
+def grouped_mm(
+    x: Tensor,
+    weight: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """An empty tensor of the shape of torch's grouped product.
+
+    Shapes: [rows, k] x [groups, k, n] -> [rows, n], [groups, m, k] x [k, n] -> [m, n],
+    [m, k] x [k, n] with k in groups -> [groups, m, n], [groups, m, k] x [groups, k, n] ->
+    [groups, m, n].
+
+    Raises:
+        RuntimeError: what the real kernel raises it for: another dtype, sizes that do not fit, or
+            rows that are not aligned.
+    """
+    if x.dtype not in GROUPED_MM_TAKES:
+        raise RuntimeError(
+            f"torch's grouped product takes float32, bfloat16 or float16, not {x.dtype}: "
+            "choose another implementation of experts, or another dtype"
+        )
+    split = x.dim() == weight.dim() == 2  # the contraction itself is in groups
+    if x.shape[-1] != weight.shape[-2]:
+        raise RuntimeError(f"cannot multiply {list(x.shape)} by {list(weight.shape)}")
+    if x.dim() == weight.dim() == 3 and x.shape[0] != weight.shape[0]:
+        raise RuntimeError(f"{x.shape[0]} groups meet {weight.shape[0]}")
+    for operand in (x, weight):
+        stride = max(operand.stride()[-2:])
+        if stride * operand.element_size() % ALIGNMENT:
+            raise RuntimeError(f"strides should be multiple of {ALIGNMENT} bytes")
+    shape = [x.shape[-2], weight.shape[-1]]
+    if split:
+        assert offs is not None
+        shape = [offs.shape[0], *shape]
+    elif x.dim() == weight.dim():
+        shape = [x.shape[0], *shape]
+    return x.new_empty(shape, dtype=out_dtype or x.dtype)

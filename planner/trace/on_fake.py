@@ -1,0 +1,106 @@
+"""Run a module on fake tensors, with hooks that see its calls: what code does, without data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from shardwright.planner.trace.calls import Calls, Notes
+from shardwright.planner.trace.data_dependent.asked import Asked
+from shardwright.planner.trace.data_dependent.numbers import Questions
+from shardwright.planner.trace.duplicate import duplicate
+from shardwright.planner.trace.fake_ops import LikeReal
+from shardwright.planner.trace.opaque import Opaque, Spec
+from shardwright.planner.trace.traced_calls import Run, Runner, cast
+from shardwright.runtime.attention import by_heads
+
+
+def calls_of(root: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Calls | None:
+    """What the code of each module calls in `runs` of `root` as it is; None if it does not run."""
+    module = duplicate(root)
+    try:
+        return run_and_note(module, runs, follow(module), opaque)
+    except Exception:  # whatever model code raises: its trial as a part will raise it again
+        return None
+
+
+def follow(
+    root: nn.Module, leave: Callable[[str, Any], None] = lambda name, output: None
+) -> list[str]:
+    """Put hooks on the modules of `root`, for good: `leave` gets the name and output of each call.
+
+    Gives the paths of the modules that run, the innermost last.
+    """
+    entered: list[str] = []
+    for name, module in root.named_modules():
+
+        def before(_: nn.Module, _args: Any, name: str = name) -> None:
+            entered.append(name)
+
+        def after(_: nn.Module, _args: Any, output: Any, name: str = name) -> None:
+            entered.pop()
+            leave(name, output)
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+    return entered
+
+
+def run_and_note(
+    module: nn.Module, runs: Sequence[Run], entered: list[str], opaque: Opaque
+) -> Calls:
+    """Make `runs` of `module`, which has the hooks of `follow`; what its code called meanwhile."""
+    with Notes(entered) as notes:
+        run_on_fake(module, runs, opaque)
+    return notes.found
+
+
+def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
+    """Make `runs` of `module`, which is on meta, for what its hooks see.
+
+    Modules in `opaque` do not run. What runs in another dtype than its own has that from then on.
+
+    On fake rather than plain meta tensors: model code knows them and does not ask for their values.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    runs = opaque.made(runs)
+    given = tree_map(
+        lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v,
+        [(run.args, dict(run.kwargs)) for run in runs],
+    )
+    given = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, given, strict=True)]
+    cast(module, runs)
+
+    def empty(_name: str, _taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
+        return [spec.empty() for spec in given]
+
+    like_real = LikeReal()
+    asked = Asked(Questions(opaque, value=like_real.known.value))
+    with (
+        torch.no_grad(),
+        opaque.standing_in(module, empty),
+        fake,
+        like_real,
+        _quiet(),
+        asked,
+        by_heads(module),
+    ):
+        Runner(module, on_fake=True)(given)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep fake tensors from logging what becomes a `Mismatch`."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

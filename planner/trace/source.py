@@ -1,0 +1,151 @@
+"""What is to be planned (hub id, directory, config or module) as a module on meta with inputs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from shardwright.errors import ModelError
+from shardwright.planner.cost.cost import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.trace.duplicate import duplicate
+from shardwright.planner.trace.traced_calls import Run
+from shardwright.planner.trace.unused import more_runs
+from shardwright.runtime.config import read_config
+from shardwright.runtime.identity import config_hash
+
+MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
+"""Arguments that say which tokens are padding -> that with the tokens."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module on meta, inputs to trace it with, and what identifies it."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    architecture: str
+    config_hash: str
+    dtype: torch.dtype
+    more: tuple[Run, ...] = ()
+    """Runs that use parameters which the one with `args` and `kwargs` does not."""
+    padded: tuple[Run, ...] = ()
+    """That with `args` and `kwargs` for sequences of several lengths."""
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs that a plan must hold for; what it costs is what the first does."""
+        return [Run("", self.args, self.kwargs), *self.more, *self.padded]
+
+
+def read_source(
+    model: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Source:
+    """Prepare `model` for tracing; no weights are read or allocated.
+
+    Args:
+        model: Hub id, directory, transformers config, or `nn.Module` (which is left as it is).
+        args: Example inputs; a transformers text model needs none.
+        kwargs: Example inputs by name.
+        dtype: Of the parameters; else the config's own, else float32.
+
+    Raises:
+        ModelError: not a model, unknown to transformers, or inputs are missing.
+    """
+    if isinstance(model, (str, Path)):
+        model = read_config(model)
+    if not isinstance(model, nn.Module):
+        model = from_config(model, dtype)
+    module = on_meta(model)
+    own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    identity = type(model).__name__, config_hash(module), own
+    if args or kwargs:
+        return Source(module, to_meta(args), to_meta(kwargs or {}), *identity)
+    named = text_inputs(module)
+    more = more_runs(module, Run("", (), named))
+    return Source(module, (), named, *identity, more, padded(module, named))
+
+
+def from_config(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
+    """A model of this config on meta, tied as transformers ties it."""
+    from shardwright.runtime.build import model_class
+
+    if not hasattr(config, "to_dict"):
+        raise ModelError(
+            f"cannot plan a {type(config).__name__}: "
+            "give a hub id, a directory, a config or a module"
+        )
+    cls: Any = model_class(config)
+    chosen = dtype or getattr(config, "dtype", None) or torch.float32
+    with torch.device("meta"), _Uninitialised():
+        model = cls._from_config(copy.deepcopy(config), dtype=chosen)
+    return model.eval()
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Within, weights are not drawn: on meta there is nothing to draw, and it takes most time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def on_meta(module: nn.Module) -> nn.Module:
+    """`module` itself if it is on meta, else a copy of it there: weights are not copied."""
+    stores = (s for m in module.modules() for s in (m._parameters, m._buffers) if s)
+    tensors = [t for store in stores for t in store.values() if t is not None]
+    if all(t.is_meta for t in tensors):
+        return module
+    memo: dict[int, Any] = {}
+    for t in {id(t): t for t in tensors}.values():
+        empty = torch.empty_like(t, device="meta")
+        memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
+    return duplicate(module, memo).eval()
+
+
+def to_meta(value: Any) -> Any:
+    """The same inputs with tensors on meta."""
+    return tree_map(lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, value)
+
+
+def text_inputs(module: nn.Module) -> dict[str, Any]:
+    """Token ids for a transformers text model, of sizes that can be told from all others.
+
+    Raises:
+        ModelError: the model takes something else.
+    """
+    names = inspect.signature(module.forward).parameters
+    main = getattr(module, "main_input_name", None)
+    if main is None or "input_ids" not in names:
+        raise ModelError(
+            f"do not know the inputs of {type(module).__name__}: give example args or kwargs "
+            f"(batch {TRACE_BATCH} and sequence {TRACE_SEQ} are good sizes)"
+        )
+    ids = torch.zeros(TRACE_BATCH, TRACE_SEQ, dtype=torch.int64, device="meta")
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if getattr(module.config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
+        inputs["decoder_input_ids"] = ids.clone()
+    if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
+        inputs["use_cache"] = False
+    return inputs
+
+
+def padded(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Run, ...]:
+    """The call with these inputs for sequences of several lengths; none if it takes no masks."""
+    names = inspect.signature(module.forward).parameters
+    takes = (m for m in MASKS if m in names and m not in inputs)
+    of = {m: inputs[MASKS[m]] for m in takes if MASKS[m] in inputs}
+    return (Run("", (), {**inputs, **{m: ids.clone() for m, ids in of.items()}}),) if of else ()

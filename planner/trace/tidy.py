@@ -1,0 +1,209 @@
+"""What a fresh graph still needs: fewer boundaries, facts on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument
+from shardwright.planner.graph.views import is_view
+from shardwright.planner.trace import provenance as origins
+
+
+def carried(graph: Graph, root: nn.Module) -> set[str]:
+    """Tensors between blocks of a `ModuleList` where each takes what the one before gives first.
+
+    What blocks hand on beside it (a position bias, say) no user sees.
+    """
+    leaves, enters, places = {}, [], dict[str, list[str]]()
+    for boundary in graph.boundaries:
+        stack, _, number = boundary.module.rpartition(".")
+        if not number.isdigit() or not isinstance(root.get_submodule(stack), nn.ModuleList):
+            continue
+        if not any(True for _ in root.get_submodule(boundary.module).children()):
+            continue
+        blocks = places.setdefault(stack, list(root.get_submodule(stack)._modules))
+        place = blocks.index(number)
+        if boundary.side == "out":
+            if boundary.slot in ("", "0"):
+                leaves[boundary.target] = (stack, place)
+        elif graph.tensors[boundary.source].differentiable:
+            enters.append((boundary, stack, place))
+    out: set[str] = set()
+    chains = set()
+    for boundary, stack, number in enters:
+        if leaves.get(boundary.source) == (stack, number - 1):
+            out.add(boundary.source)
+            chains.add((stack, boundary.slot))
+    # The first block's input and the last block's output are of the same kind.
+    out |= {b.source for b, stack, number in enters if number == 0 and (stack, b.slot) in chains}
+    stacks = {stack for stack, _ in chains}
+    last = {stack: max(n for s, n in leaves.values() if s == stack) for stack in stacks}
+    slots = {b.slot for b in graph.boundaries if b.target in out}
+    out |= {
+        b.target
+        for b in graph.boundaries
+        if b.target in leaves
+        and b.slot in slots
+        and leaves[b.target][0] in stacks
+        and leaves[b.target][1] == last[leaves[b.target][0]]
+    }
+    return out
+
+
+Key = tuple[str, str, str]
+
+
+def _key(boundary: Boundary) -> Key:
+    return boundary.module, boundary.side, boundary.slot
+
+
+def prune_boundaries(graph: Graph) -> None:
+    """Of boundaries in a row with nothing between them keep the first: one reshard there is enough.
+
+    But keep a module's entrance where its own ops and modules within both take the tensor: a
+    residual may become a pending sum there while the modules within take it as it was.
+    """
+    read_by_ops = {name for op in graph.ops for name in op.inputs}
+    enters_again = {b.source for b in graph.boundaries if b.side == "in"}
+    forks = {b.target for b in graph.boundaries if b.side == "in"} & read_by_ops & enters_again
+    consumers: dict[str, int] = {}
+    for op in graph.ops:
+        for name in op.inputs:
+            consumers[name] = consumers.get(name, 0) + 1
+    for boundary in graph.boundaries:
+        consumers[boundary.source] = consumers.get(boundary.source, 0) + 1
+    names = {n for pair in graph.rounds for n in pair}
+    for name in (*graph.outputs, *graph.shown, *names, *(after for _, after in graph.written)):
+        consumers[name] = consumers.get(name, 0) + 1
+    # The root's own inputs are given whole: a module within it takes them from there.
+    makers = {b.target: _key(b) for b in graph.boundaries if b.module or b.side == "out"}
+    before: dict[Key, set[Key | None]] = {}
+    for boundary in graph.boundaries:
+        single = consumers[boundary.source] == 1 and boundary.target not in forks
+        maker = makers.get(boundary.source) if single else None
+        before.setdefault(_key(boundary), set()).add(maker)
+    # A module does the same in each of its calls, so all of them must come behind the same
+    # boundary.
+    needless = {k for k, found in before.items() if len(found) == 1 and not found & {None, k}}
+    rename: dict[str, str] = {}
+    kept = []
+    for boundary in graph.boundaries:
+        source = rename.get(boundary.source, boundary.source)
+        if _key(boundary) in needless:
+            rename[boundary.target] = source
+            del graph.tensors[boundary.target]
+        else:
+            kept.append(boundary._replace(source=source))
+    graph.watched = [
+        (b.module, b.slot, rename.get(b.target, b.target))
+        for b in graph.boundaries
+        if b.side == "out"
+    ]
+    graph.boundaries = kept
+    graph.ops = [op._replace(inputs=tuple(rename.get(n, n) for n in op.inputs)) for op in graph.ops]
+    graph.outputs = [rename.get(n, n) for n in graph.outputs]
+    graph.shown = {rename.get(n, n) for n in graph.shown}
+    graph.overwritten = {rename.get(n, n) for n in graph.overwritten}
+    graph.made_up = {(rename.get(n, n), dim) for n, dim in graph.made_up}
+    graph.masks = [rename.get(n, n) for n in graph.masks]
+    graph.rounds = [(rename.get(a, a), rename.get(b, b)) for a, b in graph.rounds]
+    graph.looped -= rename.keys()
+    graph.written = [(n, rename.get(after, after)) for n, after in graph.written]
+    graph.scores = [rename.get(n, n) for n in graph.scores]
+    graph.carried = {rename.get(n, n) for n in graph.carried}
+    graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
+    graph.reads = {n: rename.get(t, t) for n, t in graph.reads.items()}
+
+
+def overwritten(graph: Graph) -> set[str]:
+    """The tensors in whose memory those lie that code changes in place, they included."""
+
+    def viewed(_: str, op: Op) -> str | None:
+        return op.inputs[0] if is_view(op.call) else None
+
+    return _behind(graph, graph.overwritten, viewed)
+
+
+def joined(graph: Graph, root: nn.Module) -> set[str]:
+    """What runs from embeddings to blocks, and from block to block.
+
+    What a part of the model gives (an image, a sound) is joined to it on the way, by code that is
+    not traced: both must be whole, and so must their gradients.
+    """
+    return graph.carried | {
+        b.target
+        for b in graph.boundaries
+        if b.side == "out" and isinstance(root.get_submodule(b.module), nn.Embedding)
+    }
+
+
+def logits(graph: Graph) -> set[str]:
+    """The root's outputs, and what ops that keep the shape make of one real operand on the way."""
+
+    def reshaped(name: str, op: Op) -> str | None:
+        sources = [n for n in op.inputs if graph.tensors[n].differentiable]
+        alike = len(sources) == 1 and graph.tensors[sources[0]].shape == graph.tensors[name].shape
+        return sources[0] if alike else None
+
+    return _behind(graph, graph.scores, reshaped)
+
+
+def _behind(
+    graph: Graph, names: Iterable[str], source: Callable[[str, Op], str | None]
+) -> set[str]:
+    """`names`, and what they come from: by boundaries, by ops where `source` names an operand."""
+    producers = graph.producers()
+    origin = {b.target: b.source for b in graph.boundaries}
+    out, queue = set[str](), list(names)
+    while queue:
+        name = queue.pop()
+        out.add(name)
+        op = producers.get(name)
+        before = origin.get(name) or (op and source(name, op))
+        if before:
+            queue.append(before)
+    return out
+
+
+def name_literals(graph: Graph) -> None:
+    """Find slice bounds that come neither from an attribute nor from a size of a tensor."""
+    producers = graph.producers()
+    known: set[tuple[str, str]] = set()
+    for size in graph.sizes:
+        op = slice_of(producers, size)
+        if op is not None:
+            known.add((op.name, size.bound))
+    for i, op in enumerate(graph.ops):
+        if op.call.op in ("slice", "select"):
+            bounds = ("index",) if op.call.op == "select" else ("start", "stop")
+            graph.ops[i] = op._replace(
+                literals=frozenset(b for b in bounds if (op.name, b) not in known)
+            )
+
+
+def fixed(graph: Graph, reads_as_numbers: Iterable[tuple[int, int]]) -> set[tuple[str, int]]:
+    """Dims of tensors whose length must be the same on every rank."""
+    stated = {(s.tensor, s.dim) for s in graph.sizes if s.expression[0] == "constant"}
+    read = {(graph.reads[n], dim) for n, dim in reads_as_numbers if n in graph.reads}
+    return read | {(name, dim) for name, dim in stated if dim >= 0}
+
+
+def slice_of(producers: Mapping[str, Op], size: SizeArgument) -> Op | None:
+    """The slice or select that `size` is a bound of; one index expression makes several."""
+    if not size.bound:
+        return None
+    value = origins.evaluate(size.expression, {})
+    key = {"start": "start", "stop": "end", "index": "index"}[size.bound]
+    op = producers.get(size.tensor)
+    while op is not None and op.call.op in ("slice", "select", "unsqueeze"):
+        if (
+            op.call.op != "unsqueeze"
+            and key in op.call.arguments
+            and op.call.arguments[key] == value
+        ):
+            return op
+        op = producers.get(op.inputs[0])
+    return None

@@ -1,0 +1,124 @@
+"""Trace a module on meta into an ATen graph in which every module boundary is a node.
+
+The module's own Python code runs once (`record.py`). Hooks put a marker where a tensor enters or
+leaves a module (`boundaries.py`), and what sizes come from is noted on the way (`origins.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from shardwright.errors import ModelError, ShardwrightError
+from shardwright.planner.contract.names import is_within
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.trace import boundaries as boundaries
+from shardwright.planner.trace import provenance as origins
+from shardwright.planner.trace import tidy
+from shardwright.planner.trace.data_dependent.loop_masks import as_long_as_the_model_says
+from shardwright.planner.trace.opaque import DATA_DEPENDENT, Opaque, Unknown
+from shardwright.planner.trace.recorder import Record, record
+from shardwright.planner.trace.traced_calls import Run, Runner
+from shardwright.planner.trace.translate import translate
+from shardwright.runtime.attention import by_heads
+
+
+def trace(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    more: Sequence[Run] = (),
+    unpriced: int = 0,
+) -> Graph:
+    """Trace `module(*args, **kwargs)`, and then `more` runs of it, without running it on data.
+
+    The last of them, `unpriced` in number, cost nothing.
+
+    Use distinct primes for sizes that vary at run time (batch, sequence), so that they can be told
+    from sizes of the model.
+
+    Raises:
+        ModelError: the module does not run on meta; the message says on what it stumbled.
+    """
+    opaque = Opaque(module)
+    runs = [Run("", args, kwargs), *more]
+    graph = _traced(module, runs, opaque)
+    if not as_long_as_the_model_says(graph, graph.masks):
+        opaque.stop_guessing()
+        graph = _traced(module, runs, opaque)
+    last = len(runs) - unpriced
+    graph.unpriced = frozenset(turn for turn, (run, _) in enumerate(graph.ways) if run >= last)
+    return graph
+
+
+def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
+    """The graph of `runs`, with all that is known of it."""
+    found = run(module, runs, opaque)
+    graph = translate(found, module, origins.SIZES, origins.SOURCES)
+    graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.guesses
+    graph.ways = opaque.ways
+    graph.pinned = set(origins.PINNED) | inside(graph)
+    reads_as_numbers, reads_as_counts = set(origins.FIXED), set(origins.COUNTED)
+    graph.carried = tidy.carried(graph, module)
+    tidy.prune_boundaries(graph)
+    graph.overwritten = tidy.overwritten(graph)
+    tidy.name_literals(graph)
+    graph.fixed = tidy.fixed(graph, reads_as_numbers) | graph.made_up
+    graph.counted = {(graph.reads[n], dim) for n, dim in reads_as_counts if n in graph.reads}
+    if any(run.module for run in runs):
+        graph.joined = tidy.joined(graph, module)
+    if "labels" in inspect.signature(module.forward).parameters:
+        graph.logits = tidy.logits(graph)
+    return graph
+
+
+def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Record:
+    """Make `runs` with markers; what sizes in them come from is in `origins` afterwards.
+
+    Modules in it that branch on data are put into `opaque`, and it is run again without them. So it
+    is as if with data where its code does not work under export.
+    """
+    with warnings.catch_warnings(), by_heads(module):
+        warnings.simplefilter("ignore")
+        exported = True
+        while True:
+            entered: list[str] = []
+            try:
+                top = Runner(module)
+                with boundaries.marked(module) as entered, origins.marked(module, top):
+                    found = record(top, runs, entered, opaque, exported)
+                if not (around := opaque.used_from_outside(called(found))):
+                    return found
+                entered = around
+                raise Unknown(f"a module in '{around[-1]}' is called from outside of it too")
+            except ShardwrightError:
+                raise
+            except Exception as error:
+                needs_data = isinstance(error, DATA_DEPENDENT)
+                if opaque.after(error, entered):
+                    continue
+                if exported and not needs_data:
+                    exported = False
+                    continue
+                text = str(error).strip().split("\n")[0][:300]
+                kind = "data-dependent" if needs_data else type(error).__name__
+                raise ModelError(
+                    f"cannot trace {type(module).__name__}: {kind}: {text}; "
+                    "give inputs with which its forward runs on meta tensors"
+                ) from error
+
+
+def called(found: Record) -> set[str]:
+    """The modules that took or gave a tensor in a run."""
+    calls = (call for call in found.calls if call.op is boundaries.BOUNDARY)
+    return {boundaries.read_tag(call.args[1])[0] for call in calls}
+
+
+def inside(graph: Graph) -> set[tuple[str, str]]:
+    """Attributes of modules that are not traced: they run as they are."""
+    read = {a for size in graph.sizes for a in origins.attributes_of(size.expression)}
+    return {a for a in read if any(is_within(a[0], n) for n in graph.untraced)}

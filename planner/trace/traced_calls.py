@@ -1,0 +1,77 @@
+"""The calls that a plan is made for: that of the root, and others that run more of its modules.
+
+All are traced into one graph, one after the other, so that what a module does is the same in each
+of them. What a plan costs is what the first costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from shardwright.planner.contract.names import is_within
+from shardwright.planner.trace.data_dependent import branch_paths as ways
+
+
+class Run(NamedTuple):
+    """A call of the root (""), or of a module in it by itself; tensors are on meta.
+
+    Where it has a `dtype`, the module runs in that instead of its own: how it is best split does
+    not depend on it. No other run may use the module then. Where its code goes on either way from
+    questions that only data answers, `answers` are those of the first of them (see `ways.py`).
+    """
+
+    module: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dtype: torch.dtype | None = None
+    answers: tuple[bool, ...] = ()
+
+
+def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:
+    """The dtype that parameter or buffer `fqn` has in `runs`, where `own` is its own."""
+    found = (r.dtype for r in runs if r.dtype and is_within(fqn, r.module))
+    return next(found, own) if own.is_floating_point else own
+
+
+def cast(root: nn.Module, runs: Sequence[Run]) -> None:
+    """Give parameters and buffers of `root`, which is on meta, the dtypes that `runs` want."""
+    for path, module in root.named_modules():
+        stores: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for store in stores:
+            for name, tensor in store.items():
+                if tensor is None:
+                    continue
+                dtype = dtype_of(runs, f"{path}.{name}", tensor.dtype)
+                if dtype != tensor.dtype:
+                    new = torch.empty_like(tensor, dtype=dtype)
+                    kept = isinstance(tensor, nn.Parameter)
+                    store[name] = nn.Parameter(new, tensor.requires_grad) if kept else new
+
+
+class Runner(nn.Module):
+    """Makes several runs of `root` in its forward; `begin` is told the number of each.
+
+    On fake tensors not all questions may be asked: model code can see that there is no data.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        begin: Callable[[int], None] = lambda turn: None,
+        on_fake: bool = False,
+    ) -> None:
+        super().__init__()
+        self.root, self.begin, self.on_fake = root, begin, on_fake
+
+    def forward(self, runs: Sequence[Run]) -> list[Any]:
+        """What each of `runs` returns, in their order."""
+        found = []
+        for turn, run in enumerate(runs):
+            self.begin(turn)
+            with ways.taken(turn, run.answers, not self.on_fake):
+                found.append(self.root.get_submodule(run.module)(*run.args, **run.kwargs))
+        return found

@@ -1,0 +1,266 @@
+"""From the recorded calls of a run to the planner's `Graph`, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument, Tensor, Use
+from shardwright.planner.trace import boundaries as boundaries
+from shardwright.planner.trace.data_dependent.loops import SAME
+from shardwright.planner.trace.provenance import Fact
+from shardwright.planner.trace.recorder import Call, Record
+from shardwright.rules.call import OpCall, Operand
+from shardwright.rules.normalization import UPDATED
+from shardwright.rules.pointwise import TABLE as ELEMENTWISE
+
+IGNORED = {
+    "_assert_async",
+    "_assert_scalar",
+    "_assert_tensor_metadata",
+    "sym_constrain_range_for_size",
+}
+
+
+def translate(
+    record: Record,
+    module: nn.Module,
+    sizes: Iterable[tuple[torch.Tensor, Fact]],
+    sources: Mapping[int, torch.Tensor],
+) -> Graph:
+    """The `Graph` of a run of `module`, with what `origins` noted of sizes in it.
+
+    Args:
+        record: The run.
+        module: The module as it is without the run.
+        sizes: Tensors of the run with sizes that were computed, or bare numbers.
+        sources: The tensors that "read" expressions in `sizes` speak of.
+    """
+    translator = _Translator(module, {id(before) for before, _ in record.carried})
+    for fqn, tensor in record.stored.items():
+        translator.store(fqn, tensor)
+    for tensor in record.inputs:
+        # The caller may want its gradient: of embeddings, of another module's output.
+        translator.take("input", tensor, differentiable=True)
+    needed = [*record.read, *record.written.values(), *record.outputs, *sources.values()]
+    read = {id(call) for call in alive(record.calls, needed)}
+    # What a module gives is made, and priced, even where nobody takes it; it gets no gradient.
+    given = [call.result for call in record.calls if call.op is boundaries.BOUNDARY]
+    for call in alive(record.calls, [*needed, *given]):
+        translator.call(call, differentiable=id(call) in read)
+    graph = translator.graph
+    graph.outputs = [translator.name_of(t) for t in record.outputs]
+    for one, other in record.carried:
+        graph.rounds.append((translator.name_of(one), translator.name_of(other)))
+    names = translator.names
+    graph.made_up = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
+    graph.masks = [translator.name_of(loop.mask) for loop in record.loops]
+    graph.looped = _looped(record, names)
+    before = (names.get(id(t)) for t in record.overwritten)
+    graph.overwritten = {name for name in before if name is not None}
+    graph.shown = {translator.name_of(t) for t in record.read}
+    for fqn, tensor in record.written.items():
+        translator.write(fqn, translator.name_of(tensor))
+    graph.written += [(name, name) for name in trained(graph)]
+    graph.scores = [translator.name_of(t) for t in record.scores]
+    graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
+    graph.sizes = [
+        SizeArgument(expression, translator.names[id(t)], dim, bound)
+        for t, (expression, dim, bound) in sizes
+        if id(t) in translator.names
+    ]
+    return graph
+
+
+def _looped(record: Record, names: Mapping[int, str]) -> set[str]:
+    """What passes of loops over data take or give at boundaries, and parameters that they read."""
+    parameters = {id(t) for t in record.stored.values()}
+    out = set[str]()
+    for loop in record.loops:
+        for call in record.calls[loop.starts[0] : loop.stop] if loop.starts else ():
+            if call.op is boundaries.BOUNDARY:
+                out.add(names.get(id(call.result), ""))
+            out |= {names[id(t)] for t in _tensors(call.args) if id(t) in parameters}
+    return out - {""}
+
+
+def alive(calls: Sequence[Call], results: Iterable[torch.Tensor]) -> list[Call]:
+    """The calls that `results` hang on, in order."""
+    maker: dict[int, int] = {}
+    needs: list[set[int]] = []
+    for i, call in enumerate(calls):
+        taken = _tensors((call.args, dict(call.kwargs)))
+        needs.append({maker[id(t)] for t in taken if id(t) in maker})
+        maker.update({id(t): i for t in _tensors(call.result)})
+    found = {maker[id(t)] for t in results if id(t) in maker}
+    for i in reversed(range(len(calls))):
+        if i in found:
+            found |= needs[i]
+    return [call for i, call in enumerate(calls) if i in found]
+
+
+def trained(graph: Graph) -> list[str]:
+    """Parameters and buffers, as used, that ops change in place when the model trains."""
+    used = {use.used for use in graph.uses}
+    found = (
+        op.inputs[op.call.arguments[name].index]
+        for op in graph.ops
+        for name in UPDATED.get(op.call.op, ())
+    )
+    return [name for name in dict.fromkeys(found) if name in used]
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (t for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+
+
+class _Translator:
+    """The graph so far, and which name stands for which tensor."""
+
+    def __init__(self, module: nn.Module, carried: Collection[int] = ()) -> None:
+        self.carried = carried
+        self.graph = Graph()
+        self.names: dict[int, str] = {}
+        self.counts: dict[str, int] = {}
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        self.held = {**buffers, **parameters}
+        self.buffers = buffers.keys()
+        self.trainable = {n for n, p in parameters.items() if p.is_floating_point()}
+        self.stored: dict[int, str] = {}
+        self.owners = {n.rpartition(".")[0] for n in parameters}
+
+    def fresh(self, base: str) -> str:
+        """A name that no other tensor or op has."""
+        count = self.counts[base] = self.counts.get(base, -1) + 1
+        return f"{base}_{count}" if count else base
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """The name of `tensor`; one that no call made is a constant."""
+        if id(tensor) not in self.names:
+            self.take("constant", tensor, differentiable=False)
+        return self.names[id(tensor)]
+
+    def add(self, name: str, value: torch.Tensor, differentiable: bool) -> None:
+        """Put a tensor into the graph."""
+        can = differentiable and (value.dtype.is_floating_point or value.dtype.is_complex)
+        shape = tuple(int(s) for s in value.shape)
+        self.graph.tensors[name] = Tensor(name, shape, value.dtype, can)
+        self.names[id(value)] = name
+
+    def take(self, kind: str, value: torch.Tensor, differentiable: bool) -> None:
+        """An input."""
+        name = self.fresh(kind)
+        self.add(name, value, differentiable)
+        self.graph.inputs.append(name)
+
+    def store(self, fqn: str, value: torch.Tensor) -> None:
+        """A parameter or a buffer."""
+        is_buffer = fqn in self.buffers
+        used = self.fresh(f"{'b' if is_buffer else 'p'}_{fqn.replace('.', '_')}")
+        held = self.held[fqn]
+        stored = self.stored.setdefault(id(held), used + ".stored")
+        self.add(stored, held, fqn in self.trainable)
+        self.add(used, value, fqn in self.trainable)
+        self.graph.uses.append(Use(fqn, stored, used, is_buffer))
+
+    def write(self, fqn: str, after: str) -> None:
+        """A new value of a parameter: it lies as the old one did where its parts make up its parts.
+
+        Else it is an output, and so whole.
+        """
+        use = next(u for u in self.graph.uses if u.fqn == fqn)
+        producers, name = self.graph.producers(), after
+        while name != use.used:
+            op = producers.get(name)
+            if op is None or len(op.inputs) != 1 or op.call.op not in ELEMENTWISE:
+                self.graph.outputs.append(after)
+                return
+            (name,) = op.inputs
+        self.graph.written.append((use.used, after))
+
+    def call(self, call: Call, differentiable: bool) -> None:
+        """An op, or a marker."""
+        name = call.op._opname if hasattr(call.op, "_opname") else call.op.__name__
+        if name in IGNORED:
+            return
+        if name in SAME:
+            self.names[id(call.result)] = self.name_of(call.args[0])
+        elif call.op is boundaries.BOUNDARY:
+            source = self.name_of(call.args[0])
+            (target,) = self.results(call, self.fresh(name), differentiable)
+            module, side, slot = boundaries.read_tag(call.args[1])
+            has_parameters = module in self.owners
+            self.graph.boundaries.append(
+                Boundary(module, side, slot, source, target, has_parameters, call.turn)
+            )
+        else:
+            self.op(call, name, differentiable)
+
+    def results(self, call: Call, name: str, differentiable: bool) -> list[str]:
+        """Put the tensors that a call makes into the graph and return their names."""
+        sources = [self.name_of(t) for t in _tensors((call.args, dict(call.kwargs)))]
+        differentiable &= any(self.graph.tensors[n].differentiable for n in sources) or (
+            id(call.result) in self.carried  # what passes of a loop add to it is
+        )
+        several = isinstance(call.result, (tuple, list))
+        names = []
+        for i, result in enumerate(call.result if several else [call.result]):
+            if isinstance(result, torch.Tensor):
+                names.append(f"{name}.{i}" if several else name)
+                self.add(names[-1], result, differentiable)
+        return names
+
+    def op(self, call: Call, name: str, differentiable: bool) -> None:
+        """The call as rules see it, with the tensors that go in and come out."""
+        inputs: list[str] = []
+
+        def swap(arg: Any) -> Any:
+            if isinstance(arg, torch.Tensor):
+                inputs.append(self.name_of(arg))
+                return Operand(len(inputs) - 1)
+            return [swap(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
+
+        arguments = {k: swap(v) for k, v in named_arguments(call).items()}
+        unique = self.fresh(name)
+        outputs = self.results(call, unique, differentiable)
+        tensors = self.graph.tensors
+        seen = OpCall(
+            op=name,
+            arguments=arguments,
+            operands=tuple(tensors[t].shape for t in inputs),
+            results=tuple(tensors[t].shape for t in outputs),
+            operand_dtypes=tuple(tensors[t].dtype for t in inputs),
+            result_dtypes=tuple(tensors[t].dtype for t in outputs),
+        )
+        self.graph.ops.append(
+            Op(
+                unique,
+                seen,
+                tuple(inputs),
+                tuple(outputs),
+                call.module,
+                call.source,
+                turn=call.turn,
+            )  # fmt: skip
+        )
+
+
+def named_arguments(call: Call) -> Mapping[str, Any]:
+    """The arguments of a call by their names in the op's schema, defaults filled in."""
+    schema = getattr(call.op, "_schema", None)
+    if schema is None:
+        return {str(i): a for i, a in enumerate(call.args)} | dict(call.kwargs)
+    out: dict[str, Any] = {}
+    for i, parameter in enumerate(schema.arguments):
+        if i < len(call.args):
+            out[parameter.name] = call.args[i]
+        elif parameter.name in call.kwargs:
+            out[parameter.name] = call.kwargs[parameter.name]
+        elif parameter.has_default_value():
+            out[parameter.name] = parameter.default_value
+    return out

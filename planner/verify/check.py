@@ -1,0 +1,270 @@
+"""An independent look at a plan: does every op of the whole graph hold?
+
+It reads the rules, but not the network, its simplification or any solver: for each op it works out
+from the states alone whether the rule allows them together. What they cost is in `bill.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from shardwright.errors import SolverError
+from shardwright.planner.graph.axes import atoms_of
+from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Slot
+from shardwright.planner.graph.repeated_calls import Sizes
+from shardwright.planner.strategies.sequence import OpenSequence
+from shardwright.planner.strategies.states import (
+    REPLICATED,
+    Shards,
+    Split,
+    State,
+    States,
+    covers,
+    looks_new,
+)
+from shardwright.rules.notation import Dims, Rule, letters
+
+Assignment = Mapping[str, State]
+
+
+def check(
+    graph: Graph,
+    states: States,
+    assignment: Assignment,
+    rigid: Collection[str] = (),
+    ops: Iterable[Op] | None = None,
+) -> None:
+    """Check every op, boundary, use, input and output of the unfolded graph.
+
+    What a change of placement costs, and whether there is a collective for it, is the bill's part.
+
+    Args:
+        graph: The traced model.
+        states: Its axes, and which of them are covered.
+        assignment: The plan.
+        rigid: Modules at whose boundaries nothing may change.
+        ops: One of each that are alike, if that is known: see `distinct`.
+
+    Raises:
+        SolverError: something does not hold; the message names the op and the place.
+    """
+    for op in ops or (op for op, _ in distinct(graph, states, assignment)):
+        if (why := _wrong(op, states, assignment)) is not None:
+            raise SolverError(
+                f"the plan does not hold at {op.call.op} in '{op.module}' ({op.source}): {why}; "
+                "this is a mistake of the planner: please report it"
+            )
+    _check_boundaries(graph, states, assignment, rigid)
+    for name in graph.inputs:
+        if assignment[name] != REPLICATED:
+            raise SolverError(f"the plan wants input '{name}' of the model {assignment[name]}")
+    for use in graph.uses:
+        if assignment[use.stored].partial or assignment[use.stored].copied:
+            raise SolverError(f"the plan stores '{use.fqn}' as {assignment[use.stored]}")
+    for name in graph.shown:
+        if assignment[name].shards or assignment[name].partial:
+            raise SolverError(f"the plan lets ranks read other numbers off '{name}'")
+    stored = {u.used: u.stored for u in graph.uses}
+    for used, after in graph.written:
+        if not assignment[stored[used]] == assignment[used] == assignment[after]:
+            raise SolverError(f"the plan writes '{after}' into '{used}', which lies otherwise")
+    for before, after in graph.rounds:
+        if assignment[before] != assignment[after]:
+            raise SolverError(f"the plan changes '{before}' in a pass that may not be made")
+    for name in graph.logits:
+        if assignment[name].partial:
+            raise SolverError(f"the plan leaves the scores '{name}' a pending sum")
+    for name in graph.outputs:
+        if assignment[name] != REPLICATED:
+            raise SolverError(f"the plan leaves output '{name}' of the model {assignment[name]}")
+    for name in graph.joined:
+        if assignment[name] != REPLICATED:
+            raise SolverError(f"the plan leaves '{name}' {assignment[name]}: it may be joined")
+    for name, allowed in states.handed().items():
+        if assignment[name] not in allowed:
+            raise SolverError(f"the plan leaves hidden state '{name}' {assignment[name]}")
+    if states.sequence:
+        _check_sequence(graph, states.sequence, assignment)
+
+
+def distinct(graph: Graph, states: States, assignment: Assignment) -> list[tuple[Op, int]]:
+    """The ops, each with how many there are with the same axes in the same states.
+
+    Copies of an op in blocks that are alike share its axes: what holds for one holds for all.
+    """
+    found: dict[object, list[Any]] = {}
+    state = {name: id(s) for name, s in assignment.items()}.__getitem__
+    axes = states.axes.axes
+    for op, times in _repeated(graph, state):
+        at = axes.get(op.name)
+        key = (op.name if at is None else id(at), *map(state, op.inputs), *map(state, op.outputs))
+        if key in found:
+            found[key][1] += times
+        else:
+            found[key] = [op, times]
+    return [(op, times) for op, times in found.values()]
+
+
+def _repeated(graph: Graph, state: Callable[[str], int]) -> Iterator[tuple[Op, int]]:
+    """The ops; of copies of a block whose tensors are all in the same states, those of the first.
+
+    Second: how many copies that are.
+    """
+    blocks: dict[object, list[Block]] = {}
+    for block in graph.blocks:
+        blocks.setdefault((block.kind, *map(state, block.tensors)), []).append(block)
+    done = 0
+    for block in graph.blocks:
+        yield from ((op, 1) for op in graph.ops[done : block.start])
+        done = block.stop
+    yield from ((op, 1) for op in graph.ops[done:])
+    for copies in blocks.values():
+        yield from ((op, len(copies)) for op in graph.ops[copies[0].start : copies[0].stop])
+
+
+def _check_sequence(graph: Graph, sequence: OpenSequence, assignment: Assignment) -> None:
+    """What may not be split along a sequence is not, and norms take it split."""
+    for name, dim in sequence.closed:
+        if sequence.splits(s for s in assignment[name].shards if s[0] == dim):
+            raise SolverError(f"the plan splits '{name}' along its sequence, dim {dim}")
+    for b in graph.boundaries:
+        if sequence.misplaced(b, assignment[b.source].shards, assignment[b.target].shards):
+            raise SolverError(f"the plan runs norm '{b.module}' on the whole sequence")
+
+
+def _check_boundaries(
+    graph: Graph, states: States, assignment: Assignment, rigid: Collection[str]
+) -> None:
+    """A module does the same to a slot in each of its calls, and a rigid one nothing."""
+    done: dict[Slot, tuple[str, tuple[State, State]]] = {}
+    sizes = Sizes(graph, states.axes)
+    for boundary in graph.boundaries:
+        change = (assignment[boundary.source], assignment[boundary.target])
+        if boundary.module in rigid and change[0] != change[1]:
+            raise SolverError(f"the plan changes {_where(boundary)}, where nothing may change")
+        if boundary.target in graph.overwritten and looks_new(*change):
+            raise SolverError(f"the plan changes {_where(boundary)}, which is changed in place")
+        source, before = done.setdefault(graph.slot(boundary), (boundary.source, change))
+        if change[0] == change[1] and before[0] == before[1]:
+            continue
+        if before != change or not sizes.same(source, boundary.source):
+            raise SolverError(f"the plan changes {_where(boundary)} otherwise in a later call")
+
+
+def _where(boundary: Boundary) -> str:
+    return f"tensor '{boundary.slot}' {boundary.side} '{boundary.module}'"
+
+
+def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
+    names = (*op.inputs, *op.outputs)
+    have = [assignment[n] for n in names]
+    rule = states.axes.rules.get(op.name)
+    split: Split = frozenset()
+    if any(s.shards for s in have):
+        if rule is None:
+            return "an op without a rule has tensors that are split"
+        found = split_axes(rule, (*rule.operands, *rule.results), have, states, op)
+        if isinstance(found, str):
+            return found
+        split = found
+        moved = {x for x, _, _ in split} & rule.immovable()
+        if moved:
+            return f"axes {sorted(moved)} may not be split"
+    for bit in states.sub.bits:
+        why = (
+            _wrong_split(op, rule, split, have, states, bit)
+            if rule is not None and any(m & bit for _, _, m in split)
+            else _wrong_sum(op, rule, have, states, bit)
+        )
+        if why is not None:
+            return f"over {states.sub.text(bit)}, {why}"
+    return None
+
+
+def _wrong_split(
+    op: Op, rule: Rule, split: Split, have: Sequence[State], states: States, bit: int
+) -> str | None:
+    """What is wrong with the pending sums over a sub-axis that splits some axis of `op`."""
+    here = {(x, a) for x, a, m in split if m & bit}
+    reduced = {x for x, _ in here} & (rule.sum | rule.lookup)
+    for axis in reduced:
+        if not covers(states.axes.axes[op.name][axis], [a for x, a in here if x == axis]):
+            return (
+                f"only a part of axis {axis} is split, and the rest would be summed more than once"
+            )
+    for i, (name, state) in enumerate(zip((*op.inputs, *op.outputs), have, strict=True)):
+        is_result = i >= len(op.inputs)
+        shards: Shards = frozenset(s for s in state.shards if s[2] & bit)
+        if is_result and reduced and shards:
+            return f"result '{name}' is split and would be a pending sum"
+        if reduced and (is_result or (not shards and _added(rule, i, reduced))):
+            want = "a pending sum"
+        elif states.graph.tensors[name].differentiable and not states.covered(name, shards) & bit:
+            want = "copied"
+        else:
+            want = "nothing pending"
+        if _pending(state, bit) != want:
+            kind = "result" if is_result else "operand"
+            return f"{kind} '{name}' is {_pending(state, bit)} instead of {want}"
+    return None
+
+
+def _pending(state: State, bit: int) -> str:
+    if state.partial & bit:
+        return "both" if state.copied & bit else "a pending sum"
+    return "copied" if state.copied & bit else "nothing pending"
+
+
+def split_axes(
+    rule: Rule, sides: Sequence[Dims], have: Sequence[State], states: States, op: Op
+) -> Split | str:
+    """The split axes that the states show; a text where two tensors disagree."""
+    trees = {x: {a.id for a in atoms_of(d)} for x, d in states.axes.axes[op.name].items()}
+    split = {
+        (x, a, m)
+        for dims, s in zip(sides, have, strict=True)
+        for d, a, m in s.shards
+        for x in letters(dims[d])
+        if a in trees[x]
+    }
+    for dims, state in zip(sides, have, strict=True):
+        want = {
+            (d, a, m)
+            for d, expr in enumerate(dims)
+            for x in letters(expr)
+            for y, a, m in split
+            if x == y
+        }
+        if want != set(state.shards):
+            return f"axes {sorted(want)} are split, in one tensor {sorted(state.shards)}"
+    return frozenset(split)
+
+
+def _added(rule: Rule, operand: int, reduced: set[str]) -> bool:
+    """Whether `operand` is added to one that has a reduced axis."""
+    having = {
+        j for j, dims in enumerate(rule.operands) if reduced & {x for e in dims for x in letters(e)}
+    }
+    return any(operand in group and group & having for group in rule.linear)
+
+
+def _wrong_sum(
+    op: Op, rule: Rule | None, have: Sequence[State], states: States, bit: int
+) -> str | None:
+    """What is wrong over a sub-axis that splits nothing of `op`: all whole, copied, or a sum."""
+    kinds = [_pending(state, bit) for state in have]
+    copied = [
+        "copied" if states.graph.tensors[n].differentiable else "nothing pending"
+        for n in (*op.inputs, *op.outputs)
+    ]
+    if all(kind == "nothing pending" for kind in kinds) or kinds == copied:
+        return None
+    pending = frozenset(i for i, k in enumerate(kinds[: len(op.inputs)]) if k == "a pending sum")
+    if rule is None or pending not in rule.linear:
+        return f"sums are pending in operands {sorted(pending)}: it is not linear in them together"
+    for i, kind in enumerate(kinds):
+        want = "a pending sum" if i in pending or i >= len(op.inputs) else copied[i]
+        if kind != want:
+            return f"tensor {i} is {kind} instead of {want}"
+    return None

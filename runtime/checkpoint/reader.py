@@ -1,0 +1,117 @@
+"""Reading boxes of stored tensors, and of what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import CheckpointError
+from shardwright.planner.contract.dims import Range
+from shardwright.runtime.checkpoint.chunks import Box, box_bytes, boxes
+from shardwright.runtime.checkpoint.expressions import Index, part
+from shardwright.runtime.checkpoint.names import Source
+from shardwright.runtime.checkpoint.source import Checkpoint
+
+
+class Reader:
+    """Reads parts of a checkpoint's tensors; a context, at whose end files are closed.
+
+    Attributes:
+        read: bytes read so far.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.read = 0
+        self._tensors = checkpoint.tensors
+        self._open: dict[Path, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.clear()
+        self._stack.close()
+
+    def get(self, source: Source, box: Box) -> Tensor:
+        """What the rank holds of `box` of `source`.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        if source.made is None:
+            return self._box(source.key, box)
+        index = [torch.arange(s.start, s.stop) if s.picked is None else s.picked for s in box]
+        return part(source.made, tuple(index), self._part)
+
+    def _part(self, key: str, index: Index) -> Tensor:
+        """The stored tensor `key` at `index`, whose indices may come in any order."""
+        entry = self._tensors[key]
+        ordered = [i if _ascends(i) else i.sort().values for i in index]
+        pieces = list(boxes([_ranges(i) for i in ordered], entry.dtype.itemsize))
+        if len(pieces) == 1:
+            out = self._box(key, pieces[0])
+        else:
+            out = torch.empty([len(i) for i in index], dtype=entry.dtype)
+            for box in pieces:
+                out[inside(box)].copy_(self._box(key, box))
+        for d, i in enumerate(index):
+            if ordered[d] is not i:
+                out = out.index_select(d, i.argsort().argsort())
+        return out
+
+    def _box(self, key: str, box: Box) -> Tensor:
+        entry = self._tensors[key]
+        self.read += box_bytes(box, entry.dtype.itemsize)
+        with _reading(entry.file):
+            return get(self._file(entry.file).get_slice(key), box)
+
+    def _file(self, file: Path) -> Any:
+        from safetensors import safe_open
+
+        if file not in self._open:
+            handle = safe_open(str(file), framework="pt", device="cpu")
+            self._open[file] = self._stack.enter_context(handle)
+        return self._open[file]
+
+
+def inside(box: Box) -> tuple[slice, ...]:
+    """Where the box lies in the local tensor."""
+    return tuple(slice(s.to, s.to + s.held) for s in box)
+
+
+def get(slab: Any, box: Box) -> Tensor:
+    """What the rank holds of `box`, read from a safetensors slice."""
+    piece = slab[tuple(slice(s.start, s.stop) for s in box)]
+    for dim, span in enumerate(box):
+        if span.picked is not None:
+            piece = piece.index_select(dim, span.picked - span.start)
+    return piece
+
+
+def _ascends(index: Tensor) -> bool:
+    return bool((index.diff() > 0).all())
+
+
+def _ranges(index: Tensor) -> list[Range]:
+    """The runs of consecutive indices in ascending ones."""
+    cuts = (torch.where(index.diff() != 1)[0] + 1).tolist()
+    bounds = [0, *cuts, len(index)]
+    starts = index[bounds[:-1]].tolist()
+    ends = (index[[b - 1 for b in bounds[1:]]] + 1).tolist()
+    return list(zip(starts, ends, strict=True))
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"cannot read {file} ({error}): fetch the file again") from None
