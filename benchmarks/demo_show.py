@@ -54,7 +54,7 @@ def _table(found: Outcome) -> Table:
         table.add_row(
             str(rank["rank"]),
             _size(rank["held"]),
-            f"{100 * rank['held'] / found.plan.predicted.whole_bytes:.1f} %",
+            f"{100 * rank['held'] / found.plan.predicted.unsharded_bytes:.1f} %",
             _size(rank["read"]),
             *(_calls(rank[phase]) for phase in phases),
         )

@@ -90,7 +90,7 @@ def priced(kind: str, name: str) -> Row:
         row |= {"theirs": _figures(hand.predicted)} if hand.predicted else {"error": hand.problem}
         row["ours"] = _figures(run(search, None, 60.0, None).predicted)
         if hand.predicted and slower(row, "ours"):
-            pins = dict.fromkeys(hand.whole, "replicate")
+            pins = dict.fromkeys(hand.replicated, "replicate")
             alike = prepare(model, TP, seq=SEQ, device=DEVICE, pins=pins)
             row["alike"] = _figures(run(alike, None, 60.0, None).predicted)
     except Exception as error:

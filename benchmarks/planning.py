@@ -72,9 +72,9 @@ def measure(name: str, tp: int, how: How) -> dict[str, Any]:
             "status": plan.solver.status,
             "gap": (objective - bound) / max(objective, 1),
             "rank_bytes": max(plan.predicted.parameter_bytes),
-            "whole_bytes": plan.predicted.whole_bytes,
+            "whole_bytes": plan.predicted.unsharded_bytes,
             "collectives": sum(c.count for c in forward),
-            "kept_whole": {w.parameter: w.reason for w in plan.whole},
+            "kept_whole": {w.parameter: w.reason for w in plan.replicated},
             "opaque": plan.opaque,
         }
     )

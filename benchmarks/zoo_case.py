@@ -171,8 +171,8 @@ def _planned(plan: Plan) -> dict[str, Any]:
     return {
         "status": plan.solver.status,
         "bytes": max(plan.predicted.parameter_bytes),
-        "whole_bytes": plan.predicted.whole_bytes,
-        "whole": {w.parameter: w.reason for w in plan.whole},
+        "whole_bytes": plan.predicted.unsharded_bytes,
+        "whole": {w.parameter: w.reason for w in plan.replicated},
         "opaque": dict(plan.opaque),
         "predicted": predicted(plan),
     }

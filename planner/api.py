@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from shardwright.errors import UsageError
-from shardwright.planner.blocks.folded_trace import trace_all
 from shardwright.planner.contract.mesh import read_mesh, replicas
 from shardwright.planner.contract.plan_file import Phase, Plan, Workload
 from shardwright.planner.cost.cost import TRACE_SEQ
@@ -24,6 +23,7 @@ from shardwright.planner.search.on_demand import run
 from shardwright.planner.search.search import Search
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
+from shardwright.planner.trace.folded_trace import trace_all
 from shardwright.planner.trace.source import Source, read_source
 
 

@@ -18,7 +18,7 @@ from shardwright.planner.contract.plan_file import (
     Crossing,
     ModulePlan,
     ParameterPlan,
-    Whole,
+    Replicated,
 )
 from shardwright.planner.cost.cost import Collective as Call
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
@@ -202,7 +202,7 @@ def folded(root: nn.Module, plans: Mapping[str, ModulePlan]) -> dict[str, Module
 
 
 def shapes(root: nn.Module) -> dict[str, list[int]]:
-    """Whole shape of each parameter, one entry for those that differ only in layer numbers."""
+    """Unsharded shape of each parameter, one entry for those that differ only in layer numbers."""
     found = {n: list(p.shape) for n, p in root.named_parameters(remove_duplicate=False)}
     return fold(found, found)
 
@@ -241,13 +241,13 @@ def count(bill: Bill) -> list[Collective]:
     return out
 
 
-def wholes(
+def replicated_parameters(
     layouts: Layouts,
     possible: Mapping[str, bool],
     pinned: Collection[str] = (),
     failed: Mapping[str, str] = MappingProxyType({}),
     unread: Callable[[Use], str] = lambda use: UNUSED,
-) -> list[Whole]:
+) -> list[Replicated]:
     """Large parameters that every rank holds, each with the reason.
 
     Args:
@@ -262,7 +262,7 @@ def wholes(
     idle = {u.stored for u in graph.uses} - {u.stored for u in graph.uses if u.used in read}
     sizes = {u.stored: rank_bytes_of(graph, u.stored) for u in graph.uses}
     total = sum(sizes.values())
-    found: dict[str, Whole] = {}
+    found: dict[str, Replicated] = {}
     for use in graph.uses:
         if (
             layouts.assignment[use.stored].shards
@@ -278,7 +278,7 @@ def wholes(
             reason = unread(use)
         else:
             reason = reason_of(use, layouts, possible)
-        found[use.stored] = Whole(parameter=use.fqn, bytes=sizes[use.stored], reason=reason)
+        found[use.stored] = Replicated(parameter=use.fqn, bytes=sizes[use.stored], reason=reason)
     return sorted(found.values(), key=lambda w: (-w.bytes, w.parameter))
 
 
@@ -291,7 +291,7 @@ def rank_bytes_of(graph: Graph, name: str) -> int:
 
 
 def reason_of(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
-    """Why a parameter stays whole; `possible` is as for `wholes`."""
+    """Why a parameter stays whole; `possible` is as for `replicated_parameters`."""
     states, graph = layouts.states, layouts.graph
     if possible.get(use.stored):
         return "splitting it would cost more time in collectives than its bytes are worth"

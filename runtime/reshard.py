@@ -243,14 +243,14 @@ def gather_whole(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
     """The whole tensor, on every rank, of which this rank holds `x`; not differentiable."""
     rest = Placement(placement.dims, placement.partial)
     with torch.no_grad():
-        return Reshard(rest, placement.whole(), mesh)(x.detach())
+        return Reshard(rest, placement.replicated(), mesh)(x.detach())
 
 
 def take_local(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
     """What this rank holds of the whole tensor `x`; not differentiable, no communication."""
     rest = Placement(placement.dims, placement.partial)
     with torch.no_grad():
-        return Reshard(placement.whole(), rest, mesh)(x.detach())
+        return Reshard(placement.replicated(), rest, mesh)(x.detach())
 
 
 @dataclass(frozen=True)

@@ -186,31 +186,92 @@ def test_no_file_is_over_500_lines() -> None:
     assert not {file: length for file, length in lengths.items() if length > 500}
 
 
-def test_imports_run_one_way() -> None:
-    """The runtime takes the plan file and its notation from the planner; rules take nothing."""
-    forbidden = {
-        "rules": ("shardwright.planner", "shardwright.runtime", "ortools"),
-        "runtime": ("shardwright.planner", "ortools"),
-    }
-    allowed = {"shardwright.planner.contract.placement", "shardwright.planner.contract.plan_file"}
-    for folder, others in forbidden.items():
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            nodes = ast.walk(ast.parse(file.read_text()))
-            imports = {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
-            foreign = {m for m in imports if m.startswith(others)} - allowed
-            assert not foreign, f"{file} imports {sorted(foreign)}"
+def modules() -> dict[str, Path]:
+    """Name below `shardwright` -> file, of every module in the three folders."""
+    files = [ROOT / file for file in sources() if file.endswith(".py")]
+    return {".".join(f.relative_to(ROOT).with_suffix("").parts): f for f in files}
 
 
-def test_folders_of_the_planner_import_one_way() -> None:
-    """Files beside the folders count as folders of one file."""
-    package, imports = "shardwright.planner.", nx.DiGraph()
-    for file in sorted((ROOT / "planner").rglob("*.py")):
-        own = file.relative_to(ROOT / "planner").with_suffix("").parts[0]
+@cache
+def imports() -> nx.DiGraph:
+    """Which module imports which, as the code says it: inside of functions, too."""
+    known, graph = modules(), nx.DiGraph()
+    for module, file in known.items():
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = (f"{node.module}.{name.name}" for name in node.names)
-                inside = (n.removeprefix(package) for n in names if n.startswith(package))
-                imports.add_edges_from((own, name.split(".")[0]) for name in inside)
-    imports.remove_edges_from(list(nx.selfloop_edges(imports)))
-    assert imports.has_edge("api", "trace"), "no imports found"
-    assert not [set(c) for c in nx.strongly_connected_components(imports) if len(c) > 1]
+            if isinstance(node, ast.Import):
+                graph.add_edges_from((module, name.name) for name in node.names)
+            if isinstance(node, ast.ImportFrom):
+                parts = module.split(".")[: -node.level] if node.level else []
+                base = ".".join([*parts, *([node.module] if node.module else [])])
+                base = base.removeprefix("shardwright.")
+                names = (f"{base}.{name.name}" for name in node.names)
+                graph.add_edges_from((module, n if n in known else base) for n in names)
+    return graph
+
+
+def folder(module: str) -> str:
+    """The room of a module: a folder of the planner, or one of the two others."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "planner" else parts[0]
+
+
+def leads(source: str, target: str) -> dict[str, set[str]]:
+    """Modules below `source` -> what they import below `target`."""
+    found: dict[str, set[str]] = {}
+    for a, b in imports().edges:
+        if f"{a}.".startswith(f"{source}.") and f"{b}.".startswith(f"{target}."):
+            found.setdefault(a, set()).add(b)
+    return found
+
+
+FROM_RUNTIME = {
+    "planner.devices.calibrate": {"runtime.collectives", "runtime.mesh"},
+    "planner.dry_run.again": {"runtime.identity"},
+    "planner.dry_run.dry_run": {"runtime.api", "runtime.mesh"},
+    "planner.on_ranks.numeric": {
+        "runtime.api", "runtime.build", "runtime.config", "runtime.gather", "runtime.processes"
+    },
+    "planner.report.explain": {"runtime.identity"},
+    "planner.trace.on_fake": {"runtime.attention"},
+    "planner.trace.source": {"runtime.build", "runtime.config", "runtime.identity"},
+    "planner.trace.trace": {"runtime.attention"},
+}  # fmt: skip
+"""All that the planner takes of the runtime: to build a model, to try a plan, to measure."""
+
+
+def test_planner_imports_of_the_runtime_what_is_listed() -> None:
+    assert leads("planner", "runtime") == FROM_RUNTIME
+
+
+def test_runtime_imports_of_the_planner_the_contract_alone() -> None:
+    found = set().union(*leads("runtime", "planner").values())
+    assert found and {folder(module) for module in found} == {"planner.contract"}
+    assert not leads("runtime", "ortools")
+
+
+def test_contract_imports_nothing_but_the_errors() -> None:
+    inside = leads("planner.contract", "planner")
+    assert inside and {folder(m) for found in inside.values() for m in found} == {
+        "planner.contract"
+    }
+    for package in ("torch", "transformers", "runtime", "rules"):
+        assert not leads("planner.contract", package)
+
+
+def test_rules_import_neither_of_the_others() -> None:
+    for package in ("planner", "runtime", "ortools"):
+        assert not leads("rules", package)
+
+
+def test_imports_between_folders_run_one_way() -> None:
+    """Files beside the folders of the planner count as folders of one file."""
+    known = modules()
+    between = nx.DiGraph(
+        (folder(a), folder(b)) for a, b in imports().edges if b in known and folder(a) != folder(b)
+    )
+    between.remove_edges_from([*between.out_edges("runtime")])  # it takes the contract: see above
+    order = nx.condensation(between)
+    for n in nx.topological_sort(order):  # pytest -s shows it
+        print(*sorted(order.nodes[n]["members"]))
+    assert between.has_edge("planner.api", "planner.trace"), "no imports found"
+    assert not [set(c) for c in nx.strongly_connected_components(between) if len(c) > 1]

@@ -37,6 +37,6 @@ class Placement:
         """Shape of the part that the rank at `coords` holds."""
         return tuple(dim_size(d, coords) for d in self.dims)
 
-    def whole(self) -> Placement:
+    def replicated(self) -> Placement:
         """The same dims, nothing split and nothing pending."""
         return Placement(tuple(unsplit(d) for d in self.dims))

@@ -12,9 +12,10 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.mesh import Coords, coords_of
 from shardwright.planner.contract.names import lookup
+from shardwright.planner.contract.versions import upgraded
 
 FORMAT = "shardwright.plan"
-VERSION = 1
+VERSION = 2
 
 Phase = Literal["prefill", "decode", "train"]
 
@@ -78,7 +79,7 @@ class ModulePlan(_Part):
     )
 
 
-class Whole(_Part):
+class Replicated(_Part):
     """A large parameter that no rank can do without, and why."""
 
     parameter: str
@@ -142,7 +143,7 @@ class Prediction(_Part):
     """What the plan should cost, per rank."""
 
     parameter_bytes: list[int] = Field(description="parameters and buffers of each rank")
-    whole_bytes: int = Field(description="the same for the unsplit model")
+    unsharded_bytes: int = Field(description="the same for the unsplit model")
     memory: Memory | None = None
     time_ns: int = Field(description="of all that the workload asks for")
     phase_ns: dict[Phase, int] = Field(default={}, description="of each phase, run once")
@@ -166,7 +167,7 @@ class Plan(_Part):
     """How to split one model over one mesh."""
 
     format: Literal["shardwright.plan"] = FORMAT
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     model: ModelIdentity
     mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
     batch_dims: list[str] = Field(
@@ -181,7 +182,7 @@ class Plan(_Part):
     )
     workload: Workload
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
-    whole: list[Whole] = []
+    replicated: list[Replicated] = []
     opaque: dict[str, int] = Field(default={}, description="ops without a rule -> occurrences")
     pins: dict[str, str] = Field(
         default={},
@@ -229,10 +230,11 @@ class Plan(_Part):
             raise PlanError(f"{where} is not JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f'{where} is not a Shardwright plan: "format" should be "{FORMAT}"')
+        data = upgraded(data, VERSION)
         if data.get("version") != VERSION:
             raise PlanError(
-                f"{where} has plan version {data.get('version')}; this Shardwright reads version "
-                f"{VERSION}: make the plan again with `shardwright plan`"
+                f"{where} has plan version {data.get('version')}; this Shardwright reads versions "
+                f"1 to {VERSION}: make the plan again with `shardwright plan`"
             )
         try:
             return cls.model_validate(data)

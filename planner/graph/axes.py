@@ -33,13 +33,13 @@ class Dim:
     A `solid` atom stays one: what would refine it is a conflict.
     """
 
-    __slots__ = ("children", "id", "kind", "parent", "size", "solid", "whole")
+    __slots__ = ("children", "id", "kind", "parent", "size", "solid", "unshardable")
     _ids = count()
 
     def __init__(self, size: int, kind: str = ATOM, children: Sequence[Dim] = ()) -> None:
         self.size, self.kind, self.children = size, kind, list(children)
         self.parent: Dim | None = None
-        self.whole = self.solid = False
+        self.unshardable = self.solid = False
         self.id = next(Dim._ids)
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ def _link(dim: Dim, target: Dim) -> None:
         raise Conflict(f"{dim!r} would contain itself in {target!r}")
     if dim.solid and target.kind != ATOM:
         raise Conflict(f"{dim!r} may not be refined to {target!r}")
-    target.whole |= dim.whole
+    target.unshardable |= dim.unshardable
     target.solid |= dim.solid
     dim.parent = target
 
@@ -121,7 +121,7 @@ def _split_minor(dim: Dim, minor: int) -> tuple[Dim | None, Dim]:
         raise Conflict(f"{dim!r} may not be refined")
     if dim.kind == ATOM:
         major, rest = Dim(dim.size // minor), Dim(minor)
-        major.whole = rest.whole = dim.whole
+        major.unshardable = rest.unshardable = dim.unshardable
         dim.kind, dim.children = PRODUCT, [major, rest]
         return major, rest
     if dim.kind == PRODUCT:
@@ -174,7 +174,7 @@ def split_concat(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
     if dim.kind == ATOM:
         parts = [Dim(s) for s in sizes]
         for made in parts:
-            made.whole = dim.whole
+            made.unshardable = dim.unshardable
         dim.kind, dim.children = CONCAT, parts
         return parts
     if dim.kind == PRODUCT:
@@ -290,7 +290,7 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
     _unify_repeated_slots(graph, out)
     for name in graph.inputs:
         for dim in out.dims[name]:
-            dim.whole = True
+            dim.unshardable = True
     for op in graph.ops:
         rule = out.rules[op.name] = rule_for(op.call)
         if rule is not None:
@@ -305,7 +305,7 @@ def _follow(op: Op, inputs: Sequence[str], out: Axes) -> None:
     given = (find(d) for name in (*op.inputs, *inputs) for d in out.dims[name])
     varying: dict[int, Dim] = {}
     for dim in given:
-        if dim.size > 1 and all(a.whole for a in atoms_of(dim)):
+        if dim.size > 1 and all(a.unshardable for a in atoms_of(dim)):
             varying.setdefault(dim.size, dim)
     for name in op.outputs:
         for dim in out.dims[name]:
@@ -341,7 +341,7 @@ def _bind(op: Op, rule: Rule, out: Axes) -> None:
                 out.conflicts.append((op, str(conflict)))
                 for root in [dim, *(axes[a] for a in _names(expr))]:
                     for atom in [find(root), *atoms_of(root)]:
-                        atom.whole = True
+                        atom.unshardable = True
 
 
 def _names(expr: Expr) -> list[str]:

@@ -10,7 +10,7 @@ from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.units import human_bytes, human_time
 from shardwright.planner.wording import collectives_in_words, placement_in_words
 
-ABSENT = {"placement": "whole", "whole": "not large, or split"}
+ABSENT = {"placement": "whole", "replicated": "not large, or split"}
 """What a plan means that does not name something, by kind of difference."""
 
 UNLIKE = "differs by layer"
@@ -46,7 +46,7 @@ def _tables(plan: Plan, names: list[str]) -> dict[str, dict[str, str]]:
         "placement": {k: v for n in names for k, v in _placements(plan, n)},
         "collective": {k: v for n in names for k, v in _boundaries(plan, n)},
         "number": {k: v for n in names for k, v in _numbers(plan, n)},
-        "whole": {pattern(w.parameter): w.reason for w in plan.whole},
+        "replicated": {pattern(w.parameter): w.reason for w in plan.replicated},
         "opaque": {k: str(v) for k, v in plan.opaque.items()},
     }
 

@@ -18,7 +18,7 @@ TITLES = {
     "placement": "PARAMETER",
     "collective": "COLLECTIVES AT",
     "number": "LOCAL NUMBER",
-    "whole": "WHY REPLICATED",
+    "replicated": "WHY REPLICATED",
     "opaque": "OP WITHOUT A RULE",
 }
 

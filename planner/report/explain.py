@@ -102,7 +102,7 @@ def from_plan(plan: Plan, name: str) -> list[Explanation]:
             count=1,
             placement=_placement(plan, group)[0],
             pinned=next((f"{n}={p}" for n, p in plan.pins.items() if matches(n, group)), None),
-            whole=next((w.reason for w in plan.whole if pattern(w.parameter) == group), None),
+            whole=next((w.reason for w in plan.replicated if pattern(w.parameter) == group), None),
         )
         for group in groups
     ]
@@ -153,7 +153,9 @@ def _explain(
         count=count,
         placement=words,
         pinned=held[0] if held else None,
-        whole=next((w.reason for w in plan.whole if pattern(w.parameter) == pattern(group)), None),
+        whole=next(
+            (w.reason for w in plan.replicated if pattern(w.parameter) == pattern(group)), None
+        ),
         convention=stored in usual and now == 0,
         together=[] if now is None else _together(search, names[0], now),
         alternatives=[_alternative(search, plan, names, dim) for dim in others],

@@ -31,14 +31,14 @@ from shardwright.planner.strategies.states import State
 class HandWritten:
     """A hand-written plan: its prediction, or why it has none.
 
-    `whole` has the bytes of the parameters that every rank holds, * for a layer number.
+    `replicated` has the bytes of the parameters that every rank holds, * for a layer number.
     """
 
     rules: int
     unused: list[str]
     problem: str | None
     predicted: Prediction | None
-    whole: dict[str, int]
+    replicated: dict[str, int]
 
 
 def price(search: Search, table: Mapping[str, str]) -> HandWritten:
@@ -48,7 +48,7 @@ def price(search: Search, table: Mapping[str, str]) -> HandWritten:
         UsageError: no rule of it fits anything.
     """
     rules = read(table, search.source.module)
-    whole = _wholes(search, rules)
+    replicated = _replicated(search, rules)
     problem, predicted = None, None
     try:
         styles = {name: style_of(s) for name, s in (rules.modules | rules.parameters).items()}
@@ -57,10 +57,10 @@ def price(search: Search, table: Mapping[str, str]) -> HandWritten:
         predicted = search.predicted(search.answer(costs, network, wanted))
     except (UsageError, InfeasibleError) as error:
         problem = str(error)
-    return HandWritten(len(table), rules.unused, problem, predicted, whole)
+    return HandWritten(len(table), rules.unused, problem, predicted, replicated)
 
 
-def _wholes(search: Search, rules: Rules) -> dict[str, int]:
+def _replicated(search: Search, rules: Rules) -> dict[str, int]:
     """Bytes of the parameters that the plan does not split, the largest first."""
     found: dict[str, int] = {}
     tied: set[str] = set()
@@ -104,7 +104,7 @@ class _Restrictions:
             left, entered = self._passed(boundary)
             label = f"{boundary.module} {boundary.side} {boundary.slot}"
             if any(style.whole for style in left):
-                self._unary(f"gathered {label}", boundary.target, _is_whole)
+                self._unary(f"gathered {label}", boundary.target, _is_replicated)
             elif any(style.back for style in left):
                 self._pairs(f"summed back {label}", boundary.source, boundary.target, _term_of)
             elif not any(style.into for style in entered):
@@ -226,7 +226,7 @@ def _term_of(before: State, after: State) -> bool:
     return before in (after, after._replace(copied=0))
 
 
-def _is_whole(state: State) -> bool:
+def _is_replicated(state: State) -> bool:
     return not state.shards and not state.partial
 
 

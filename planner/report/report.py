@@ -70,7 +70,7 @@ def _summary(plan: Plan) -> RenderableType:
     ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
     title = Text.assemble((plan.model.architecture, "bold"), f" on {ranks} ({mesh})")
     grid = Table.grid(Column(style="dim", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
-    sizes, whole = plan.predicted.parameter_bytes, plan.predicted.whole_bytes
+    sizes, whole = plan.predicted.parameter_bytes, plan.predicted.unsharded_bytes
     held = human_bytes(max(sizes)) + (" on the fullest rank" if len(set(sizes)) > 1 else " a rank")
     share = f"{max(sizes) / max(whole, 1):.1%} of {human_bytes(whole)}"
     grid.add_row("  memory", f"{held}, {share} (parameters and buffers)")
@@ -193,13 +193,13 @@ def _attributes(plan: Plan) -> RenderableType:
 
 def _wholes(plan: Plan) -> RenderableType:
     """Large parameters that every rank holds, each with its reason."""
-    if not plan.whole:
+    if not plan.replicated:
         return Text("No large parameter stays whole.")
     table = _table(
         Column("LARGE_AND_WHOLE", overflow="fold", max_width=40),
         Column("BYTES", justify="right", no_wrap=True),
         Column("REASON", overflow="fold"),
     )
-    for entry in plan.whole:
+    for entry in plan.replicated:
         table.add_row(entry.parameter, human_bytes(entry.bytes), entry.reason)
     return table

@@ -52,7 +52,7 @@ def _rows(predicted: Prediction | None) -> dict[str, str]:
     if predicted is None:
         return {}
     held = max(predicted.parameter_bytes)
-    share = f"{held / max(predicted.whole_bytes, 1):.1%}"
+    share = f"{held / max(predicted.unsharded_bytes, 1):.1%}"
     out = {
         "memory a rank": f"{human_bytes(held)}, {share}",
         "predicted time": human_time(predicted.time_ns),
@@ -64,9 +64,9 @@ def _rows(predicted: Prediction | None) -> dict[str, str]:
 
 
 def _wholes(plan: Plan, hand: HandWritten) -> RenderableType:
-    total = plan.predicted.whole_bytes
-    large = {name: n for name, n in hand.whole.items() if n >= LARGE * total}
-    rest = sum(hand.whole.values()) - sum(large.values())
+    total = plan.predicted.unsharded_bytes
+    large = {name: n for name, n in hand.replicated.items() if n >= LARGE * total}
+    rest = sum(hand.replicated.values()) - sum(large.values())
     small = f"{human_bytes(rest)} in parameters of less than {LARGE:.0%} each"
     if not large:
         return Text(f"The tp_plan leaves nothing large whole: {small}.")

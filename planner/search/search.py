@@ -25,8 +25,8 @@ from shardwright.planner.emit import (
     module_plans,
     rank_bytes,
     reason_of,
+    replicated_parameters,
     shapes,
-    wholes,
 )
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph, Use
@@ -79,7 +79,7 @@ class Search(Solving):
         bill = of_first_run(attempt.bill)
         return Prediction(
             parameter_bytes=[sizes[at[TP]] for at in ranks],
-            whole_bytes=rank_bytes(layouts, None),
+            unsharded_bytes=rank_bytes(layouts, None),
             memory=attempt.memory,
             time_ns=bill.price.time,
             phase_ns=bill.times,
@@ -118,7 +118,7 @@ class Search(Solving):
             sub_axes=layouts.states.sub.table(),
             workload=self.workload,
             modules=folded(source.module, plans),
-            whole=wholes(attempt.whole, can, pinned, failed, unread),
+            replicated=replicated_parameters(attempt.whole, can, pinned, failed, unread),
             opaque=without_rule(self.graph, layouts.states.axes),
             predicted=self.predicted(attempt),
             solver=attempt.report,

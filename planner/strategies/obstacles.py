@@ -31,7 +31,7 @@ def obstacle(graph: Graph, states: States, stored: str, dim: int) -> str:
         return f"its size is {size}, and there are {states.ranks} ranks"
     if any(name == stored and {d for d, *_ in cut} == {dim} for name, cut in states.forbidden):
         return "the model's code does not run with such a split (tried on meta)"
-    if any(a.whole for a in atoms):
+    if any(a.unshardable for a in atoms):
         return "it has to do with a size that varies at run time"
     sizes = [a.size for a in atoms]
     parts = " and ".join(map(str, dict.fromkeys(sizes)))

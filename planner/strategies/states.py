@@ -82,7 +82,7 @@ def _cut_at_run_time(dim: Dim) -> set[int]:
     dim = find(dim)
     if dim.kind == ATOM:
         return set()
-    if dim.kind == CONCAT and any(a.whole for a in atoms_of(dim)):
+    if dim.kind == CONCAT and any(a.unshardable for a in atoms_of(dim)):
         return {a.id for a in atoms_of(dim)}
     return set().union(*(_cut_at_run_time(c) for c in dim.children))
 

@@ -123,7 +123,7 @@ def masks(graph: Graph, axes: Axes, sub: SubAxes) -> dict[int, tuple[int, ...]]:
 def _stored(graph: Graph, axes: Axes) -> Iterator[Dim]:
     """The axes of parameters that are of no run-time size."""
     for dim in _of_parameters(graph, axes):
-        yield from (a for a in atoms_of(dim) if not a.whole)
+        yield from (a for a in atoms_of(dim) if not a.unshardable)
 
 
 def _leading(graph: Graph, axes: Axes) -> Iterator[Dim]:
@@ -136,7 +136,7 @@ def _of_parameters(graph: Graph, axes: Axes) -> Iterator[Dim]:
     """The dims of parameters that are not of run-time size; those of blocks that are alike once."""
     found = (axes.dims[use.stored] for use in graph.uses if not use.is_buffer)
     for dims in {id(dims): dims for dims in found}.values():
-        yield from (dim for dim in dims if not find(dim).whole)
+        yield from (dim for dim in dims if not find(dim).unshardable)
 
 
 def _products(dim: Dim) -> Iterator[Dim]:
@@ -151,7 +151,7 @@ def _products(dim: Dim) -> Iterator[Dim]:
 
 def _first(dim: Dim) -> list[Dim]:
     """The outermost axis of `dim`, if it could be split."""
-    return [a for a in leaves_of(dim) if a.size > 1][:1] if not find(dim).whole else []
+    return [a for a in leaves_of(dim) if a.size > 1][:1] if not find(dim).unshardable else []
 
 
 def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int, Dim]]:

@@ -19,7 +19,7 @@ def test_tokens_are_hashed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     _, model = build("causal", "reformer", torch.float64)
     plan = shardwright.plan(model, tp=2)
     assert not any(op.startswith("module") for op in plan.opaque)
-    assert not [w for w in plan.whole if "encoder" in w.parameter]
+    assert not [w for w in plan.replicated if "encoder" in w.parameter]
     draw, calls = torch.randn, []
 
     def randn(*size: Any, **options: Any) -> torch.Tensor:

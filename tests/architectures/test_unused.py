@@ -25,7 +25,7 @@ def test_a_decoder_with_and_without_an_encoder(name: str) -> None:
     """Logits and all gradients, cross-attention's too; what is predicted is the plain call."""
     config, model = build("causal", name, torch.float64)
     plan = shardwright.plan(model, tp=2)
-    assert not [w for w in plan.whole if "does not use it" in w.reason]
+    assert not [w for w in plan.replicated if "does not use it" in w.reason]
     plain = zoo.inputs(name, config)
     generator = torch.Generator().manual_seed(5)
     encoded = torch.randn(2, ENCODED, WIDTH, generator=generator, dtype=torch.float64)

@@ -108,10 +108,10 @@ def test_json_that_is_not_a_plan(run: Run, model: Path) -> None:
 
 
 def test_plan_of_another_version(run: Run, damaged: Damage) -> None:
-    path = damaged(version=2)
+    path = damaged(version=3)
     assert error_line(run("show", path)) == (
-        f"{path} has plan version 2; this Shardwright reads version 1: make the plan again with "
-        "`shardwright plan`"
+        f"{path} has plan version 3; this Shardwright reads versions 1 to 2: make the plan "
+        "again with `shardwright plan`"
     )
 
 

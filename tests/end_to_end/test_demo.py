@@ -13,7 +13,7 @@ from benchmarks.demo_launch import RanksFailed, torchrun
 PLAN = SimpleNamespace(
     solver=SimpleNamespace(name="some", status="optimal"),
     predicted=SimpleNamespace(
-        whole_bytes=100,
+        unsharded_bytes=100,
         parameter_bytes=[50],
         collectives=[SimpleNamespace(phase="forward", kind="all_reduce", count=2)],
     ),

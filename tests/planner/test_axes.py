@@ -151,7 +151,7 @@ def test_rotating_halves_a_head() -> None:
     it = refined(lambda: Fused("chunk", rotated=True))
     heads, head = (find(c) for c in find(it["qkv.weight", 0].children[0]).children)
     assert (heads.size, head.size) == (HEADS, HEAD)
-    assert heads.kind == ATOM and not heads.whole
+    assert heads.kind == ATOM and not heads.unshardable
     assert it.axes.conflicts == []
 
 
@@ -193,7 +193,7 @@ def test_tied_weights_are_one() -> None:
 def test_run_time_sizes_are_whole() -> None:
     it = refined(Mlp)
     for dim in it.axes.dims[it.graph.inputs[0]]:
-        assert find(dim).whole
+        assert find(dim).unshardable
 
 
 # --- dims that do not go together
@@ -213,9 +213,9 @@ def test_a_conflict_stays_whole_and_is_told() -> None:
             return y[..., :50].exp(), heads, self.mlp(x)
 
     it = refined(Cut)
-    assert all(a.whole for a in atoms_of(it["up.weight", 0]))
+    assert all(a.unshardable for a in atoms_of(it["up.weight", 0]))
     assert [(op.module, op.call.op) for op, _ in it.axes.conflicts] == [("", "slice")]
-    assert not find(it["mlp.up.weight", 0]).whole
+    assert not find(it["mlp.up.weight", 0]).unshardable
 
 
 def test_an_axis_within_itself_is_a_conflict() -> None:

@@ -101,7 +101,7 @@ def test_modules_of_rows_that_data_selects_are_split(make: Callable[[], nn.Modul
     model = make().double()
     plan = planned(model, inputs, 2)
     assert not any(op.startswith("module") for op in plan.opaque)
-    assert max(plan.predicted.parameter_bytes) < 0.7 * plan.predicted.whole_bytes
+    assert max(plan.predicted.parameter_bytes) < 0.7 * plan.predicted.unsharded_bytes
     assert_equal(model, inputs, plan, collectives=False)  # their bytes are those of the rows
 
 

@@ -10,9 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from shardwright.planner.api import prepare
-from shardwright.planner.blocks import folded_trace
 from shardwright.planner.blocks.fold import Folding
-from shardwright.planner.blocks.folded_trace import traced
 from shardwright.planner.blocks.stacks import find_stacks, shortened
 from shardwright.planner.blocks.unfold import unfold
 from shardwright.planner.contract.plan_file import Plan, Workload
@@ -20,6 +18,8 @@ from shardwright.planner.cost.memory import peak
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.search.search import Search
+from shardwright.planner.trace import folded_trace
+from shardwright.planner.trace.folded_trace import traced
 from shardwright.planner.trace.source import Source, read_source
 from shardwright.planner.verify.first_run import of_first_run
 
@@ -96,7 +96,7 @@ def test_folded_equals_unfolded(name: str) -> None:
     assert one.solver.objective[1:] == other.solver.objective[1:]
     assert one.predicted == other.predicted
     assert one.modules == other.modules
-    assert one.whole == other.whole
+    assert one.replicated == other.replicated
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "deepseek_v3", "t5"])

@@ -63,7 +63,7 @@ def test_the_hand_written_plan_costs_what_it_costs_and_ours_no_more() -> None:
     assert hand.predicted.parameter_bytes == ours.parameter_bytes
     assert sum(calls(hand).values()) > sum(c.count for c in ours.collectives)
     assert hand.predicted.time_ns >= ours.time_ns
-    assert hand.whole == {
+    assert hand.replicated == {
         "model.layers.*.input_layernorm.weight": 512,
         "model.layers.*.post_attention_layernorm.weight": 512,
         "model.norm.weight": 256,
@@ -73,10 +73,10 @@ def test_the_hand_written_plan_costs_what_it_costs_and_ours_no_more() -> None:
 def test_what_a_plan_does_not_name_is_whole() -> None:
     hand = priced(tiny(), PAIRS)
     assert calls(hand) == {"forward": 2, "backward": 4}
-    assert list(hand.whole)[:2] == ["lm_head.weight", "model.embed_tokens.weight"]
-    assert hand.whole["model.layers.*.self_attn.q_proj.weight"] == 2 * 4 * 64 * 64
+    assert list(hand.replicated)[:2] == ["lm_head.weight", "model.embed_tokens.weight"]
+    assert hand.replicated["model.layers.*.self_attn.q_proj.weight"] == 2 * 4 * 64 * 64
     assert hand.predicted is not None
-    saved = hand.predicted.whole_bytes - hand.predicted.parameter_bytes[0]
+    saved = hand.predicted.unsharded_bytes - hand.predicted.parameter_bytes[0]
     assert saved == 2 * 3 * 4 * 64 * 128 // 2
 
 

@@ -205,4 +205,4 @@ def test_a_placement_knows_its_shapes() -> None:
     assert placement.shape == (5, 6, None)
     assert placement.local_shape({"tp": (1, 2)}) == (2, 6, None)
     assert placement.meshes == {"tp"}
-    assert str(placement.whole()) == "5, 2*3, ?"
+    assert str(placement.replicated()) == "5, 2*3, ?"

@@ -185,7 +185,7 @@ def test_equals_the_whole_model(name: str) -> None:
     model = Model(make)
     plan = planned(model, features(WIDTH))
     assert {k: n for k, n in plan.opaque.items() if k.startswith("module")} == listed
-    assert plan.predicted.parameter_bytes[0] < plan.predicted.whole_bytes
+    assert plan.predicted.parameter_bytes[0] < plan.predicted.unsharded_bytes
     assert_equal(model, features(WIDTH), plan)
 
 

@@ -115,7 +115,7 @@ def test_nothing_changes_its_placement_for_them_without_need() -> None:
 def test_ops_without_a_rule_in_them_are_named() -> None:
     plan = shardwright.plan(made(lambda: Stacked("inverts")), 2)
     assert plan.opaque == {"linalg_pinv": 4}
-    reasons = {w.parameter: w.reason for w in plan.whole}
+    reasons = {w.parameter: w.reason for w in plan.replicated}
     assert "linalg_pinv in 'layers." in reasons["layers.2.gate.weight"]
 
 

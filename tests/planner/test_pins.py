@@ -80,7 +80,7 @@ def test_a_pinned_module_is_whole_and_the_plan_says_who_wanted_it() -> None:
     assert plan.pins == {f"{MLP}.*": "replicate"}
     assert not [name for name in plan.modules if ".mlp" in name]
     assert f"{ATTENTION}.q_proj" in plan.modules
-    assert {w.reason for w in plan.whole if ".mlp." in w.parameter} == {"a pin asks for it"}
+    assert {w.reason for w in plan.replicated if ".mlp." in w.parameter} == {"a pin asks for it"}
     free = shardwright.plan(tiny(), 2)
     assert f"{MLP}.up_proj" in free.modules
     assert free.pins == {}

@@ -112,7 +112,7 @@ def test_a_size_read_off_a_whole_tensor_keeps_only_what_it_is_for(monkeypatch) -
     """Heads are gathered before; no trial has to fail for that, and all weights are split."""
     monkeypatch.delattr(Blame, "of_module")
     plan = planned(Within(m.WidthReadOffInput()), features(m.WIDTH), 2)
-    assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.whole_bytes
+    assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.unsharded_bytes
 
 
 # --- what happens when a trial fails
@@ -153,7 +153,7 @@ def test_blocks_that_are_not_folded_fail_together(monkeypatch) -> None:
     two = len(failed)
     plan = planned(Unlike(4), features(m.WIDTH), 2)
     assert len(failed) == 2 * two > 0
-    assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.whole_bytes
+    assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.unsharded_bytes
 
 
 def test_a_module_that_fails_its_trial_keeps_to_other_splits(monkeypatch) -> None:
@@ -171,13 +171,13 @@ def test_a_module_that_fails_its_trial_keeps_to_other_splits(monkeypatch) -> Non
     plan = planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
     assert len(blamed) >= 3
     assert plan.modules == {}
-    assert plan.predicted.parameter_bytes == [plan.predicted.whole_bytes] * 2
+    assert plan.predicted.parameter_bytes == [plan.predicted.unsharded_bytes] * 2
 
 
 def test_one_attribute_for_what_is_whole_and_what_is_split() -> None:
     """What is split is then gathered; nothing else has to stay whole for it."""
     plan = planned(m.WidthTakenTwice(), features(m.WIDTH), 2)
-    assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.whole_bytes
+    assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.unsharded_bytes
 
 
 def test_a_wrong_prediction_is_a_mismatch(monkeypatch) -> None:
@@ -221,7 +221,7 @@ def test_the_reason_is_what_went_wrong_in_the_trial(monkeypatch) -> None:
 
     monkeypatch.setattr(rehearsal, "run_local", fails_if_split)
     plan = planned(Within(mlps.Mlp()), features(m.WIDTH), 2)
-    reasons = {w.parameter: w.reason for w in plan.whole}
+    reasons = {w.parameter: w.reason for w in plan.replicated}
     assert reasons["inner.up.weight"] == "split, the model's own code fails: RuntimeError: no"
 
 

@@ -11,9 +11,9 @@ import transformers
 from torch import Tensor, nn
 
 import shardwright
-from shardwright.planner.blocks import folded_trace
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.again import try_on_meta
+from shardwright.planner.trace import folded_trace
 from shardwright.planner.trace.example_inputs import guesses
 from shardwright.planner.trace.source import read_source
 from shardwright.planner.trace.traced_calls import Run
@@ -143,7 +143,7 @@ def test_a_tower_that_does_not_run_in_its_dtype() -> None:
     model = text(Single())
     plan = plans(model)
     assert is_split(plan, "tower.mlp.up.weight")
-    assert plan.predicted.whole_bytes == 8 * sum(p.numel() for p in model.parameters())
+    assert plan.predicted.unsharded_bytes == 8 * sum(p.numel() for p in model.parameters())
     assert plan.modules == plans(copy.deepcopy(model).float()).modules
     try_on_meta(plan, model)
     model = model.float()
@@ -176,7 +176,7 @@ def test_what_is_predicted_is_the_plain_call() -> None:
         assert found == [predicted(plan, "forward"), predicted(plan, "backward")]
     assert plan.predicted.memory is not None
     held = plan.predicted.memory.parameters
-    assert held == max(plan.predicted.parameter_bytes) < plan.predicted.whole_bytes
+    assert held == max(plan.predicted.parameter_bytes) < plan.predicted.unsharded_bytes
     assert plan.predicted.time_ns == plan.predicted.phase_ns["prefill"]
 
 
@@ -184,7 +184,7 @@ def test_a_tower_that_nobody_can_run_stays_whole() -> None:
     """And the plan says why."""
     plan = plans(text(Strange()))
     assert not [name for name in plan.modules if name.startswith("tower")]
-    assert {w.reason for w in plan.whole if w.parameter.startswith("tower")} == {
+    assert {w.reason for w in plan.replicated if w.parameter.startswith("tower")} == {
         "the traced forward does not use it"
     }
 

@@ -90,7 +90,7 @@ def test_flags(ranks, source, target):
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("flag", FLAGS)
 def test_shard_and_back(ranks, layout, flag):
-    whole = str(parse(layout).whole()) + flag
+    whole = str(parse(layout).replicated()) + flag
     there = cross(whole, layout, {"tp": ranks})
     back = cross(layout, whole, {"tp": ranks})
     expected = {
@@ -106,7 +106,11 @@ def test_shard_and_back(ranks, layout, flag):
     "mixed", ["5@tp*2 + 3 + 4, 2", "2, 3 + 4@tp + 2 + 3*2@tp", "2, 2*(4@tp + 3)"]
 )
 def test_mixed(ranks, mixed):
-    mesh, flagged, whole = {"tp": ranks}, mixed + " | grad-partial tp", str(parse(mixed).whole())
+    mesh, flagged, whole = (
+        {"tp": ranks},
+        mixed + " | grad-partial tp",
+        str(parse(mixed).replicated()),
+    )
     assert cross(mixed, flagged, mesh) == {"all_reduce": 1}
     assert cross(whole + " | grad-partial tp", flagged, mesh) == {}
     assert cross(whole, flagged, mesh) == {"all_reduce": 1}
@@ -135,7 +139,7 @@ def test_mixed_grad_partial_cannot_be_gathered():
 )
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_run_time_sizes(ranks, layout, shape, axis, flag):
-    whole = str(parse(layout).whole()) + flag
+    whole = str(parse(layout).replicated()) + flag
     cross(whole, layout, {"tp": ranks}, shape, axis)
     cross(layout, whole, {"tp": ranks}, shape, axis)
 
@@ -266,7 +270,7 @@ def full(draw):
 @given(full(), st.sampled_from(FLAGS), st.integers(2, 4), st.booleans())
 def test_random_layouts(dim, flag, ranks, last):
     layout = f"2, {dim}" if last else f"{dim}, 2"
-    whole = str(parse(layout).whole()) + flag
+    whole = str(parse(layout).replicated()) + flag
     cross(whole, layout, {"tp": ranks})
     cross(layout, whole, {"tp": ranks})
 
