@@ -8,7 +8,7 @@ from types import MappingProxyType
 from torch import nn
 
 from shardwright.planner.contract import dims as layout
-from shardwright.planner.contract.dims import simplify
+from shardwright.planner.contract.dims import is_split, simplify
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.names import fold
 from shardwright.planner.contract.notation import parse
@@ -20,6 +20,7 @@ from shardwright.planner.contract.plan_file import (
     ParameterPlan,
     Replicated,
 )
+from shardwright.planner.contract.styles import LOCAL, STYLES
 from shardwright.planner.cost.cost import Collective as Call
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Use
@@ -179,21 +180,13 @@ def module_plans(
 
 
 def _layer(module: nn.Module, parameters: Mapping[str, ParameterPlan]) -> str:
-    if "weight" in parameters:
-        entry = parameters["weight"]
-        split = [
-            any(a.mesh for a in layout.atoms(held)) and any(a.mesh for a in layout.atoms(seen))
-            for held, seen in zip(
-                parse(entry.placement).dims,
-                parse(entry.use or entry.placement).dims,
-                strict=True,
-            )
-        ]
-        if isinstance(module, nn.Linear) and any(split):
-            return "ColumnParallelLinear" if split[0] else "RowParallelLinear"
-        if isinstance(module, nn.Embedding) and split[0]:
-            return "VocabParallelEmbedding"
-    return "LocalModule"
+    """The first style that is for such a module, and for the dim of its weight that is split."""
+    if (entry := parameters.get("weight")) is None:
+        return LOCAL
+    ends = parse(entry.placement).dims, parse(entry.use or entry.placement).dims
+    split = {i for i, pair in enumerate(zip(*ends, strict=True)) if all(map(is_split, pair))}
+    fits = (s for s in STYLES if s.dim in split and isinstance(module, s.replaced))
+    return next((style.layer for style in fits), LOCAL)
 
 
 def folded(root: nn.Module, plans: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.api import as_planned, prepare
+from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan, Prediction
@@ -20,7 +21,7 @@ from shardwright.planner.problem.conventions import token_tables
 from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.pins import Pin, matches, parameters
 from shardwright.planner.search.search import Search
-from shardwright.planner.wording import is_split, placement_in_words
+from shardwright.planner.wording import placement_in_words
 from shardwright.runtime.identity import check_identity
 
 

@@ -18,10 +18,10 @@ from transformers import (
 import shardwright
 from shardwright.errors import InfeasibleError
 from shardwright.planner.api import prepare
+from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.problem.conventions import token_tables
-from shardwright.planner.wording import is_split
 
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BY_HAND = {
