@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.dry_run.attributes import Unsolvable
-from shardwright.planner.emit import Layouts
+from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.strategies.states import Shards
 

@@ -15,7 +15,7 @@ from itertools import product
 from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Prediction
-from shardwright.planner.emit import rank_bytes_of
+from shardwright.planner.emit.prediction import rank_bytes_of
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find
 from shardwright.planner.graph.graph import Boundary
 from shardwright.planner.problem.builder import CostFunctionNetwork

@@ -18,16 +18,9 @@ from shardwright.planner.dry_run.attributes import Unsolvable, local_attributes
 from shardwright.planner.dry_run.calls import Rehearsal
 from shardwright.planner.dry_run.conflict import Blame, Failure
 from shardwright.planner.dry_run.dry_run import Mismatch
-from shardwright.planner.emit import (
-    Differs,
-    count,
-    folded,
-    module_plans,
-    rank_bytes,
-    reason_of,
-    replicated_parameters,
-    shapes,
-)
+from shardwright.planner.emit.module_plans import Differs, folded, module_plans, shapes
+from shardwright.planner.emit.prediction import count, rank_bytes
+from shardwright.planner.emit.reasons import reason_of, replicated_parameters
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph, Use
 from shardwright.planner.problem.pins import as_table

@@ -10,7 +10,7 @@ from shardwright.planner import solvers
 from shardwright.planner.contract.plan_file import Memory, SolverReport
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.dry_run.conflict import Splits
-from shardwright.planner.emit import Layouts
+from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.problem.builder import (
     BACKWARD,
     BYTES,

@@ -16,7 +16,7 @@ from shardwright.planner.contract.mesh import TP, Coords, coords_of
 from shardwright.planner.contract.plan_file import Memory, Workload
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.memory import memory as measure
-from shardwright.planner.emit import Layouts
+from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.builder import CostFunctionNetwork
