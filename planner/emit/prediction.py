@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardwright.planner.contract import dims as layout
-from shardwright.planner.contract.mesh import Coords
-from shardwright.planner.contract.plan_file import Collective
+from shardwright.planner.contract.mesh import TP, Coords
+from shardwright.planner.contract.plan_file import Collective, Memory, Prediction
 from shardwright.planner.cost.cost import Collective as Call
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph
+from shardwright.planner.verify.first_run import of_first_run
 from shardwright.planner.verify.recost import Bill
 
 FLAG_BYTES = 4
 """What says whether a copy of the model has a gradient of a parameter."""
+
+
+def prediction(layouts: Layouts, bill: Bill, memory: Memory, ranks: Sequence[Coords]) -> Prediction:
+    """What a plan should cost, per rank.
+
+    Args:
+        layouts: Of the folded graph.
+        bill: Of the graph of all blocks.
+        memory: What the fullest rank holds.
+        ranks: Where each rank stands.
+    """
+    sizes = {at[TP]: rank_bytes(layouts, at) for at in {r[TP]: r for r in ranks}.values()}
+    first = of_first_run(bill)
+    return Prediction(
+        parameter_bytes=[sizes[at[TP]] for at in ranks],
+        unsharded_bytes=rank_bytes(layouts, None),
+        memory=memory,
+        time_ns=first.price.time,
+        phase_ns=first.times,
+        collectives=count(first),
+    )
 
 
 def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
@@ -25,7 +49,7 @@ def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
     return total
 
 
-def rank_bytes_of(graph: Graph, name: str) -> int:
+def whole_bytes(graph: Graph, name: str) -> int:
     """Bytes of one whole tensor."""
     n = graph.tensors[name].dtype.itemsize
     for s in graph.tensors[name].shape:

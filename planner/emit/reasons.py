@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from shardwright.planner.contract.plan_file import Replicated
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.emit.prediction import rank_bytes_of
+from shardwright.planner.emit.prediction import whole_bytes
 from shardwright.planner.graph.graph import Use
 
 LARGE = 0.01
@@ -35,7 +35,7 @@ def replicated_parameters(
     graph = layouts.graph
     read = {n for op in graph.ops for n in op.inputs}
     idle = {u.stored for u in graph.uses} - {u.stored for u in graph.uses if u.used in read}
-    sizes = {u.stored: rank_bytes_of(graph, u.stored) for u in graph.uses}
+    sizes = {u.stored: whole_bytes(graph, u.stored) for u in graph.uses}
     total = sum(sizes.values())
     found: dict[str, Replicated] = {}
     for use in graph.uses:
