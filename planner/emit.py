@@ -1,4 +1,4 @@
-"""From states of tensors to the plan file: layouts, layers, crossings, reasons."""
+"""From states of tensors to the plan file: layouts, layers, redistributions, reasons."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shardwright.planner.contract.names import fold
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import (
-    Collective,
-    Crossing,
+    CollectiveCount,
     ModulePlan,
     ParameterPlan,
+    Redistribution,
     Replicated,
 )
-from shardwright.planner.cost.cost import Collective as Call
+from shardwright.planner.contract.transitions import Collective
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Use
 from shardwright.planner.strategies.states import (
@@ -74,7 +74,7 @@ class Layouts:
         return Placement(
             tuple(dims),
             self.states.sub.texts(state.partial),
-            self.states.sub.texts(state.copied),
+            self.states.sub.texts(state.grad_partial),
         )
 
     def length(self, *states: State) -> str | None:
@@ -133,7 +133,7 @@ def module_plans(
         parameters.setdefault(owner, {})[name] = ParameterPlan(
             placement=str(at_rest), use=None if str(seen) == str(at_rest) else str(seen)
         )
-    sides: dict[str, dict[str, dict[tuple[str, int], Crossing]]] = {}
+    sides: dict[str, dict[str, dict[tuple[str, int], Redistribution]]] = {}
     outer = graph.outer()
     changed = {
         graph.slot(b)[:3] for b in graph.boundaries if assignment[b.source] != assignment[b.target]
@@ -152,7 +152,7 @@ def module_plans(
                 source = assignment[around.source]
             if slot[2:] in slots and slots[slot[2:]].before != before:
                 raise Differs(boundary.module, boundary.slot)
-            slots[slot[2:]] = Crossing(
+            slots[slot[2:]] = Redistribution(
                 slot=boundary.slot,
                 source=str(layouts.placement(boundary.source, source)),
                 target=str(layouts.placement(boundary.target, target)),
@@ -218,7 +218,7 @@ def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
     return total
 
 
-def count(bill: Bill) -> list[Collective]:
+def count(bill: Bill) -> list[CollectiveCount]:
     """Collectives by phase and kind: of the first pass, its backward, and a step of decoding.
 
     Before copies of the model average gradients they say which they have, which is not priced.
@@ -226,9 +226,11 @@ def count(bill: Bill) -> list[Collective]:
     out = []
     ahead, back = bill.collectives()
     costs, stored = bill.costs, bill.costs.holdings.stored
-    trained = sum(costs.gradient(n, bill.assignment[n]) is not None for n in stored)
+    trained = sum(
+        costs.redistributions.averaging(n, bill.assignment[n]) is not None for n in stored
+    )
     if trained:
-        back[Call("all_reduce", FLAG_BYTES * trained, costs.workload.replicas)] += 1
+        back[Collective("all_reduce", FLAG_BYTES * trained, costs.workload.replicas)] += 1
     found = {"forward": ahead, "backward": back}
     for run in bill.costs.passes[1:]:
         if run.phase == "decode":
@@ -237,7 +239,7 @@ def count(bill: Bill) -> list[Collective]:
         for kind in sorted({c.kind for c in calls}):
             n = sum(times for c, times in calls.items() if c.kind == kind)
             size = sum(times * c.bytes for c, times in calls.items() if c.kind == kind)
-            out.append(Collective(phase=phase, kind=kind, count=n, bytes=size))  # type: ignore[arg-type]
+            out.append(CollectiveCount(phase=phase, kind=kind, count=n, bytes=size))  # type: ignore[arg-type]
     return out
 
 

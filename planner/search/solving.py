@@ -178,7 +178,7 @@ class Solving(Task):
         check(whole.graph, whole.states, whole.assignment, self.rigid, alike)
         if self.whole.graph is not self.graph:  # which has runs that are not unfolded
             check(self.graph, costs.states, layouts.assignment, self.rigid)
-            Bill(costs, layouts.assignment).crossings()
+            Bill(costs, layouts.assignment).redistributions()
         agree(bill.price, optimum)
         report = reported(optimum, solver or solvers.DEFAULT, note)
         stage("emit")

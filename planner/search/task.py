@@ -95,9 +95,8 @@ class Task:
     def costs_of(self, unfolded: Unfolded, states: States, folded: Costs) -> Costs:
         """Prices of an unfolded graph."""
         sent = frozenset(copy for copy, n in unfolded.origin.items() if n in folded.gathered)
-        out = Costs(unfolded.graph, states.axes, states, self.workload, self.caches, sent)
-        out.keys = folded.keys.unfolded(unfolded.origin)
-        return out
+        keys = folded.sizes.keys.unfolded(unfolded.origin)
+        return Costs(unfolded.graph, states.axes, states, self.workload, self.caches, sent, keys)
 
     def held(self, costs: Costs, network: CostFunctionNetwork, values: Sequence[int]) -> Memory:
         """Bytes that a rank of the whole model holds."""
