@@ -13,25 +13,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.planner.problem.builder import ACTIONS, BACKWARD, BYTES, TIE, TIME
-from shardwright.planner.solvers.problem import Costs, Factor, Problem, Row
+from shardwright.planner.solvers.problem import CostVector, Factor, Problem, Row
 
 FORWARD_WEIGHT = 16
 """A nanosecond of the forward pass counts as much as this many of the backward pass."""
-POWERS = range(-16, 24)
-"""A byte costs 2**power / FORWARD_WEIGHT nanoseconds."""
+BYTE_PRICES = range(-16, 24)
+"""A byte costs 2**byte_price / FORWARD_WEIGHT nanoseconds."""
 LIMIT = 2**60
 """Largest objective that solvers with 64-bit integers can take."""
 
 
-def primary(costs: Costs, power: int) -> int:
+def primary(costs: CostVector, byte_price: int) -> int:
     """Time plus priced bytes, in the largest unit that makes a whole number of it."""
     spent = FORWARD_WEIGHT * costs[TIME] + costs[BACKWARD]
-    return (spent << max(-power, 0)) + (costs[BYTES] << max(power, 0))
+    return (spent << max(-byte_price, 0)) + (costs[BYTES] << max(byte_price, 0))
 
 
-def rank(costs: Costs, power: int) -> Costs:
+def rank(costs: CostVector, byte_price: int) -> CostVector:
     """What is compared, digit by digit."""
-    return primary(costs, power), costs[ACTIONS], costs[TIE]
+    return primary(costs, byte_price), costs[ACTIONS], costs[TIE]
 
 
 @dataclass(frozen=True)
@@ -50,38 +50,38 @@ class Digits:
 
     def split(self, problem: Problem) -> Problem:
         """The network's problem in two components: bytes, and all else."""
-        time = self.below << -POWERS.start
+        time = self.below << -BYTE_PRICES.start
         rest = {TIME: FORWARD_WEIGHT * time, BACKWARD: time, ACTIONS: self.names, TIE: 1}
         size = {BYTES: 1}
         count = range(len(problem.components))
         return problem.weighed([tuple(w.get(c, 0) for c in count) for w in (size, rest)])
 
-    def price(self, power: int) -> Costs:
-        """Weights of bytes and of all else where a byte costs 2**power."""
-        return self.below << (power - POWERS.start), 1
+    def price(self, byte_price: int) -> CostVector:
+        """Weights of bytes and of all else where a byte costs 2**byte_price."""
+        return self.below << (byte_price - BYTE_PRICES.start), 1
 
-    def guess(self, least: Costs | None, fastest: Costs | None) -> int:
-        """A power near which a plan is about as small as the smallest, from the two extremes.
+    def guess(self, least: CostVector | None, fastest: CostVector | None) -> int:
+        """A price near which a plan is about as small as the smallest, from the two extremes.
 
         At the price that the extremes differ by, plans between them pay; the last bytes are dearer.
         """
         assert least is not None and fastest is not None
-        spent = (least[1] - fastest[1]) // (self.below << -POWERS.start)
+        spent = (least[1] - fastest[1]) // (self.below << -BYTE_PRICES.start)
         saved = max(fastest[0] - least[0], 1)
         return spent.bit_length() - saved.bit_length() + 2
 
-    def first(self, cost: int, power: int) -> int:
+    def first(self, cost: int, byte_price: int) -> int:
         """The primary objective of a priced sum of costs."""
-        return (cost // self.below) >> (min(power, 0) - POWERS.start)
+        return (cost // self.below) >> (min(byte_price, 0) - BYTE_PRICES.start)
 
-    def fit(self, problem: Problem, power: int) -> tuple[Problem, int]:
+    def fit(self, problem: Problem, byte_price: int) -> tuple[Problem, int]:
         """A priced problem in as small numbers as can be, and what one stands for at least.
 
         Component 0 is priced; its lowest digits go where the sum could pass `LIMIT`.
         """
 
         def digits(drop: int, cost: int) -> int:
-            return (self.first(cost, power) * self.below + cost % self.below) // drop
+            return (self.first(cost, byte_price) * self.below + cost % self.below) // drop
 
         for drop in (1, self.names, self.below):
             out = Problem(problem.components, problem.names, problem.domains)

@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.errors import InfeasibleError, SolverError
-from shardwright.planner.problem.objective import POWERS, Digits, primary, rank
-from shardwright.planner.solvers.backtracking import solve as scout
+from shardwright.planner.problem.objective import BYTE_PRICES, Digits, primary, rank
+from shardwright.planner.solvers.backtracking import solve as warm_start
 from shardwright.planner.solvers.bucket_elimination import Eliminated, eliminate
-from shardwright.planner.solvers.presolve import Simplified, simplify
-from shardwright.planner.solvers.problem import Costs, Problem, Result, Solver
+from shardwright.planner.solvers.presolve import Presolved, presolve
+from shardwright.planner.solvers.problem import CostVector, Problem, Result, Solver
 
 SLACK = 0.05
 ROWS = 64
 """Tables of elimination are no larger here: what is left is for the solvers."""
 SHARE, CAPPED = 0.5, 0.05
-"""Shares of the time that the scout may take; under a budget its search may be long."""
+"""Shares of the time that the warm start may take; under a budget its search may be long."""
 
 
 class OverBudget(InfeasibleError):
@@ -44,20 +44,20 @@ class Optimum:
     """The best assignment found, its costs, how far it is proven, and by whom."""
 
     assignment: tuple[int, ...]
-    costs: Costs
-    power: int
-    """A byte costs 2**power."""
+    costs: CostVector
+    byte_price: int
+    """A byte costs 2**byte_price."""
     objective: int
     """Time and priced bytes: `objective.primary` of the costs."""
     bound: int
     """No plan has a lower objective."""
     optimal: bool
-    scouted: bool
-    """Whether it is the scout's answer, the other solver having proven nothing better."""
+    from_warm_start: bool
+    """Whether it is the warm start's answer, the other solver having proven nothing better."""
 
 
 def optimize(
-    small: Simplified,
+    small: Presolved,
     solve: Solver | None,
     seconds: float,
     memory: int | None = None,
@@ -72,7 +72,7 @@ def optimize(
         solve: The solver that was asked for.
         seconds: Time limit for all calls of solvers together.
         memory: Budget in bytes a rank, if the user set one.
-        backup: The solver where none was asked for; without it, the scout.
+        backup: The solver where none was asked for; without it, that of the warm start.
         movable: Bytes that the slack is a share of (`CostFunctionNetwork.movable`).
 
     Raises:
@@ -80,14 +80,14 @@ def optimize(
         SolverError: the time ran out before any plan was found.
     """
     start = time.monotonic()
-    by = solve or backup or scout
-    share = 1 if by is scout else SHARE if memory is None else CAPPED
+    by = solve or backup or warm_start
+    share = 1 if by is warm_start else SHARE if memory is None else CAPPED
     middle = start + seconds * share
     digits = Digits.of(small.problem)
     left = eliminate(digits.split(small.problem), ROWS)
 
     def run(problem: Problem, caps: Mapping[int, int], hint: Sequence[int] | None) -> Result:
-        result = scout(problem, 0, caps, hint, max(middle - time.monotonic(), 0.05))
+        result = warm_start(problem, 0, caps, hint, max(middle - time.monotonic(), 0.05))
         if result.assignment is None and hint is None:
             raise SolverError(
                 f"no plan found within the time limit of {seconds:g} s: raise --time-limit"
@@ -105,31 +105,33 @@ def optimize(
     if memory is not None and floor > memory:
         raise OverBudget(memory, floor, small.expand(left.expand(least)))
 
-    def priced(power: int) -> Problem:
-        return left.problem.weighed([digits.price(power), (1, 0)][: 1 if memory is None else 2])
+    def priced(byte_price: int) -> Problem:
+        return left.problem.weighed(
+            [digits.price(byte_price), (1, 0)][: 1 if memory is None else 2]
+        )
 
     caps = {} if memory is None else {1: memory}
     trials: dict[int, Result] = {}
 
-    def trial(power: int) -> Result:
-        if power not in trials:
-            result = run(priced(power), caps, least)
-            trials[power] = result._replace(assignment=result.assignment or least)
-        return trials[power]
+    def trial(byte_price: int) -> Result:
+        if byte_price not in trials:
+            result = run(priced(byte_price), caps, least)
+            trials[byte_price] = result._replace(assignment=result.assignment or least)
+        return trials[byte_price]
 
-    power = POWERS.start  # bytes within a budget are nearly free
+    byte_price = BYTE_PRICES.start  # bytes within a budget are nearly free
     if memory is None:
         budget = floor + int(SLACK * movable)
         fastest = run(left.problem.weighed([(0, 1)]), {}, least).assignment or least
         if size(fastest) > budget:
             guess = digits.guess(left.problem.price(least), left.problem.price(fastest))
-            power = _least(lambda p: size(trial(p).assignment or ()) <= budget, guess)
-    return _proven(small, left, digits, power, caps, trial(power), by, start + seconds)
+            byte_price = _least(lambda p: size(trial(p).assignment or ()) <= budget, guess)
+    return _proven(small, left, digits, byte_price, caps, trial(byte_price), by, start + seconds)
 
 
 def _least(fits: Callable[[int], bool], guess: int) -> int:
-    """The smallest of `POWERS` that fits (if any but the last), looked for around a guess."""
-    low, high, at, step = POWERS.start - 1, POWERS.stop - 1, guess, 1
+    """The smallest of `BYTE_PRICES` that fits (if any but the last), looked for around a guess."""
+    low, high, at, step = BYTE_PRICES.start - 1, BYTE_PRICES.stop - 1, guess, 1
     while high - low > 1:
         if not low < at < high:
             at = (low + high) // 2
@@ -142,30 +144,30 @@ def _least(fits: Callable[[int], bool], guess: int) -> int:
 
 
 def _proven(
-    small: Simplified,
+    small: Presolved,
     left: Eliminated,
     digits: Digits,
-    power: int,
+    byte_price: int,
     caps: Mapping[int, int],
     found: Result,
     by: Solver,
     deadline: float,
 ) -> Optimum:
-    """The scout's answer, or a better one of the solver that proves it.
+    """The warm_start's answer, or a better one of the solver that proves it.
 
     Raises:
         SolverError: the solver's answer breaks a factor or a cap.
     """
     network = small.problem
     best = left.expand(found.assignment or ())
-    bound, optimal = digits.first(found.bound, power), found.status == "optimal"
-    scouted = by is scout
-    if not scouted:
-        weights = [digits.price(power), (1, 0)]
+    bound, optimal = digits.first(found.bound, byte_price), found.status == "optimal"
+    from_warm_start = by is warm_start
+    if not from_warm_start:
+        weights = [digits.price(byte_price), (1, 0)]
         core = eliminate(left.problem.weighed(weights[: 1 + len(caps)]), ROWS)
-        tidy = simplify(core.problem)
-        assert tidy is not None, "elimination lost the scout's answer"
-        problem, unit = digits.fit(tidy.problem, power)
+        tidy = presolve(core.problem)
+        assert tidy is not None, "elimination lost the warm start's answer"
+        problem, unit = digits.fit(tidy.problem, byte_price)
         hint = tidy.contract(core.contract(found.assignment or ()))
         result = by(problem, 0, caps, hint, max(deadline - time.monotonic(), 0.05))
         if result.assignment is not None:
@@ -173,13 +175,19 @@ def _proven(
             if costs is None or any(costs[c] > cap for c, cap in caps.items()):
                 raise SolverError("the solver returned an assignment that its problem forbids")
             other = left.expand(core.expand(tidy.expand(result.assignment)))
-            best = min(best, other, key=lambda a: rank(network.price(a) or (), power))
+            best = min(best, other, key=lambda a: rank(network.price(a) or (), byte_price))
         bound = max(bound, result.bound // unit)
         optimal |= result.status == "optimal"
-        scouted = result.status != "optimal"
+        from_warm_start = result.status != "optimal"
     costs = network.price(best)
     assert costs is not None, "a solver returned an assignment that a factor forbids"
-    objective = primary(costs, power)
+    objective = primary(costs, byte_price)
     return Optimum(
-        small.expand(best), costs, power, objective, min(bound, objective), optimal, scouted
+        small.expand(best),
+        costs,
+        byte_price,
+        objective,
+        min(bound, objective),
+        optimal,
+        from_warm_start,
     )

@@ -25,7 +25,7 @@ from shardwright.planner.problem.memory_budget import OverMemory, within
 from shardwright.planner.problem.optimize import SLACK, Optimum, optimize
 from shardwright.planner.problem.pins import Pin, resolve, restrict
 from shardwright.planner.search.task import Task
-from shardwright.planner.solvers.presolve import Simplified, simplify
+from shardwright.planner.solvers.presolve import Presolved, presolve
 from shardwright.planner.stages import figures, stage
 from shardwright.planner.strategies.states import States
 from shardwright.planner.verify.check import check
@@ -102,7 +102,7 @@ class Solving(Task):
             states, can = found.layouts.states, found.possible
         else:
             costs, network = self.blank(self.forbidden)
-            small = simplify(network.problem)
+            small = presolve(network.problem)
             states, can = costs.states, possible(network, small) if small else {}
         more = unsplittable(self.graph, states, can, least) - self.gathered
         self.gathered |= more
@@ -145,15 +145,15 @@ class Solving(Task):
         """
         asked = solvers.load(solver) if solver else None
         backup, note = (None, "") if solver else solvers.backup()
-        small = simplify(network.problem)
+        small = presolve(network.problem)
         if small is None:
             refuse(network, self.graph, wanted)
             raise InfeasibleError("the rules contradict each other on this model: please report it")
         figures(
             variables=len(network.problem.names),
             constraints=len(network.problem.factors),
-            simplified_variables=len(small.problem.names),
-            simplified_constraints=len(small.problem.factors),
+            presolved_variables=len(small.problem.names),
+            presolved_constraints=len(small.problem.factors),
         )
         stage("solve")
         try:
@@ -186,17 +186,17 @@ class Solving(Task):
         return Attempt(layouts, whole, bill, held, report, possible(network, small), wanted)
 
 
-def possible(network: CostFunctionNetwork, small: Simplified) -> dict[str, bool]:
+def possible(network: CostFunctionNetwork, small: Presolved) -> dict[str, bool]:
     """Per tensor, whether any solution splits it: whether a state but the first, whole, is left."""
     return {n: any(small.source[v][1].values()) for n, v in network.variables.items()}
 
 
 def reported(optimum: Optimum, solver: str, note: str) -> SolverReport:
     """Who found the plan, and how far it is proven; where `solver` could not, that is noted."""
-    if optimum.scouted and solver != "backtracking":
+    if optimum.from_warm_start and solver != "backtracking":
         note = note or f"{solver} ran out of time: planned with the backtracking solver"
     return SolverReport(
-        name="backtracking" if optimum.scouted else solver,
+        name="backtracking" if optimum.from_warm_start else solver,
         status="optimal" if optimum.optimal else "feasible",
         objective=[optimum.objective, *(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))],
         bound=[optimum.bound],
