@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from operator import contains
 
 from shardwright.planner.solvers.problem import Factor, Problem, Row
+from shardwright.planner.solvers.reduction import Reduction
 
 
-@dataclass
-class Presolved:
+@dataclass(frozen=True)
+class Presolved(Reduction):
     """A smaller problem, and how each variable of the old one follows from it."""
 
-    problem: Problem
     source: list[tuple[int, dict[int, int]]]
     """Per old variable: a variable of the small problem, and its value -> the old value."""
 
@@ -39,7 +39,7 @@ class Presolved:
 
 
 def presolve(problem: Problem) -> Presolved | None:
-    """The simplified problem; None where no value is left to a variable: it is infeasible."""
+    """The smaller problem; None where no value is left to a variable: it is infeasible."""
     domains = [set(d) for d in problem.domains]
     factors = [Factor(f.name, f.scope, list(f.rows)) for f in problem.factors]
     parent = list(range(len(domains)))

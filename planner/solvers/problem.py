@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import Literal, NamedTuple
 
+from shardwright.errors import SolverError
+
 CostVector = tuple[int, ...]
+"""One number for each component."""
 
 
 class Row(NamedTuple):
@@ -97,6 +100,17 @@ class Problem:
                 return None
             total = [a + b for a, b in zip(total, row.costs, strict=True)]
         return tuple(total)
+
+    def accept(self, answer: Sequence[int], caps: Mapping[int, int] | None = None) -> CostVector:
+        """Costs of an assignment that a solver returned.
+
+        Raises:
+            SolverError: a factor or a cap forbids it.
+        """
+        costs = self.price(answer)
+        if costs is None or any(costs[c] > cap for c, cap in (caps or {}).items()):
+            raise SolverError("the solver returned an assignment that its problem forbids")
+        return costs
 
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]

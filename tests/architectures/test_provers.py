@@ -9,11 +9,12 @@ import shardwright
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
 from shardwright.planner.problem.objective import Digits
-from shardwright.planner.problem.optimize import ROWS, optimize
+from shardwright.planner.problem.optimize import optimize
 from shardwright.planner.search import solving
 from shardwright.planner.solvers import backtracking, cpsat, lp
 from shardwright.planner.solvers.bucket_elimination import eliminate
 from shardwright.planner.solvers.presolve import Presolved
+from shardwright.planner.solvers.reduction import chain
 
 CASES = [(kind, name) for kind, names in FIRST.items() for name in names]
 SECONDS = 60.0
@@ -47,8 +48,9 @@ def test_all_solvers_prove_the_same_plan(kind: str, name: str, monkeypatch) -> N
     assert [optimum.from_warm_start for optimum in found] == [False, False, True]
     # Without a hint too: ties are broken by the objective, not by what a solver was told.
     digits = Digits.of(small.problem)
-    left = eliminate(digits.split(small.problem), ROWS).problem
-    problem, _ = digits.fit(left.weighed([digits.price(found[0].byte_price)]), found[0].byte_price)
+    price = found[0].byte_price
+    left = chain(small.problem, digits.split, eliminate).problem
+    problem = digits.fit(left.weighed([digits.weights(price)]), price).problem
     results = [m.solve(problem, 0, {}, None, SECONDS) for m in (lp, cpsat, backtracking)]
     assert results[0].status == "optimal"
     assert results == results[:1] * 3

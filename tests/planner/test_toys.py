@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.problem.builder import BACKWARD, BYTES, COMPONENTS, TIME
-from shardwright.planner.problem.objective import BYTE_PRICES, primary, rank
+from shardwright.planner.problem.builder import ACTIONS, BACKWARD, BYTES, COMPONENTS, TIE, TIME
+from shardwright.planner.problem.objective import BYTE_PRICES, primary
 from shardwright.planner.problem.optimize import SLACK, Optimum, optimize
 from shardwright.planner.solvers import backtracking, cpsat, lp
 from shardwright.planner.solvers.presolve import presolve
@@ -45,6 +45,11 @@ def best(name: str, value: Callable[[CostVector], Any], memory: int | None = Non
     ]
     lowest = min(cost for cost, _ in found)
     return lowest, [chosen for cost, chosen in found if cost == lowest]
+
+
+def rank(costs: CostVector, price: int) -> CostVector:
+    """What is compared, digit by digit."""
+    return primary(costs, price), costs[ACTIONS], costs[TIE]
 
 
 @pytest.mark.parametrize("solve", SOLVERS)
