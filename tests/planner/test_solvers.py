@@ -435,6 +435,29 @@ def test_cpsat_refuses_sums_beyond_64_bits():
     check(problem, 0, {}, 0, backtracking.solve(problem, 0, {}, None, SECONDS))
 
 
+@pytest.mark.parametrize("solve", SOLVERS)
+@pytest.mark.parametrize("cap", [2**63 - 1, 2**63, 2**70])
+def test_caps_beyond_64_bits(solve, cap: int):
+    problem = Problem(("a", "b"))
+    problem.variable("x", 2)
+    problem.factor("price", (0,), [Row((0,), (3, 1)), Row((1,), (4, 0))])
+    check(problem, 0, {1: cap}, 3, solve(problem, 0, {1: cap}, None, SECONDS))
+    check(problem, 0, {1: -cap}, None, solve(problem, 0, {1: -cap}, None, SECONDS))
+
+
+@pytest.mark.parametrize("cost", [2**62, 2**63, 2**70])
+def test_costs_about_64_bits(cost: int):
+    problem = Problem(("a", "b"))
+    for i in range(2):
+        problem.variable(f"v{i}", 2)
+        problem.factor(f"price {i}", (i,), [Row((0,), (0, cost)), Row((1,), (cost, 0))])
+    for solve in (lp.solve, backtracking.solve):
+        check(problem, 0, {1: cost}, cost, solve(problem, 0, {1: cost}, None, SECONDS))
+    for component, caps in ((0, {}), (0, {1: cost})):
+        with pytest.raises(SolverError, match="cpsat refuses the problem"):
+            cpsat.solve(problem, component, caps, None, SECONDS)
+
+
 def test_backtracking_gives_the_same_assignment_every_time():
     problem = chain(8)
     solve = partial(backtracking.solve, problem, 1, {0: 800}, None, SECONDS)
