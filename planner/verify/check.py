@@ -1,6 +1,6 @@
 """An independent look at a plan: does every op of the whole graph hold?
 
-It reads the rules, but not the network, its simplification or any solver: for each op it works out
+It reads the rules, but not the network, its presolve or any solver: for each op it works out
 from the states alone whether the rule allows them together. What they cost is in `recost.py`.
 """
 
