@@ -28,13 +28,10 @@ from shardwright.planner.graph.kv_cache import (
     find_keys,
     last_of_two,
 )
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_ROWS, TRACE_SEQ, TRACE_SOURCE
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.strategies.states import Cut, State, States, Strategy, cut_of, made_pending
 from shardwright.rules.notation import letters
-
-TRACE_BATCH, TRACE_SEQ, TRACE_SOURCE, TRACE_ROWS = 3, 19, 23, 1009
-"""Sizes with which models are traced: primes, so that nothing splits them by accident. The last are
-the length of a sequence that another model encoded, and how many rows data selects of tokens."""
 
 
 class Collective(NamedTuple):
