@@ -24,9 +24,11 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
 from shardwright.planner.trace.folded_trace import trace_all
+from shardwright.planner.trace.one_at_a_time import apart
 from shardwright.planner.trace.source import Source, read_source
 
 
+@apart
 @uncollected()
 def plan(
     model: Any,
@@ -109,6 +111,7 @@ def as_planned(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@apart
 @uncollected()
 def prepare(
     model: Any,

@@ -7,8 +7,10 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.garbage import uncollected
 from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.planner.search.search import Search
+from shardwright.planner.trace.one_at_a_time import apart
 
 
+@apart
 @uncollected()
 def run(search: Search, solver: str | None, seconds: float, memory: int | None) -> Plan:
     """The plan of `search`, or of the same along sequences where that alone fits the memory.

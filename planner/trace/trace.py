@@ -19,6 +19,7 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace import boundaries, sourced_attributes, tidy
 from shardwright.planner.trace.data_dependent.loop_masks import as_long_as_the_model_says
 from shardwright.planner.trace.expressions import attributes_of
+from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.opaque import DATA_DEPENDENT, Opaque, Unknown
 from shardwright.planner.trace.provenance import Provenance
 from shardwright.planner.trace.recorder import Record, record
@@ -81,7 +82,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
     Modules in it that branch on data are put into `opaque`, and it is run again without them. So it
     is as if with data where its code does not work under export.
     """
-    with warnings.catch_warnings(), by_heads(module):
+    with alone(), warnings.catch_warnings(), by_heads(module):
         warnings.simplefilter("ignore")
         exported = True
         while True:
