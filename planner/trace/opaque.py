@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.trace.data_dependent.branch_paths import Ways, both
 from shardwright.planner.trace.duplicate import duplicate
+from shardwright.planner.trace.one_at_a_time import exporting
 from shardwright.planner.trace.traced_calls import Run
 
 SCALES = (0.1, 0.01, 1.0)
@@ -182,8 +184,8 @@ class Opaque:
             with ThreadPoolExecutor(1) as thread, exporting(False):
                 for seed in range(len(SCALES)):
                     try:
-                        run = thread.submit(_run, self._copies[name], given, spec, seed).result()
-                        runs.append(run)
+                        made = _run, self._copies[name], given, spec, seed
+                        runs.append(thread.submit(copy_context().run, *made).result())
                     except Fails:  # of some data nothing comes out
                         if seed - len(runs) > 0:
                             raise
@@ -286,17 +288,3 @@ def _spec(leaf: Any) -> Any:
     if not isinstance(leaf, PLAIN):
         raise Unknown(f"a {type(leaf).__name__} is among its results")
     return leaf
-
-
-@contextmanager
-def exporting(value: bool) -> Iterator[None]:
-    """Within, torch says to model code that it is being exported (there is no data), or is not."""
-    flags = ("_is_compiling_flag", "_is_exporting_flag")
-    before = {flag: getattr(torch.compiler, flag) for flag in flags}
-    try:
-        for flag in flags:
-            setattr(torch.compiler, flag, value)
-        yield
-    finally:
-        for flag, value in before.items():
-            setattr(torch.compiler, flag, value)

@@ -26,7 +26,8 @@ from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.known import Known
 from shardwright.planner.trace.data_dependent.loops import Loop, carried, inner, known
 from shardwright.planner.trace.data_dependent.numbers import Questions
-from shardwright.planner.trace.opaque import Opaque, Spec, Unknown, exporting
+from shardwright.planner.trace.one_at_a_time import exporting
+from shardwright.planner.trace.opaque import Opaque, Spec, Unknown
 from shardwright.planner.trace.traced_calls import Run, Runner, dtype_of
 
 aten = torch.ops.aten

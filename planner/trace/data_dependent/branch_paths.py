@@ -7,9 +7,9 @@ such questions depends on data as a whole.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 Answers = tuple[bool, ...]
 Ways = tuple[tuple[int, Answers], ...]
@@ -18,7 +18,8 @@ Ways = tuple[tuple[int, Answers], ...]
 MOST = 2
 """Questions of a run that are answered both ways."""
 
-_present = threading.local()
+_present: ContextVar[tuple[int, Iterator[bool]]] = ContextVar("present")
+"""The run that is made now: its number, and the answers that are left."""
 
 
 def both(ways: Ways, turn: int) -> Ways | None:
@@ -38,17 +39,16 @@ def taken(turn: int, answers: Answers, all_asked: bool = True) -> Iterator[None]
         RuntimeError: fewer are asked, though it should be all: what was run before has changed
             something.
     """
-    before = getattr(_present, "state", None)
-    _present.state = turn, (rest := iter(answers))
+    token = _present.set((turn, rest := iter(answers)))
     try:
         yield
     finally:
-        _present.state = before
+        _present.reset(token)
     if all_asked and next(rest, None) is not None:
         raise RuntimeError("code that depends on data does otherwise when it is run again")
 
 
 def answer() -> tuple[int, bool | None]:
     """The number of the run, and the answer to its next question if it has one."""
-    turn, rest = _present.state
+    turn, rest = _present.get()
     return turn, next(rest, None)
