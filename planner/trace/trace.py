@@ -18,11 +18,13 @@ from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace import boundaries, sourced_attributes, tidy
 from shardwright.planner.trace.data_dependent.loop_masks import as_long_as_the_model_says
+from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Unknown
 from shardwright.planner.trace.expressions import attributes_of
 from shardwright.planner.trace.one_at_a_time import alone
-from shardwright.planner.trace.opaque import DATA_DEPENDENT, Opaque, Unknown
+from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.provenance import Provenance
-from shardwright.planner.trace.recorder import Record, record
+from shardwright.planner.trace.record import Record
+from shardwright.planner.trace.recorder import record
 from shardwright.planner.trace.traced_calls import Run, Runner
 from shardwright.planner.trace.translate import translate
 from shardwright.runtime.attention import by_heads

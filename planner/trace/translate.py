@@ -13,7 +13,7 @@ from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument, T
 from shardwright.planner.trace import boundaries as boundaries
 from shardwright.planner.trace.data_dependent.loops import SAME
 from shardwright.planner.trace.expressions import SizeFact
-from shardwright.planner.trace.recorder import Call, Record
+from shardwright.planner.trace.record import Call, Record
 from shardwright.rules.call import OpCall, Operand
 from shardwright.rules.normalization import UPDATED
 from shardwright.rules.pointwise import TABLE as ELEMENTWISE

@@ -19,10 +19,11 @@ from torch import nn
 from shardwright.planner.blocks.stacks import find_stacks, shortened
 from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SOURCE
+from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.example_inputs import guesses, number
 from shardwright.planner.trace.on_fake import follow, run_on_fake
-from shardwright.planner.trace.opaque import DATA_DEPENDENT, Opaque
+from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.traced_calls import Run
 
 ENCODED = ("encoder_hidden_states", "encoder_outputs")

@@ -28,7 +28,8 @@ from shardwright.planner.trace.data_dependent.loop_code import (
 from shardwright.planner.trace.data_dependent.loop_rows import rows_to_try
 from shardwright.planner.trace.data_dependent.loops import Loop, inner, known
 from shardwright.planner.trace.data_dependent.model_code import model_frame, only_way, truth
-from shardwright.planner.trace.opaque import Opaque, Undecided, Unknown
+from shardwright.planner.trace.data_dependent.unknown import Undecided, Unknown
+from shardwright.planner.trace.opaque import Opaque
 
 
 class Number:
