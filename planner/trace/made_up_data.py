@@ -78,7 +78,7 @@ def stated(leaf: Any) -> Any:
     if not isinstance(leaf, PLAIN):
         raise Unknown(f"a {type(leaf).__name__} is among its arguments")
     if isinstance(leaf, bool):
-        return bool(leaf)  # where only data has it, in one of its ways
+        return bool(leaf)  # where only data has it, on one of its branch paths
     if isinstance(leaf, int):
         float(leaf)  # an integer that remembers where it comes from is a mere number from here on
         return int(leaf)

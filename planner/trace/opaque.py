@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from shardwright.planner.contract.names import pattern
-from shardwright.planner.trace.data_dependent.branch_paths import Ways, both
+from shardwright.planner.trace.data_dependent.branch_paths import BranchPaths, both
 from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Undecided
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.made_up_data import Given, Spec, outcome, state, stated
@@ -28,46 +28,47 @@ Make = Callable[[str, list[Tensor], list[Spec]], list[Tensor]]
 class Opaque:
     """The modules of `root` that are not traced; `root` itself is left as it is.
 
-    `alike` maps each to one of them that does the same. `guesses` says whether numbers that only
-    data has get a stand-in (see `numbers.py`), `guessed` whether one did, and `ways` which
-    runs are then made, of those that are asked for (see `ways.py`).
+    `alike` maps each to one of them that does the same. `stand_ins` says whether numbers that
+    only data has get one (see `numbers.py`), `stood_in` whether one did, and `branch_paths` which
+    runs are then made, of those that are asked for (see `branch_paths.py`).
     """
 
     def __init__(
         self,
         root: nn.Module,
         alike: Mapping[str, str] | None = None,
-        guesses: bool = True,
-        ways: Ways = (),
+        stand_ins: bool = True,
+        branch_paths: BranchPaths = (),
     ) -> None:
-        self.root, self.guesses, self.guessed, self.ways = root, guesses, False, ways
+        self.root, self.branch_paths = root, branch_paths
+        self.stand_ins, self.stood_in = stand_ins, False
         self.alike = dict(alike or {})
         self._copies = {n: duplicate(root.get_submodule(n)) for n in set(self.alike.values())}
         self._known: dict[tuple[str, Given, str], tuple[list[Any], TreeSpec]] = {}
 
     def after(self, error: Exception, entered: Sequence[str]) -> bool:
         """Take in what a run failed at; False where nothing is left to try."""
-        if isinstance(error, Undecided) and (ways := both(self.ways, error.turn)):
-            self.ways = ways
+        if isinstance(error, Undecided) and (paths := both(self.branch_paths, error.traced_call)):
+            self.branch_paths = paths
             return True
-        if any(answers for _, answers in self.ways) and self._needs_data(error, entered):
+        if any(answers for _, answers in self.branch_paths) and self._needs_data(error, entered):
             return True
-        if self.guesses and self.guessed:
-            self.stop_guessing()
+        if self.stand_ins and self.stood_in:
+            self.drop_stand_ins()
             return True
         return self._needs_data(error, entered)
 
-    def stop_guessing(self) -> None:
+    def drop_stand_ins(self) -> None:
         """From here on numbers that only data has get no stand-in, so no questions are answered."""
-        self.guesses, self.ways = False, ()
+        self.stand_ins, self.branch_paths = False, ()
 
     def _needs_data(self, error: Exception, entered: Sequence[str]) -> bool:
         return isinstance(error, DATA_DEPENDENT) and self.widen(entered)
 
     def made(self, runs: Sequence[Run]) -> list[Run]:
         """`runs` as they are made: some of them twice. They may be the first of all runs."""
-        self.ways = self.ways or tuple((i, ()) for i in range(len(runs)))
-        return [runs[i]._replace(answers=a) for i, a in self.ways if i < len(runs)]
+        self.branch_paths = self.branch_paths or tuple((i, ()) for i in range(len(runs)))
+        return [runs[i]._replace(answers=a) for i, a in self.branch_paths if i < len(runs)]
 
     def widen(self, entered: Sequence[str]) -> bool:
         """Take in the innermost of the modules `entered` that is not in yet, with others like it.

@@ -28,8 +28,8 @@ class Call:
     result: Any
     module: str
     source: str
-    turn: int
-    """Number of the run that it was made in."""
+    traced_call: int
+    """Number of that which it was made in."""
 
 
 @dataclass

@@ -91,11 +91,11 @@ class Recorder(FakeTensorMode):
         self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
         self.noting = True
         self.known = Known(self)
-        self.turn = 0
+        self.traced_call = 0
 
-    def begin(self, turn: int) -> None:
-        """From here on calls are made in run number `turn`."""
-        self.turn = turn
+    def begin(self, traced_call: int) -> None:
+        """From here on calls are made in this traced call."""
+        self.traced_call = traced_call
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -129,7 +129,9 @@ class Recorder(FakeTensorMode):
         if asked:
             return result  # a constant
         module = self.entered[-1] if self.entered else ""
-        self.calls.append(Call(func, tuple(args), kwargs, result, module, _source(), self.turn))
+        self.calls.append(
+            Call(func, tuple(args), kwargs, result, module, _source(), self.traced_call)
+        )
         return result
 
     def whole_module(
@@ -143,7 +145,7 @@ class Recorder(FakeTensorMode):
         finally:
             self.noting = True
         op, module = Untraced(f"module {kind}"), self.entered[-1]
-        self.calls.append(Call(op, tuple(taken), {}, made, module, _source(), self.turn))
+        self.calls.append(Call(op, tuple(taken), {}, made, module, _source(), self.traced_call))
         return made
 
 

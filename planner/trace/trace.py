@@ -51,7 +51,7 @@ def trace(
     runs = [Run("", args, kwargs), *more]
     graph = _traced(module, runs, opaque)
     if not as_long_as_the_model_says(graph, graph.masks):
-        opaque.stop_guessing()
+        opaque.drop_stand_ins()
         graph = _traced(module, runs, opaque)
     last = len(runs) - unpriced
     graph.unpriced = frozenset(turn for turn, (run, _) in enumerate(graph.ways) if run >= last)
@@ -62,8 +62,8 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     """The graph of `runs`, with all that is known of it."""
     found, provenance = run(module, runs, opaque)
     graph = translate(found, module, provenance.sizes, provenance.sources)
-    graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.guesses
-    graph.ways = opaque.ways
+    graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.stand_ins
+    graph.ways = opaque.branch_paths
     graph.pinned = provenance.pinned | inside(graph)
     graph.carried = tidy.carried(graph, module)
     tidy.prune_boundaries(graph)

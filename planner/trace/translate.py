@@ -196,7 +196,7 @@ class _Translator:
             module, side, slot = boundaries.read_tag(call.args[1])
             has_parameters = module in self.owners
             self.graph.boundaries.append(
-                Boundary(module, side, slot, source, target, has_parameters, call.turn)
+                Boundary(module, side, slot, source, target, has_parameters, call.traced_call)
             )
         else:
             self.op(call, name, differentiable)
@@ -245,7 +245,7 @@ class _Translator:
                 tuple(outputs),
                 call.module,
                 call.source,
-                turn=call.turn,
+                turn=call.traced_call,
             )  # fmt: skip
         )
 

@@ -17,11 +17,11 @@ class Fails(Unknown):
 
 
 class Undecided(Unknown):
-    """Run number `turn` asked something of data, and goes on either way."""
+    """Traced call number `traced_call` asked something of data, and goes on either way."""
 
-    def __init__(self, turn: int) -> None:
+    def __init__(self, traced_call: int) -> None:
         super().__init__("it branches on data")
-        self.turn = turn
+        self.traced_call = traced_call
 
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Unknown)
