@@ -1,7 +1,7 @@
 """What a module could be given, by the names of its arguments and what its config says of sizes.
 
-Towers take images as pixels or patches, and sounds as frames of some bands. Which of these a guess
-is right about shows when it is tried.
+Towers take images as pixels or patches, and sounds as frames of some bands. Which of these an
+example is right about shows when it is tried.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BANDS = (80, 128)
 Shape = tuple[int, ...]
 
 
-def guesses(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Tensor | None]]:
+def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Tensor | None]]:
     """Inputs on meta that `module` may run with, by name; none if its first is not known.
 
     What is real is of `dtype`.

@@ -18,11 +18,13 @@ from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace import boundaries, sourced_attributes, tidy
 from shardwright.planner.trace.data_dependent.loop_masks import as_long_as_the_model_says
+from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Unknown
 from shardwright.planner.trace.expressions import attributes_of
 from shardwright.planner.trace.one_at_a_time import alone
-from shardwright.planner.trace.opaque import DATA_DEPENDENT, Opaque, Unknown
+from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.provenance import Provenance
-from shardwright.planner.trace.recorder import Record, record
+from shardwright.planner.trace.record import Record
+from shardwright.planner.trace.recorder import record
 from shardwright.planner.trace.traced_calls import Run, Runner
 from shardwright.planner.trace.translate import translate
 from shardwright.runtime.attention import by_heads
@@ -49,7 +51,7 @@ def trace(
     runs = [Run("", args, kwargs), *more]
     graph = _traced(module, runs, opaque)
     if not as_long_as_the_model_says(graph, graph.masks):
-        opaque.stop_guessing()
+        opaque.drop_stand_ins()
         graph = _traced(module, runs, opaque)
     last = len(runs) - unpriced
     graph.unpriced = frozenset(turn for turn, (run, _) in enumerate(graph.ways) if run >= last)
@@ -60,8 +62,8 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     """The graph of `runs`, with all that is known of it."""
     found, provenance = run(module, runs, opaque)
     graph = translate(found, module, provenance.sizes, provenance.sources)
-    graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.guesses
-    graph.ways = opaque.ways
+    graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.stand_ins
+    graph.ways = opaque.branch_paths
     graph.pinned = provenance.pinned | inside(graph)
     graph.carried = tidy.carried(graph, module)
     tidy.prune_boundaries(graph)

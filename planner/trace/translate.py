@@ -13,7 +13,7 @@ from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument, T
 from shardwright.planner.trace import boundaries as boundaries
 from shardwright.planner.trace.data_dependent.loops import SAME
 from shardwright.planner.trace.expressions import SizeFact
-from shardwright.planner.trace.recorder import Call, Record
+from shardwright.planner.trace.record import Call, Record
 from shardwright.rules.call import OpCall, Operand
 from shardwright.rules.normalization import UPDATED
 from shardwright.rules.pointwise import TABLE as ELEMENTWISE
@@ -196,7 +196,7 @@ class _Translator:
             module, side, slot = boundaries.read_tag(call.args[1])
             has_parameters = module in self.owners
             self.graph.boundaries.append(
-                Boundary(module, side, slot, source, target, has_parameters, call.turn)
+                Boundary(module, side, slot, source, target, has_parameters, call.traced_call)
             )
         else:
             self.op(call, name, differentiable)
@@ -245,7 +245,7 @@ class _Translator:
                 tuple(outputs),
                 call.module,
                 call.source,
-                turn=call.turn,
+                turn=call.traced_call,
             )  # fmt: skip
         )
 

@@ -20,7 +20,7 @@ from shardwright.planner.trace.data_dependent.known import on_data
 from shardwright.planner.trace.data_dependent.loops import known
 from shardwright.planner.trace.data_dependent.model_code import is_plumbing
 from shardwright.planner.trace.data_dependent.numbers import Number, Questions
-from shardwright.planner.trace.opaque import Unknown
+from shardwright.planner.trace.data_dependent.unknown import Unknown
 
 WRAPPERS = ("torch.overrides", "torch._tensor", __name__)
 """Modules through which functions of tensors are called."""
