@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from shardwright.planner.contract.dims import Dim, atoms
+from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
@@ -16,18 +16,8 @@ from shardwright.planner.contract.plan_file import (
     SolverReport,
 )
 from shardwright.planner.contract.redistribute import steps
+from shardwright.planner.contract.styles import style_of
 from shardwright.planner.units import human_bytes
-
-STYLES = {
-    "ColumnParallelLinear": "column",
-    "RowParallelLinear": "row",
-    "VocabParallelEmbedding": "vocab",
-}
-
-
-def is_split(dim: Dim) -> bool:
-    """Whether some part of `dim` is split over ranks."""
-    return any(atom.mesh for atom in atoms(dim))
 
 
 def collectives_of(source: str, target: str, coords: Coords) -> list[tuple[str, str]]:
@@ -62,11 +52,11 @@ def placement_in_words(layer: str, entry: ParameterPlan) -> str:
             return "whole"
         word = use_in_words(parse(entry.use))
         return f"whole, {word}" if word else "whole"
-    style = STYLES.get(layer)
-    if style is None:
-        style = "part" if len(placement.dims) == 1 else f"dim {', '.join(map(str, cut))}"
+    style = style_of(layer)
+    plain = "part" if len(placement.dims) == 1 else f"dim {', '.join(map(str, cut))}"
+    word = style.word if style else plain
     gathered = entry.use is not None and not parse(entry.use).meshes
-    return f"{style} {', '.join(str(placement.dims[i]) for i in cut)}{', gathered' * gathered}"
+    return f"{word} {', '.join(str(placement.dims[i]) for i in cut)}{', gathered' * gathered}"
 
 
 def use_in_words(used: Placement) -> str:

@@ -52,7 +52,8 @@ def memory(
 def passed(costs: Costs, assignment: Assignment) -> Iterator[tuple[str, str]]:
     """(source, target) of the changes of placement for which no collective is made."""
     for edge in costs.redistributions.edges:
-        traffic, _ = costs.redistributions.inner(edge[1], *(assignment[n] for n in edge))
+        before, source, target = (assignment[n] for n in edge)
+        traffic, _ = costs.redistributions.inner(edge[1], before, source, target)
         if traffic is None or not traffic.forward:
             yield edge[1:]
 
