@@ -157,7 +157,7 @@ def module_plans(
                 source=str(layouts.placement(boundary.source, source)),
                 target=str(layouts.placement(boundary.target, target)),
                 length=layouts.length(source, target),
-                deferred=boundary.target in graph.logits
+                deferred=boundary.target in graph.marks.logits
                 and bool(source.shards)
                 and layouts.length(source) is None,
                 before=before,

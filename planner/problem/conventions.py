@@ -42,6 +42,7 @@ def token_tables(graph: Graph, states: States) -> dict[str, frozenset[State]]:
     """Tables of tokens and heads, as stored, that can be split by rows -> the states that do."""
     stored = {u.used: u.stored for u in graph.uses}
     given, width = _given(graph), _width(graph, states.axes)
+    scores = graph.marks.logits
     found: dict[str, frozenset[State]] = {}
     for op in graph.ops if states.ranks > 1 else ():
         rule = states.axes.rules.get(op.name)
@@ -49,7 +50,7 @@ def token_tables(graph: Graph, states: States) -> dict[str, frozenset[State]]:
             table, tokens = op.inputs[0], op.inputs[1]
             if tokens not in given or not width & _atoms(states.axes, op.outputs[0], -1):
                 continue
-        elif op.call.op == "linear" and op.outputs[0] in graph.logits and op.inputs[1] in stored:
+        elif op.call.op == "linear" and op.outputs[0] in scores and op.inputs[1] in stored:
             table = op.inputs[1]
         else:
             continue
@@ -122,7 +123,7 @@ def _given(graph: Graph) -> set[str]:
 
 def _width(graph: Graph, axes: Axes) -> set[int]:
     """Axes of the last dim of hidden states."""
-    return set().union(*(_atoms(axes, name, -1) for name in graph.carried))
+    return set().union(*(_atoms(axes, name, -1) for name in graph.marks.carried))
 
 
 def _atoms(axes: Axes, name: str, dim: int) -> set[int]:

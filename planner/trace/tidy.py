@@ -75,8 +75,7 @@ def prune_boundaries(graph: Graph) -> None:
             consumers[name] = consumers.get(name, 0) + 1
     for boundary in graph.boundaries:
         consumers[boundary.source] = consumers.get(boundary.source, 0) + 1
-    names = {n for pair in graph.rounds for n in pair}
-    for name in (*graph.outputs, *graph.shown, *names, *(after for _, after in graph.written)):
+    for name in {*graph.outputs, *(n for *_, names in graph.marks.demands() for n in names)}:
         consumers[name] = consumers.get(name, 0) + 1
     # The root's own inputs are given whole: a module within it takes them from there.
     makers = {b.target: _key(b) for b in graph.boundaries if b.module or b.side == "out"}
@@ -105,15 +104,7 @@ def prune_boundaries(graph: Graph) -> None:
     graph.boundaries = kept
     graph.ops = [op._replace(inputs=tuple(rename.get(n, n) for n in op.inputs)) for op in graph.ops]
     graph.outputs = [rename.get(n, n) for n in graph.outputs]
-    graph.shown = {rename.get(n, n) for n in graph.shown}
-    graph.overwritten = {rename.get(n, n) for n in graph.overwritten}
-    graph.made_up = {(rename.get(n, n), dim) for n, dim in graph.made_up}
-    graph.masks = [rename.get(n, n) for n in graph.masks]
-    graph.rounds = [(rename.get(a, a), rename.get(b, b)) for a, b in graph.rounds]
-    graph.looped -= rename.keys()
-    graph.written = [(n, rename.get(after, after)) for n, after in graph.written]
-    graph.scores = [rename.get(n, n) for n in graph.scores]
-    graph.carried = {rename.get(n, n) for n in graph.carried}
+    graph.marks = graph.marks.renamed(rename)
     graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
     graph.reads = {n: rename.get(t, t) for n, t in graph.reads.items()}
 
@@ -124,7 +115,7 @@ def overwritten(graph: Graph) -> set[str]:
     def viewed(_: str, op: Op) -> str | None:
         return op.inputs[0] if is_view(op.call) else None
 
-    return _behind(graph, graph.overwritten, viewed)
+    return _behind(graph, graph.marks.overwritten, viewed)
 
 
 def joined(graph: Graph, root: nn.Module) -> set[str]:
@@ -133,7 +124,7 @@ def joined(graph: Graph, root: nn.Module) -> set[str]:
     What a part of the model gives (an image, a sound) is joined to it on the way, by code that is
     not traced: both must be whole, and so must their gradients.
     """
-    return graph.carried | {
+    return graph.marks.carried | {
         b.target
         for b in graph.boundaries
         if b.side == "out" and isinstance(root.get_submodule(b.module), nn.Embedding)
@@ -148,7 +139,7 @@ def logits(graph: Graph) -> set[str]:
         alike = len(sources) == 1 and graph.tensors[sources[0]].shape == graph.tensors[name].shape
         return sources[0] if alike else None
 
-    return _behind(graph, graph.scores, reshaped)
+    return _behind(graph, graph.marks.logits, reshaped)
 
 
 def _behind(

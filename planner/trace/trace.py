@@ -47,7 +47,7 @@ def trace(
     opaque = Opaque(module)
     runs = [Run("", args, kwargs), *more]
     graph = _traced(module, runs, opaque)
-    if not as_long_as_the_model_says(graph, graph.masks):
+    if not as_long_as_the_model_says(graph, graph.marks.masks):
         opaque.stop_guessing()
         graph = _traced(module, runs, opaque)
     last = len(runs) - unpriced
@@ -63,16 +63,17 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     graph.ways = opaque.ways
     graph.pinned = set(origins.PINNED) | inside(graph)
     reads_as_numbers, reads_as_counts = set(origins.FIXED), set(origins.COUNTED)
-    graph.carried = tidy.carried(graph, module)
+    graph.marks.carried = tidy.carried(graph, module)
     tidy.prune_boundaries(graph)
-    graph.overwritten = tidy.overwritten(graph)
     tidy.name_literals(graph)
-    graph.fixed = tidy.fixed(graph, reads_as_numbers) | graph.made_up
-    graph.counted = {(graph.reads[n], dim) for n, dim in reads_as_counts if n in graph.reads}
+    marks = graph.marks
+    marks.overwritten = tidy.overwritten(graph)
+    marks.fixed = tidy.fixed(graph, reads_as_numbers) | marks.made_up
+    marks.counted = {(graph.reads[n], dim) for n, dim in reads_as_counts if n in graph.reads}
     if any(run.module for run in runs):
-        graph.joined = tidy.joined(graph, module)
-    if "labels" in inspect.signature(module.forward).parameters:
-        graph.logits = tidy.logits(graph)
+        marks.joined = tidy.joined(graph, module)
+    has_loss = "labels" in inspect.signature(module.forward).parameters
+    marks.logits = tidy.logits(graph) if has_loss else set()
     return graph
 
 

@@ -25,5 +25,5 @@ def as_long_as_the_model_says(graph: Graph, masks: Sequence[str]) -> bool:
         return atoms((n, dim) for n in names for dim in range(len(axes.dims[n])))
 
     stated = {(s.tensor, s.dim) for s in graph.sizes if s.dim >= 0 and not reads_of(s.expression)}
-    said = every(u.stored for u in graph.uses) | atoms(stated - graph.made_up)
-    return atoms((n, 0) for n in masks) <= said - every(graph.inputs) - atoms(graph.made_up)
+    said = every(u.stored for u in graph.uses) | atoms(stated - graph.marks.made_up)
+    return atoms((n, 0) for n in masks) <= said - every(graph.inputs) - atoms(graph.marks.made_up)
