@@ -26,10 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
+import networkx as nx
+
+from shardwright.planner.graph.as_networkx import sources
 from shardwright.planner.graph.axes import Axes, atoms_of
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.graph.kv_cache import ATTENTION
-from shardwright.planner.graph.views import is_move
+from shardwright.planner.graph.views import moved
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.states import State, States, mask_of
@@ -109,16 +112,8 @@ def _ways(state: State, axes: Container[int] | None = None) -> int:
 
 def _given(graph: Graph) -> set[str]:
     """The inputs of the model, and what is the same but for its shape."""
-    made = {b.target: b.source for b in graph.boundaries}
-    made |= {out: op.inputs[0] for op in graph.ops if is_move(op.call) for out in op.outputs}
-    out = set(graph.inputs)
-    for name in graph.tensors:
-        chain = [name]
-        while chain[-1] in made and chain[-1] not in out:
-            chain.append(made[chain[-1]])
-        if chain[-1] in out:
-            out.update(chain)
-    return out
+    moves = sources(graph, moved)
+    return {n for name in graph.inputs for n in (name, *nx.ancestors(moves, name))}
 
 
 def _width(graph: Graph, axes: Axes) -> set[int]:

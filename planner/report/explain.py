@@ -15,11 +15,13 @@ from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan, Prediction
-from shardwright.planner.graph.axes import atoms_of
+from shardwright.planner.emit import Layouts
 from shardwright.planner.problem.conventions import token_tables
 from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.pins import Pin, matches, parameters
+from shardwright.planner.report.tied import Link, tied_to
 from shardwright.planner.search.search import Search
+from shardwright.planner.strategies.states import States
 from shardwright.planner.wording import is_split, placement_in_words
 from shardwright.runtime.identity import check_identity
 
@@ -42,9 +44,10 @@ class Alternative:
 class Explanation:
     """Parameters that a plan treats alike, and what keeps them as they are.
 
-    `together` names the parameters that share the axes which are split here, and their dim;
-    `whole` is what the plan itself gives as the reason that a large one is whole, `convention` says
-    that one of `planner/problem/conventions.py` settled it, whatever the alternatives take.
+    `together` names the parameters that share the axes which are split here, and their dim; `ties`
+    says of each why: the shortest chain of ops from this parameter to that one. `whole` is what the
+    plan itself gives as the reason that a large one is whole, `convention` says that one of
+    `planner/problem/conventions.py` settled it, whatever the alternatives take.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Explanation:
     whole: str | None = None
     convention: bool = False
     together: list[str] = field(default_factory=list)
+    ties: dict[str, list[Link]] = field(default_factory=dict)
     alternatives: list[Alternative] = field(default_factory=list)
 
 
@@ -82,7 +86,7 @@ def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
     _catch_up(search, plan)
     _, network, pinned = search.problem()
     usual = token_tables(search.graph, network.states).keys() - pinned.keys()
-    return [_explain(search, plan, group, counts[group], usual) for group in asked]
+    return [_explain(search, plan, network.states, g, counts[g], usual) for g in asked]
 
 
 def from_plan(plan: Plan, name: str) -> list[Explanation]:
@@ -120,24 +124,8 @@ def _catch_up(search: Search, plan: Plan) -> None:
         search.run(None, 60.0, None)
 
 
-def _together(search: Search, name: str, dim: int) -> list[str]:
-    """Parameters that have the axes of dim `dim` of the parameter `name`, and in which dim."""
-    dims = search.axes.dims
-    stored = {u.fqn: u.stored for u in search.graph.uses if not u.is_buffer}
-    axes = {a.id for a in atoms_of(dims[stored[name]][dim])}
-    return sorted(
-        {
-            f"{pattern(other)}, dim {i}"
-            for other, tensor in stored.items()
-            for i, tree in enumerate(dims[tensor])
-            if tensor != stored[name] and axes & {a.id for a in atoms_of(tree)}
-            if pattern(other) != pattern(name)
-        }
-    )
-
-
 def _explain(
-    search: Search, plan: Plan, group: str, count: int, usual: Collection[str]
+    search: Search, plan: Plan, states: States, group: str, count: int, usual: Collection[str]
 ) -> Explanation:
     traced = [u.fqn for u in search.graph.uses if not u.is_buffer]
     names = [n for n in traced if _group(plan, n) == group]
@@ -147,6 +135,8 @@ def _explain(
     held = [f"{n}={p}" for n, p in plan.pins.items() if names[0] in parameters(search.graph, n)]
     shape = search.graph.tensors[stored].shape
     others = [d for d in (None, *range(len(shape))) if d != now]
+    layouts = Layouts(search.graph, states, {})
+    tied = {} if now is None else tied_to(plan, layouts, names[0], now)
     return Explanation(
         name=group,
         shape=list(shape),
@@ -157,7 +147,8 @@ def _explain(
             (w.reason for w in plan.replicated if pattern(w.parameter) == pattern(group)), None
         ),
         convention=stored in usual and now == 0,
-        together=[] if now is None else _together(search, names[0], now),
+        together=[*tied],
+        ties=tied,
         alternatives=[_alternative(search, plan, names, dim) for dim in others],
     )
 

@@ -47,7 +47,7 @@ def trace(
     opaque = Opaque(module)
     runs = [Run("", args, kwargs), *more]
     graph = _traced(module, runs, opaque)
-    if not as_long_as_the_model_says(graph, graph.marks.masks):
+    if not as_long_as_the_model_says(graph):
         opaque.stop_guessing()
         graph = _traced(module, runs, opaque)
     last = len(runs) - unpriced

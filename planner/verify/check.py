@@ -65,7 +65,7 @@ def check(
             raise SolverError(f"the plan stores '{use.fqn}' as {assignment[use.stored]}")
     for kind, demand, names in graph.marks.demands():
         found = [assignment[n] for n in names]
-        if not _meets(demand, found):
+        if not meets(demand, found):
             raise SolverError(
                 f"the plan leaves {[*names]} {found}, but {KINDS[kind].reason.format(names[0])}"
             )
@@ -79,7 +79,7 @@ def check(
         _check_sequence(graph, states.sequence, assignment)
 
 
-def _meets(demand: Demand, found: Sequence[State]) -> bool:
+def meets(demand: Demand, found: Sequence[State]) -> bool:
     """Whether tensors with such a mark may be in these states."""
     match demand:
         case Demand.REPLICATED:
