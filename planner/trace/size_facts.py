@@ -52,8 +52,10 @@ def of_parts(args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Tensor, l
     dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim()
     each = [sizes] * len(out) if isinstance(sizes, int) else list(sizes)  # type: ignore[arg-type]
     for x, size in zip(out, each, strict=True):
-        sourced = isinstance(size, SourcedInt) and int(size) == x.shape[dim]
-        yield x, [SizeFact(size.expression, int(dim))] if sourced else []
+        if isinstance(size, SourcedInt) and int(size) == x.shape[dim]:
+            yield x, [SizeFact(size.expression, int(dim))]
+        else:
+            yield x, []
 
 
 def of_slices(x: torch.Tensor, index: Any) -> list[SizeFact]:
