@@ -152,7 +152,7 @@ class Search(Solving):
         if not brief:
             return [full]
         graph = self.graph
-        opaque = Opaque(root, {n: n for n in graph.untraced}, graph.guesses, graph.ways)
+        opaque = Opaque(root, {n: n for n in graph.untraced}, graph.stand_ins, graph.branch_paths)
         return [full, Rehearsal(root, stacks, runs, opaque, graph.watched)]
 
     def _mismatch(
@@ -169,6 +169,6 @@ def without_rule(graph: Graph, axes: Axes) -> dict[str, int]:
     runs: dict[int, Counter[str]] = {}
     for op in graph.ops:
         if axes.rules.get(op.name) is None:
-            runs.setdefault(op.turn, Counter())[op.call.op] += graph.times(op.name)
+            runs.setdefault(op.traced_call, Counter())[op.call.op] += graph.times(op.name)
     most = reduce(or_, runs.values(), Counter[str]())
     return dict(sorted(most.items()))

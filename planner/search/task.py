@@ -59,7 +59,7 @@ class Task:
     def untraced(self) -> Opaque:
         """The modules of the whole model that are like one that was not traced."""
         found = {n: t for n, t in self.traced_names.items() if t in self.graph.untraced}
-        return Opaque(self.source.module, found, self.graph.guesses, self.graph.ways)
+        return Opaque(self.source.module, found, self.graph.stand_ins, self.graph.branch_paths)
 
     @cached_property
     def traced_names(self) -> dict[str, str]:
