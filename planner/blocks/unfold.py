@@ -108,9 +108,9 @@ class _Unfolder:
             segment = within.get(id(item))
             if segment is None:
                 self.add_items(Columns([item]), self.outside)
-            elif item.turn not in (turns := done.setdefault(segment.stack.path, set())):
-                self.add_blocks(segment.stack.path, item.turn, not turns)
-                turns.add(item.turn)
+            elif item.traced_call not in (calls := done.setdefault(segment.stack.path, set())):
+                self.add_blocks(segment.stack.path, item.traced_call, not calls)
+                calls.add(item.traced_call)
         for use in g.uses:
             for copy in self.copies_of(self.folding.owner.get(use.used)):
                 stored, used = copy.tensors[use.stored], copy.tensors[use.used]
@@ -126,16 +126,18 @@ class _Unfolder:
         out.outputs = [self.outside.tensors[n] for n in g.outputs]
         return Unfolded(out, self.origin)
 
-    def add_blocks(self, path: str, turn: int, first: bool) -> None:
-        """Add the copies of all blocks of a stack as they ran in one turn, maybe their first."""
-        columns = [Columns([i for i in s.items if i.turn == turn]) for s in self.rows[path]]
+    def add_blocks(self, path: str, traced_call: int, first: bool) -> None:
+        """Add the copies of all blocks of a stack as they ran in a traced call, maybe the first."""
+        columns = [
+            Columns([i for i in s.items if i.traced_call == traced_call]) for s in self.rows[path]
+        ]
         for copy in self.blocks[path]:
             assert copy.segment is not None
             if first:
                 self.add_tensors(copy.tensors)  # its own: those of others are not known yet
             start = len(self.out.ops)
             self.add_items(columns[copy.segment.place], copy)
-            tensors, kind = tuple(copy.tensors.values()), hash((id(copy.segment), turn))
+            tensors, kind = tuple(copy.tensors.values()), hash((id(copy.segment), traced_call))
             self.out.blocks.append(Block(kind, tensors, start, len(self.out.ops)))
 
     def add_tensors(self, names: Mapping[str, str]) -> None:
@@ -147,16 +149,16 @@ class _Unfolder:
     def add_items(self, items: Columns, copy: _Copy) -> None:
         """Add the copies of ops and boundaries."""
         out, name, module = self.out, copy.tensors.__getitem__, copy.modules.__getitem__
-        names, calls, inputs, outputs, modules, sources, literals, turns = items.ops
+        names, calls, inputs, outputs, modules, sources, literals, numbers = items.ops
         made = [n + copy.at for n in names]
         taken = [tuple(map(name, each)) for each in inputs]
         given = [tuple(map(name, each)) for each in outputs]
         placed = map(module, modules)
-        out.ops += map(Op, made, calls, taken, given, placed, sources, literals, turns)
+        out.ops += map(Op, made, calls, taken, given, placed, sources, literals, numbers)
         self.origin.update(zip(made, names, strict=True))
-        modules, sides, slots, sources, targets, flags, turns = items.boundaries
+        modules, sides, slots, sources, targets, flags, numbers = items.boundaries
         ends = map(name, sources), map(name, targets)
-        out.boundaries += map(Boundary, map(module, modules), sides, slots, *ends, flags, turns)
+        out.boundaries += map(Boundary, map(module, modules), sides, slots, *ends, flags, numbers)
 
     def everywhere(self, names: Names) -> list[Names]:
         """Tensors of the folded graph as all copies of the block that makes the last have them."""

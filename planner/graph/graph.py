@@ -29,8 +29,8 @@ class Tensor:
 class Op(NamedTuple):
     """One ATen call; `inputs` and `outputs` are tensor names in the order of the call.
 
-    `literals` names the slice bounds that the model's code states as bare numbers; `turn` is the
-    number of the run that made the call.
+    `literals` names the slice bounds that the model's code states as bare numbers; `traced_call` is
+    the number of that which made it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Op(NamedTuple):
     module: str
     source: str
     literals: frozenset[str] = frozenset()
-    turn: int = 0
+    traced_call: int = 0
 
 
 class Boundary(NamedTuple):
@@ -52,7 +52,7 @@ class Boundary(NamedTuple):
     source: str
     target: str
     has_parameters: bool = True
-    turn: int = 0
+    traced_call: int = 0
 
 
 class Slot(NamedTuple):
@@ -118,14 +118,14 @@ class Graph:
     marks: Marks = field(default_factory=Marks)
     """What else is known of tensors."""
 
-    guesses: bool = True
+    stand_ins: bool = True
     """Whether numbers that only data has got stand-ins while it was traced."""
 
-    ways: tuple[tuple[int, tuple[bool, ...]], ...] = ()
-    """Which runs were made (see `tracing/ways.py`)."""
+    branch_paths: tuple[tuple[int, tuple[bool, ...]], ...] = ()
+    """Which runs were made (see `trace/data_dependent/branch_paths.py`)."""
 
     unpriced: frozenset[int] = frozenset()
-    """Turns that cost nothing: runs that say what must hold besides."""
+    """Traced calls that cost nothing: runs that say what must hold besides."""
 
     sizes: list[SizeArgument] = field(default_factory=list)
     reads: dict[int, str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Graph:
 
     def priced(self, item: Op | Boundary) -> bool:
         """Whether an op or a change of placement costs what it takes."""
-        return item.turn not in self.unpriced
+        return item.traced_call not in self.unpriced
 
     def one(self, name: str) -> str:
         """The tensor whose state `name` has."""
@@ -193,7 +193,7 @@ class Graph:
 
     def first_run(self) -> Graph:
         """The graph of the first run alone, with everything that is stored; this one if it is."""
-        return self._only(lambda item: not item.turn)
+        return self._only(lambda item: not item.traced_call)
 
     def priced_runs(self) -> Graph:
         """The graph of the runs that cost something, with everything that is stored."""

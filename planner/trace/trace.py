@@ -54,7 +54,7 @@ def trace(
         opaque.drop_stand_ins()
         graph = _traced(module, runs, opaque)
     last = len(runs) - unpriced
-    graph.unpriced = frozenset(turn for turn, (run, _) in enumerate(graph.ways) if run >= last)
+    graph.unpriced = frozenset(i for i, (run, _) in enumerate(graph.branch_paths) if run >= last)
     return graph
 
 
@@ -62,8 +62,8 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     """The graph of `runs`, with all that is known of it."""
     found, provenance = run(module, runs, opaque)
     graph = translate(found, module, provenance.sizes, provenance.sources)
-    graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.stand_ins
-    graph.ways = opaque.branch_paths
+    graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
+    graph.branch_paths = opaque.branch_paths
     graph.pinned = provenance.pinned | inside(graph)
     marks = graph.marks
     marks.carried = tidy.carried(graph, module)

@@ -242,7 +242,7 @@ class _Translator:
                 tuple(outputs),
                 call.module,
                 call.source,
-                turn=call.traced_call,
+                traced_call=call.traced_call,
             )  # fmt: skip
         )
 
