@@ -20,6 +20,7 @@ from shardwright.planner.contract.plan_file import (
     ParameterPlan,
     Replicated,
 )
+from shardwright.planner.contract.styles import LOCAL, resolved, styles
 from shardwright.planner.cost.cost import Collective as Call
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Use
@@ -189,11 +190,11 @@ def _layer(module: nn.Module, parameters: Mapping[str, ParameterPlan]) -> str:
                 strict=True,
             )
         ]
-        if isinstance(module, nn.Linear) and any(split):
-            return "ColumnParallelLinear" if split[0] else "RowParallelLinear"
-        if isinstance(module, nn.Embedding) and split[0]:
-            return "VocabParallelEmbedding"
-    return "LocalModule"
+        for name, style in styles():
+            here = style.dim < len(split) and split[style.dim]
+            if here and isinstance(module, resolved(style.module)):
+                return name
+    return LOCAL
 
 
 def folded(root: nn.Module, plans: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:

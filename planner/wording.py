@@ -9,13 +9,8 @@ from shardwright.planner.contract.dims import Dim, atoms
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import Crossing, Memory, ParameterPlan, SolverReport
+from shardwright.planner.contract.styles import style
 from shardwright.planner.units import human_bytes
-
-STYLES = {
-    "ColumnParallelLinear": "column",
-    "RowParallelLinear": "row",
-    "VocabParallelEmbedding": "vocab",
-}
 
 CROSSINGS: dict[tuple[str, str], tuple[str, str]] = {
     ("whole", "copied"): ("", "all-reduce"),
@@ -73,11 +68,13 @@ def placement_in_words(layer: str, entry: ParameterPlan) -> str:
         if word is None:
             word = "used as " + ", ".join(str(d) for d in used.dims if is_split(d))
         return f"whole, {word}" if word else "whole"
-    style = STYLES.get(layer)
-    if style is None:
-        style = "part" if len(placement.dims) == 1 else f"dim {', '.join(map(str, cut))}"
+    found = style(layer)
+    if found is not None:
+        word = found.word
+    else:
+        word = "part" if len(placement.dims) == 1 else f"dim {', '.join(map(str, cut))}"
     gathered = entry.use is not None and not parse(entry.use).meshes
-    return f"{style} {', '.join(str(placement.dims[i]) for i in cut)}{', gathered' * gathered}"
+    return f"{word} {', '.join(str(placement.dims[i]) for i in cut)}{', gathered' * gathered}"
 
 
 def solver_in_words(report: SolverReport) -> str:
