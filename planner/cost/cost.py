@@ -362,5 +362,5 @@ class Costs:
         return 2 * prod(sizes.values())
 
 
-ONE_AT_A_TIME = ("_grouped_mm", "grouped_mm_fallback", "convolution")
+ONE_AT_A_TIME = ("_grouped_mm", "transformers::grouped_mm_fallback", "convolution")
 """Ops in which a result takes one of the x of the rule: one expert, one place for each tap."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers.integrations.moe  # noqa: F401 (registers its ops)
 
-from shardwright.rules.call import OpCall, Operand, make_rule
+from shardwright.rules.call import OpCall, Operand, make_rule, name_of, packet_named
 from shardwright.rules.notation import Dims, Expr, Product, Rule, expr_size, letters
 from shardwright.rules.registry import TABLE
 
@@ -32,7 +32,7 @@ class Concrete:
 
     @property
     def op(self) -> str:
-        return self.overload._opname
+        return name_of(self.overload)
 
     def run(self, tensors: Tensors | None = None) -> Tensors:
         """Results with other values in the place of `tensors`."""
@@ -74,16 +74,11 @@ def _fill(value: Any, tensors: Tensors) -> Any:
     return [_fill(v, tensors) for v in value] if isinstance(value, list) else value
 
 
-def find_op(name: str) -> Any:
-    """The op of this name, of ATen or of transformers; AttributeError where there is none."""
-    return getattr(aten if hasattr(aten, name) else torch.ops.transformers, name)
-
-
 def concrete(example: Example, seed: int) -> Concrete:
     """The call with values drawn from `seed`."""
     generator = torch.Generator().manual_seed(seed)
     name, _, overload = example.overload.partition(".")
-    target = getattr(find_op(name), overload or "default")
+    target = getattr(packet_named(name), overload or "default")
     tensors: Tensors = []
 
     def swap(value: Any) -> Any:

@@ -14,12 +14,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shardwright.rules.call import packet_named
 from shardwright.rules.notation import Dims, Rule, letters
 from shardwright.rules.registry import TABLE
 
 from .draw import Example, examples
 from .examples import EXAMPLES, NO_RULE
-from .local import Concrete, Parts, Tensors, add_at, concrete, covered, find_op, run_local, take
+from .local import Concrete, Parts, Tensors, add_at, concrete, covered, run_local, take
 from .strict import CONSTANT, GRANULE, LINEAR_BUT, NO_DERIVATIVE, STRICT, VALUES_UNKNOWN
 
 Split = list[Parts]
@@ -29,7 +30,7 @@ Split = list[Parts]
 def test_every_entry_is_tested() -> None:
     assert set(EXAMPLES) == set(TABLE)
     for op in TABLE:
-        find_op(op)
+        assert packet_named(op) is not None, op
 
 
 class Evidence:
