@@ -88,6 +88,30 @@ def op_name(op: Any) -> str:
     return qualified(namespace, name)
 
 
+def overload_of(op: Any) -> OpOverload:
+    """The overload that a user has in hand, or the first one of an op: see `op_name`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if isinstance(op, OpOverload):
+        return op
+    packet = existing(op_name(op))
+    return getattr(packet, packet.overloads()[0])
+
+
+def existing(name: str) -> OpOverloadPacket:
+    """The op that `name_of` calls so.
+
+    Raises:
+        UsageError: there is none.
+    """
+    packet = packet_named(name)
+    if packet is None:
+        raise UsageError(f"there is no op '{name}': import what defines it first")
+    return packet
+
+
 def check(name: str, rule: str | RuleMaker) -> None:
     """Refuse what cannot be a rule of that op.
 
@@ -95,9 +119,7 @@ def check(name: str, rule: str | RuleMaker) -> None:
         UsageError: there is no such op, it changes its arguments, or the rule is not in the
             notation or not for as many tensors.
     """
-    packet = packet_named(name)
-    if packet is None:
-        raise UsageError(f"there is no op '{name}': import what defines it first")
+    packet = existing(name)
     schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
     if all(schema.is_mutable for schema in schemas):
         raise UsageError(
@@ -111,6 +133,10 @@ def check(name: str, rule: str | RuleMaker) -> None:
         parsed = parse(rule)
     except ValueError as error:
         raise UsageError(f"the rule of op '{name}' cannot be read: {error}") from None
+    if parsed.lookup:
+        raise UsageError(
+            f"the rule of op '{name}' has a 'lookup': only an nn.Embedding can be replaced by one"
+        )
     sides = (len(parsed.operands), len(parsed.results))
     if not any(_takes(schema, *sides) for schema in schemas):
         raise UsageError(

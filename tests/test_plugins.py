@@ -21,6 +21,7 @@ from shardwright.planner.exports import exports
 from shardwright.planner.report.report import to_text
 from shardwright.rules import added
 from shardwright.rules.call import OpCall
+from shardwright.rules.testing import check_rule
 from shardwright.runtime.layers import apply_module
 from shardwright.runtime.mesh import Mesh
 from tests.cli.conftest import model, run  # noqa: F401 fixtures
@@ -318,6 +319,7 @@ def test_a_maker_that_asks_for_what_is_not_there(example) -> None:
         ),
         ("shardwright_example::gated", "a, a -> a, a", "is for 2 tensors in and 2 out"),
         ("shardwright_example::gated", 7, "is neither text nor a function: 7"),
+        ("shardwright_example::gated", "a, v -> a | lookup v", "only an nn.Embedding can be"),
         ("aten::copy_", "a, a -> a", "op 'copy_' changes its arguments"),
     ],
 )
@@ -350,3 +352,48 @@ def test_a_composite_op_with_a_rule_is_not_taken_apart() -> None:
     assert_equal(module, features(8), plan)
     shardwright.register_rule(both, lambda call: None, replace=True)
     assert "shardwright_composite::both" in planned(module, features(8), 2).opaque
+
+
+# --- the test of a rule
+
+
+def test_check_rule(example) -> None:
+    from shardwright_example.ops import RULES, gated
+
+    x, gate = torch.randn(3, 4, 6, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    with pytest.raises(UsageError, match="'shardwright_example::gated' has no rule for this call"):
+        check_rule(gated, x, gate)
+    shardwright.register_rule(gated, RULES["gated"])
+    check_rule(gated, x, gate=gate)
+    with pytest.raises(UsageError, match=r"axes \['h'\] of rule .* have size 1 here"):
+        check_rule(gated, x[..., :1], gate[:1])
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("... h, h -> ... h | linear 0+1", "not linear in operands [0, 1]"),
+        ("... h, g -> ... h | sum g", "axis 'h' on 2 ranks: "),
+    ],
+)
+def test_check_rule_finds_a_wrong_one(example, rule: str, message: str) -> None:
+    shardwright.register_rule("shardwright_example::gated", rule)
+    x, gate = torch.randn(3, 4, 6, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    with pytest.raises(AssertionError) as error:
+        check_rule("shardwright_example::gated", x, gate)
+    assert message in str(error.value)
+
+
+def test_check_rule_tries_gradients(example) -> None:
+    """Right ahead, wrong back: the gradient of a part is not part of the gradient."""
+
+    @torch.library.custom_op("shardwright_wrong::gradient", mutates_args=())
+    def op(x: Tensor) -> Tensor:
+        return x.clone()
+
+    op.register_autograd(lambda ctx, grad: grad.cumsum(0))
+    shardwright.register_rule(op, "a b -> a b")
+    x = torch.randn(4, 5, dtype=torch.float64)
+    check_rule(op, x, gradients=False)
+    with pytest.raises(AssertionError, match="rule 'a b -> a b', axis 'a' on 2 ranks"):
+        check_rule(op, x)
