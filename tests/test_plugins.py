@@ -15,7 +15,7 @@ from shardwright import plugins
 from shardwright.errors import PlanError, PluginError, UsageError
 from shardwright.planner import solvers
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.contract.styles import style
+from shardwright.planner.contract.styles import style_of
 from shardwright.planner.devices import device
 from shardwright.planner.exports import exports
 from shardwright.planner.report.report import to_text
@@ -178,7 +178,7 @@ WHY = (
     ("kind", "what", "ask"),
     [
         ("rules", "RULES", lambda: added.added("broken::op")),
-        ("layers", "STYLE", lambda: style("broken-example:Broken")),
+        ("layers", "STYLE", lambda: style_of("broken-example:Broken")),
         ("solvers", "solve", lambda: solvers.load("broken")),
         ("devices", "PROFILE", lambda: device.device("broken")),
         ("emitters", "emit", lambda: exports.emitter("broken")),
@@ -230,7 +230,13 @@ def test_two_packages_with_one_name(monkeypatch, tmp_path: Path) -> None:
             lambda: added.added("frobnicate"),
             "are no dict of rules",
         ),
-        ("layers", "x", "string:digits", lambda: style("odd:x"), "is no Style: '0123456789'"),
+        (
+            "layers",
+            "x",
+            "string:digits",
+            lambda: style_of("odd:x"),
+            "is no LayerStyle: '01",
+        ),
         (
             "emitters",
             "x",

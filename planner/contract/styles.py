@@ -1,60 +1,64 @@
-"""Layer styles: what a module becomes where ranks share its `weight`. One table for all readers.
+"""The styles of parallel layers: what a module becomes where its weight is split.
 
-The planner asks which style a module gets, a report for its word, the runtime for its class. A plan
-names one of ours as it is, another's as "package:name", so that it says what must be installed.
+The planner picks the first that fits, reports say its word, the runtime makes modules its class. A
+plan names one of ours as it is, another package's as "package:name", so that it says what must be
+installed. A module that none fits runs its own code on local parameters: `LOCAL`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwright import plugins
 from shardwright.errors import PlanError, PluginError
 
 LOCAL = "LocalModule"
-"""A module without a style: its own code runs on local parameters."""
 
 
-@dataclass(frozen=True)
-class Style:
-    """For which modules a style is, and what they become; classes as "importable.module:Class"."""
+class LayerStyle(NamedTuple):
+    """For which modules a style is and what they become; classes as "package.module:Class".
 
-    word: str
-    """For reports: "column" of `column 64@tp`."""
+    Attributes:
+        module: Modules of this class, or one derived from it, get the style.
+        dim: Where this dim of their `weight` is split, as it is stored and as the module sees it.
+        word: What reports say of such a weight.
+        layer: What they become: `class Layer(LocalModule, Module)`, where Module is `module` or a
+            class derived from it with a forward for local parameters. If the class has `set_up`,
+            that is called once, when the parameters are in place.
+    """
 
     module: str
-    """Modules of this class, or one derived from it, get the style."""
-
     dim: int
-    """Where this dim of their `weight` is split, as it is stored and as they see it."""
-
+    word: str
     layer: str
-    """The class they become: `class Layer(LocalModule, Module)`, where Module is `module` or a
-    class derived from it with a forward for local parameters. If the class has `set_up`, that is
-    called once, when the parameters are in place."""
+
+    @property
+    def replaced(self) -> type:
+        """The class of modules that the layer takes the place of."""
+        return _resolved(self.module)
+
+    @property
+    def becomes(self) -> type:
+        """The class of the layer."""
+        return _resolved(self.layer)
 
 
+_OURS = "shardwright.runtime.layers:"
 STYLES = {
-    "ColumnParallelLinear": Style(
-        word="column", module="torch.nn:Linear", dim=0,
-        layer="shardwright.runtime.layers:ColumnParallelLinear",
+    "ColumnParallelLinear": LayerStyle(
+        "torch.nn:Linear", 0, "column", _OURS + "ColumnParallelLinear"
     ),
-    "RowParallelLinear": Style(
-        word="row", module="torch.nn:Linear", dim=1,
-        layer="shardwright.runtime.layers:RowParallelLinear",
+    "RowParallelLinear": LayerStyle("torch.nn:Linear", 1, "row", _OURS + "RowParallelLinear"),
+    "VocabParallelEmbedding": LayerStyle(
+        "torch.nn:Embedding", 0, "vocab", _OURS + "VocabParallelEmbedding"
     ),
-    "VocabParallelEmbedding": Style(
-        word="vocab", module="torch.nn:Embedding", dim=0,
-        layer="shardwright.runtime.layers:VocabParallelEmbedding",
-    ),
-}  # fmt: skip
-"""Our own; where two fit, the first counts."""
+}
+"""Name in a plan -> style, our own; where two fit, the first counts."""
 
 
-def styles() -> Iterator[tuple[str, Style]]:
+def styles() -> Iterator[tuple[str, LayerStyle]]:
     """Every style and its name in plans: those of other packages first, for they are more special.
 
     One that does not load is a line in the log: a model without such modules needs none.
@@ -64,7 +68,7 @@ def styles() -> Iterator[tuple[str, Style]]:
     yield from STYLES.items()
 
 
-def style(name: str) -> Style | None:
+def style_of(name: str) -> LayerStyle | None:
     """The style that a plan calls `name`; None where its package is not installed.
 
     Raises:
@@ -77,14 +81,14 @@ def style(name: str) -> Style | None:
     return None if found is None else _checked(name, found)
 
 
-def needed(name: str) -> Style:
+def needed(name: str) -> LayerStyle:
     """The same.
 
     Raises:
         PlanError: it is not installed; the message says what to install.
         PluginError: it does not load.
     """
-    found = style(name)
+    found = style_of(name)
     if found is None and ":" in name:
         package, _, short = name.partition(":")
         raise PlanError(f"layer style '{short}' is of package {package}: install it on each rank")
@@ -95,7 +99,7 @@ def needed(name: str) -> Style:
     return found
 
 
-def resolved(text: str) -> Any:
+def _resolved(text: str) -> Any:
     """The class that a style names.
 
     Raises:
@@ -107,7 +111,7 @@ def resolved(text: str) -> Any:
         raise PluginError(f"a layer style names '{text}', which is not there: {error}") from None
 
 
-def _checked(name: str, found: Any) -> Style:
-    if not isinstance(found, Style):
-        raise PluginError(f"'{name}' for shardwright.layers is no Style: {found!r:.80}")
+def _checked(name: str, found: Any) -> LayerStyle:
+    if not isinstance(found, LayerStyle):
+        raise PluginError(f"'{name}' for shardwright.layers is no LayerStyle: {found!r:.80}")
     return found

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import Crossing, ModulePlan, ParameterPlan, Plan
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Plan, Redistribution
 from shardwright.planner.wording import collectives_in_words, placement_in_words
 
 
@@ -44,7 +44,7 @@ def rows(plan: Plan) -> list[Row]:
     found = [
         Row(name, module_collectives=sent)
         for name, spec in plan.modules.items()
-        if not spec.parameters and (sent := _sent([*spec.inputs, *spec.outputs]))
+        if not spec.parameters and (sent := _sent(plan, [*spec.inputs, *spec.outputs]))
     ]
     for name in {*plan.model.parameters, *entries}:
         spec, entry = lookup(entries, name) or (ModulePlan(), _unsplit(plan, name))
@@ -55,7 +55,7 @@ def rows(plan: Plan) -> list[Row]:
 def _row(plan: Plan, name: str, spec: ModulePlan, entry: ParameterPlan) -> Row:
     placement, use = parse(entry.placement), entry.use or entry.placement
     local = (placement.local_shape(plan.coords(rank)) for rank in range(plan.world_size))
-    own = Crossing(slot="", source=entry.placement, target=use)
+    own = Redistribution(slot="", source=entry.placement, target=use)
     return Row(
         name,
         shape="x".join(str(n) for n in placement.shape),
@@ -63,7 +63,7 @@ def _row(plan: Plan, name: str, spec: ModulePlan, entry: ParameterPlan) -> Row:
         split=placement_in_words(spec.layer, entry),
         elements=_elements(placement.shape),
         elements_on_fullest_rank=max(map(_elements, local)),
-        module_collectives=_sent([*spec.inputs, *spec.outputs, own]),
+        module_collectives=_sent(plan, [*spec.inputs, *spec.outputs, own]),
     )
 
 
@@ -71,8 +71,8 @@ def _elements(shape: Sequence[int | None]) -> int:
     return prod(n or 0 for n in shape)
 
 
-def _sent(crossings: Sequence[Crossing]) -> str:
-    return collectives_in_words(crossings).replace("\n", ", ")
+def _sent(plan: Plan, changes: Sequence[Redistribution]) -> str:
+    return collectives_in_words(changes, plan.coords(0)).replace("\n", ", ")
 
 
 def _unsplit(plan: Plan, name: str) -> ParameterPlan:

@@ -2,7 +2,7 @@
 
     group                   name of an entry            what it leads to
     shardwright.rules       a namespace of ops          {op: rule}, see rules/added.py
-    shardwright.layers      a layer style               Style, see planner/contract/styles.py
+    shardwright.layers      a layer style               LayerStyle, see planner/contract/styles.py
     shardwright.solvers     solver=, --solver           Solver, see planner/solvers/problem.py
     shardwright.devices     device=, --device           a profile, see planner/devices/device.py
     shardwright.emitters    to=, --to                   Emitter, see planner/exports/exports.py
