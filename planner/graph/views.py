@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
-
 from shardwright.planner.graph.graph import Op
-from shardwright.rules.call import OpCall
+from shardwright.rules.call import OpCall, packet_named
 
 COPIES = frozenset("_to_copy clone contiguous lift_fresh_copy repeat".split())
 UNDECLARED = frozenset({"_unsafe_view"})
@@ -28,7 +26,7 @@ def is_view(call: OpCall) -> bool:
 def _shares(op: str) -> bool:
     if op in UNDECLARED:
         return True
-    packet = getattr(torch.ops.aten, op, None)
+    packet = packet_named(op)
     if packet is None:
         return False
     schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]

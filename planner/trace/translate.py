@@ -14,7 +14,7 @@ from shardwright.planner.trace import boundaries as boundaries
 from shardwright.planner.trace.data_dependent.loops import SAME
 from shardwright.planner.trace.expressions import SizeFact
 from shardwright.planner.trace.record import Call, Record
-from shardwright.rules.call import OpCall, Operand
+from shardwright.rules.call import OpCall, Operand, name_of
 from shardwright.rules.normalization import UPDATED
 from shardwright.rules.pointwise import TABLE as ELEMENTWISE
 
@@ -182,14 +182,14 @@ class _Translator:
 
     def call(self, call: Call, differentiable: bool) -> None:
         """An op, or a marker."""
-        name = call.op._opname if hasattr(call.op, "_opname") else call.op.__name__
+        name = name_of(call.op)
         if name in IGNORED:
             return
         if name in SAME:
             self.names[id(call.result)] = self.name_of(call.args[0])
         elif call.op is boundaries.BOUNDARY:
             source = self.name_of(call.args[0])
-            (target,) = self.results(call, self.fresh(name), differentiable)
+            (target,) = self.results(call, self.fresh("boundary"), differentiable)
             module, side, slot = boundaries.read_tag(call.args[1])
             has_parameters = module in self.owners
             self.graph.boundaries.append(
@@ -223,7 +223,7 @@ class _Translator:
             return [swap(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
 
         arguments = {k: swap(v) for k, v in named_arguments(call).items()}
-        unique = self.fresh(name)
+        unique = self.fresh(name.rpartition("::")[2])
         outputs = self.results(call, unique, differentiable)
         tensors = self.graph.tensors
         seen = OpCall(
