@@ -15,6 +15,7 @@ from shardwright.planner.search import steps
 from shardwright.planner.search.situation import Situation, start
 from shardwright.planner.search.solution import Asked
 from shardwright.planner.search.task import Task
+from shardwright.planner.trace.one_at_a_time import apart
 
 
 class Step(NamedTuple):
@@ -67,6 +68,7 @@ def climb(now: Situation, ladder: Sequence[Step] = LADDER, tell: Tell | None = N
     return now
 
 
+@apart
 @uncollected()
 def run(task: Task, asked: Asked | None = None, tell: Tell | None = None) -> Plan:
     """The cheapest plan that passes its dry run.
