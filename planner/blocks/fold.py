@@ -115,14 +115,7 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
     def like(name: str) -> set[str]:
         return classes.get(graph.one(name), {name})
 
-    # What holds in one block holds in those like it.
-    graph.fixed = {(n, d) for name, d in graph.fixed for n in like(name)}
-    graph.counted = {(n, d) for name, d in graph.counted for n in like(name)}
-    graph.carried = {n for name in graph.carried for n in like(name)}
-    graph.shown = {n for name in graph.shown for n in like(name)}
-    graph.looped = {n for name in graph.looped for n in like(name)}
-    graph.overwritten = {n for name in graph.overwritten for n in like(name)}
-    graph.joined = {n for name in graph.joined for n in like(name)}
+    graph.marks = graph.marks.spread(like)
     return folding
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from shardwright.planner.blocks.fold import Folding, Item, Segment, Unfoldable, place_of, timeline
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Use
+from shardwright.planner.graph.marks import Names
 
 
 @dataclass
@@ -117,15 +118,12 @@ class _Unfolder:
         for module, slot, name in g.watched:
             for copy in self.copies_of(self.around(module)):
                 out.watched.append((copy.modules[module], slot, copy.tensors[name]))
-        for used, after in g.written:
-            for copy in self.copies_of(self.folding.owner.get(after)):
-                out.written.append((copy.tensors[used], copy.tensors[after]))
-        for before, after in g.rounds:
-            for copy in self.copies_of(self.folding.owner.get(after)):
-                out.rounds.append((copy.tensors[before], copy.tensors[after]))
+        out.marks = g.marks.copied(self.everywhere)
+        for copies in (self.everywhere((n,)) for n in g.marks.names()):
+            out.alike |= {copy: copies[0][0] for (copy,) in copies[1:]}
+        out.pinned, out.unpriced = g.pinned, g.unpriced
         out.inputs = list(g.inputs)
         out.outputs = [self.outside.tensors[n] for n in g.outputs]
-        self.add_marks()
         return Unfolded(out, self.origin)
 
     def add_blocks(self, path: str, turn: int, first: bool) -> None:
@@ -160,27 +158,10 @@ class _Unfolder:
         ends = map(name, sources), map(name, targets)
         out.boundaries += map(Boundary, map(module, modules), sides, slots, *ends, flags, turns)
 
-    def add_marks(self) -> None:
-        """What is known of some tensors holds for all their copies."""
-        g, out = self.folded, self.out
-        dims = {*g.fixed, *g.counted}
-        marked = {*g.logits, *g.carried, *g.joined, *g.shown, *g.overwritten, *g.looped}
-        marked |= {n for n, _ in dims}
-        copies: dict[str, list[str]] = {n: [] for n in marked}
-        for copy, name in self.origin.items():
-            if name in marked:
-                copies[name].append(copy)
-        out.alike = {c: same[0] for same in copies.values() for c in same[1:]}
-
-        def spread(names: Iterable[str]) -> set[str]:
-            return {c for n in names for c in copies[n]}
-
-        out.logits, out.carried = spread(g.logits), spread(g.carried)
-        out.overwritten, out.shown = spread(g.overwritten), spread(g.shown)
-        out.joined, out.looped = spread(g.joined), spread(g.looped)
-        out.fixed = {(c, d) for n, d in g.fixed for c in copies[n]}
-        out.counted = {(c, d) for n, d in g.counted for c in copies[n]}
-        out.pinned, out.unpriced = g.pinned, g.unpriced
+    def everywhere(self, names: Names) -> list[Names]:
+        """Tensors of the folded graph as all copies of the block that makes the last have them."""
+        copies = self.copies_of(self.folding.owner.get(names[-1]))
+        return [tuple(copy.tensors[n] for n in names) for copy in copies]
 
     def copies_of(self, segment: Segment | None) -> list[_Copy]:
         """The blocks that are copies of `segment`, or what is outside of all."""

@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 
+from shardwright.planner.graph.graph import Op
 from shardwright.rules.call import OpCall
 
 COPIES = frozenset("_to_copy clone contiguous lift_fresh_copy repeat".split())
@@ -33,6 +34,11 @@ def _shares(op: str) -> bool:
     schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
     infos = [r.alias_info for s in schemas if "out" not in s.overload_name for r in s.returns]
     return any(info is not None and not info.is_write for info in infos)
+
+
+def moved(op: Op, _: str) -> str | None:
+    """The operand whose values the results of an op hold, if they hold nothing else."""
+    return op.inputs[0] if is_move(op.call) else None
 
 
 def is_move(call: OpCall) -> bool:
