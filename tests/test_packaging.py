@@ -17,7 +17,7 @@ import shardwright
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("planner", "rules", "runtime")
-HEAVY = ("torch", "transformers", "ortools")
+HEAVY = ("torch", "transformers", "ortools", "networkx")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
