@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.emit import Layouts
+from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.ties import ties
 from shardwright.planner.graph.views import is_move
 

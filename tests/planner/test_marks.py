@@ -61,7 +61,7 @@ def test_what_demands_something_says_why() -> None:
 
 @pytest.mark.parametrize("demand", MEETS)
 def test_problem_and_checker_agree_on_each_demand(demand: Demand) -> None:
-    for state in (REPLICATED, SPLIT, PARTIAL, State(copied=1), State(SPLIT.shards, 0, 2)):
+    for state in (REPLICATED, SPLIT, PARTIAL, State(grad_partial=1), State(SPLIT.shards, 0, 2)):
         assert MEETS[demand](state) == meets(demand, [state])
 
 

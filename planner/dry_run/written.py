@@ -1,9 +1,9 @@
 """Does a plan still hold for a model? Run its local forward on meta, first and last rank.
 
 The unsplit model is run first, and every output that the plan speaks of is predicted from it: the
-model's own outputs are whole on each rank, and an output with a crossing has the layout that the
-crossing leads to. What other modules give out is not written in a plan, so it is not compared;
-a wrong size in there makes the forward fail, or shows in the outputs that are.
+model's own outputs are whole on each rank, and an output that is redistributed has the layout that
+this leads to. What other modules give out is not written in a plan, so it is not compared; a wrong
+size in there makes the forward fail, or shows in the outputs that are.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from shardwright.planner.contract.dims import dim_size, resolve
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.dry_run import run_local
+from shardwright.planner.dry_run.local_run import run_local
 from shardwright.planner.trace.boundaries import map_slots
 from shardwright.planner.trace.on_fake import calls_of, follow, run_on_fake
+from shardwright.planner.trace.one_at_a_time import apart
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.source import Source, read_source
 from shardwright.runtime.identity import check_identity
@@ -33,14 +34,15 @@ Shapes = dict[tuple[str, str], list[tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
-class Trial:
+class Compared:
     """What was run: on which ranks, and how many output shapes were compared on each."""
 
     ranks: tuple[int, ...]
     shapes: int
 
 
-def try_on_meta(plan: Plan, model: Any) -> Trial:
+@apart
+def dry_run_written(plan: Plan, model: Any) -> Compared:
     """Compare `plan` with `model` (as `shardwright.plan` takes it); nothing is allocated.
 
     Raises:
@@ -73,7 +75,7 @@ def try_on_meta(plan: Plan, model: Any) -> Trial:
                 f"the plan does not hold on rank {rank}{where}: {wrong.text}; "
                 "make it again with `shardwright plan`"
             )
-    return Trial(tuple(rank for rank, _ in corners), compared)
+    return Compared(tuple(rank for rank, _ in corners), compared)
 
 
 def _corners(plan: Plan) -> Iterator[tuple[int, Coords]]:
@@ -88,7 +90,7 @@ def predict(plan: Plan, whole: Shapes, coords: Coords, alone: Collection[str] = 
     Modules that run `alone` give whole ones.
 
     Raises:
-        PlanError: a crossing does not fit the tensor that it is for.
+        PlanError: a redistribution does not fit the tensor that it is for.
     """
     out: Shapes = {key: shapes for key, shapes in whole.items() if key[0] in alone}
     for (name, slot), shapes in whole.items():

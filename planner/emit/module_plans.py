@@ -1,0 +1,84 @@
+"""What the plan says of each module: its layer, parameters, redistributions, attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from shardwright.planner.contract import dims as layout
+from shardwright.planner.contract.dims import is_split, simplify
+from shardwright.planner.contract.names import fold
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan
+from shardwright.planner.contract.styles import LOCAL, STYLES
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.redistributions import redistributions
+from shardwright.planner.strategies.states import REPLICATED
+
+
+def module_plans(
+    root: nn.Module, layouts: Layouts, attributes: Mapping[tuple[str, str], layout.Dim]
+) -> dict[str, ModulePlan]:
+    """The plan of every module that changes, by its full name.
+
+    Args:
+        root: The model.
+        layouts: Of its folded graph.
+        attributes: Local values of integers that code takes from (module, attribute).
+
+    Raises:
+        Differs: there is no such plan.
+    """
+    parameters, changes = parameter_plans(layouts), redistributions(layouts)
+    local: dict[str, dict[str, str]] = {}
+    for (module, name), dim in attributes.items():
+        local.setdefault(module, {})[name] = str(simplify(dim))
+    changed = parameters.keys() | {module for module, _ in changes} | local.keys()
+    return {
+        name: ModulePlan(
+            layer=_layer(root.get_submodule(name), parameters.get(name, {})),
+            parameters=parameters.get(name, {}),
+            inputs=changes.get((name, "in"), []),
+            outputs=changes.get((name, "out"), []),
+            attributes=local.get(name, {}),
+        )
+        for name in sorted({n for n, _ in root.named_modules()} & changed)
+    }
+
+
+def parameter_plans(layouts: Layouts) -> dict[str, dict[str, ParameterPlan]]:
+    """Module -> name of a parameter or buffer that is not whole on every rank -> how it lies."""
+    out: dict[str, dict[str, ParameterPlan]] = {}
+    for use in layouts.graph.uses:
+        stored, used = layouts.assignment[use.stored], layouts.assignment[use.used]
+        if stored == used == REPLICATED:
+            continue
+        at_rest = str(layouts.placement(use.stored, stored, True))
+        seen = str(layouts.placement(use.used, used, True))
+        owner, _, name = use.fqn.rpartition(".")
+        out.setdefault(owner, {})[name] = ParameterPlan(
+            placement=at_rest, use=None if seen == at_rest else seen
+        )
+    return out
+
+
+def _layer(module: nn.Module, parameters: Mapping[str, ParameterPlan]) -> str:
+    """The first style that is for such a module, and for the dim of its weight that is split."""
+    if (entry := parameters.get("weight")) is None:
+        return LOCAL
+    ends = parse(entry.placement).dims, parse(entry.use or entry.placement).dims
+    split = {i for i, pair in enumerate(zip(*ends, strict=True)) if all(map(is_split, pair))}
+    fits = (s for s in STYLES if s.dim in split and isinstance(module, s.replaced))
+    return next((style.layer for style in fits), LOCAL)
+
+
+def folded(root: nn.Module, plans: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:
+    """The plans with one entry for modules that differ only in layer numbers."""
+    return fold(plans, (n for n, _ in root.named_modules()))
+
+
+def shapes(root: nn.Module) -> dict[str, list[int]]:
+    """Unsharded shape of each parameter, one entry for those that differ only in layer numbers."""
+    found = {n: list(p.shape) for n, p in root.named_parameters(remove_duplicate=False)}
+    return fold(found, found)
