@@ -19,7 +19,7 @@ from shardwright.planner.exports.exports import EMITTERS
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("planner", "rules", "runtime")
-HEAVY = ("torch", "transformers", "ortools")
+HEAVY = ("torch", "transformers", "ortools", "networkx")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

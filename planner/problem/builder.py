@@ -189,9 +189,8 @@ class _Builder:
                     cost = self.costs.redistributions.cost(use.stored, s, s, t)
                     if traffic is None or cost is None:
                         continue
-                    if (
-                        traffic.forward or traffic.backward
-                    ) and use.used in self.graph.marks.looped:
+                    looped = use.used in self.graph.marks.looped
+                    if looped and (traffic.forward or traffic.backward):
                         continue
                     if not traffic.forward or use.stored in self.costs.gathered:
                         rows.append(Row((i, j), paid(cost, int(s != t), times)))

@@ -65,14 +65,13 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
     graph.branch_paths = opaque.branch_paths
     graph.pinned = provenance.pinned | inside(graph)
-    marks = graph.marks
-    marks.carried = tidy.carried(graph, module)
+    graph.marks.carried = tidy.carried(graph, module)
     tidy.prune_boundaries(graph)
     tidy.name_literals(graph)
-    marks = graph.marks
+    marks, reads = graph.marks, graph.reads
     marks.overwritten = tidy.overwritten(graph)
     marks.fixed = tidy.fixed(graph, provenance.fixed) | marks.made_up
-    marks.counted = {(graph.reads[n], dim) for n, dim in provenance.counted if n in graph.reads}
+    marks.counted = {(reads[n], dim) for n, dim in provenance.counted if n in reads}
     if any(run.module for run in runs):
         marks.joined = tidy.joined(graph, module)
     has_loss = "labels" in inspect.signature(module.forward).parameters

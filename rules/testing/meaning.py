@@ -61,6 +61,9 @@ def check_gradients(
     Where the results are pending sums, each rank gets the whole gradient of the result; where they
     are whole, each rank gets one term of it, as a grad-Partial tensor of
     `planner/contract/transitions.py` does.
+
+    Raises:
+        AssertionError: they are not.
     """
     used = split[0].keys()
     reduced = bool(used & (rule.sum | rule.lookup))
