@@ -17,11 +17,13 @@ from pydantic import BaseModel
 from shardwright.planner.cli.main import main
 from shardwright.planner.contract.plan_file import VERSION, Plan
 from shardwright.runtime.layers import LAYERS
+from tests.test_packaging import folder, imports, modules
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
 LINKED = [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
 FORMAT = ROOT / "docs" / "plan-format.md"
+DESIGN = ROOT / "docs" / "design.md"
 FOLDERS = "planner rules runtime src tests benchmarks docs examples".split()
 
 RUN, SHOWN = {"python", "console"}, {"sh", "text", "toml"}
@@ -133,6 +135,22 @@ def test_targets_of_make_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"`make (?:\w+=\S+ )*(\w+)|^make (\w+)", page.read_text()):
         assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
+
+
+def test_folders_stand_above_what_they_import() -> None:
+    """The list in the design has every folder, each above all that it imports."""
+    found = re.search(r"^## Folders\n.*?```text\n(.*?)```", DESIGN.read_text(), re.M | re.S)
+    assert found
+    listed = [
+        line.split()[0].removesuffix(".py").replace("/", ".") for line in found[1].splitlines()
+    ]
+    inside = {f"planner.{path.parent.name}" for path in (ROOT / "planner").glob("*/__init__.py")}
+    assert inside | {"rules", "runtime"} <= set(listed)
+    known = modules()
+    for a, b in imports().edges:
+        above, below = folder(a), folder(b)
+        if b in known and above != below and {above, below} <= set(listed):
+            assert listed.index(above) < listed.index(below), f"{a} imports {b}"
 
 
 # --- the plan's format
