@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from shardwright.planner.cli.main import main
 from shardwright.planner.contract.plan_file import VERSION, Plan
+from shardwright.planner.contract.transitions import TRANSITIONS, Kind
 from shardwright.runtime.layers import LAYERS
 from tests.test_packaging import folder, imports, modules
 
@@ -187,6 +188,19 @@ def default(field: Any) -> str:
 def test_every_key_is_described(model: str) -> None:
     fields = models()[model].model_fields
     assert described(model) == {name: default(field) for name, field in fields.items()}
+
+
+def test_every_transition_is_described() -> None:
+    cell = r"(?:`([\w, -]+)` )?"
+    row = rf"^\| `([\w, -]+)` \| `([\w, -]+)` \| {cell}\| {cell}\| (yes|no) \|$"
+    found = {
+        (Kind(before), Kind(after)): (forward or "identity", backward or "identity", planned)
+        for before, after, forward, backward, planned in re.findall(row, FORMAT.read_text(), re.M)
+    }
+    assert found == {
+        pair: (t.forward.name, t.backward.name, "yes" if t.planned else "no")
+        for pair, t in TRANSITIONS.items()
+    }
 
 
 def test_every_layer_is_described() -> None:
