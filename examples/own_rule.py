@@ -22,7 +22,7 @@ import shardwright
 
 @torch.library.custom_op("examples::gated", mutates_args=())
 def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(gate); [..., h], [h] -> [..., h]."""
+    """Open or close each channel: x * sigmoid(gate). Shapes: [..., h], [h] -> [..., h]."""
     return x * torch.sigmoid(gate)
 
 
