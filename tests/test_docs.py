@@ -17,6 +17,7 @@ from shardwright.planner.contract.transitions import TRANSITIONS, Kind
 
 from shardwright.planner.cli.main import main
 from shardwright.planner.contract.plan_file import VERSION, Plan
+from shardwright.planner.search.ladder import LADDER
 from shardwright.runtime.layers import LAYERS
 from tests.test_packaging import folder, imports, modules
 
@@ -152,6 +153,12 @@ def test_folders_stand_above_what_they_import() -> None:
         above, below = folder(a), folder(b)
         if b in known and above != below and {above, below} <= set(listed):
             assert listed.index(above) < listed.index(below), f"{a} imports {b}"
+
+
+def test_the_ladder_is_that_of_the_search() -> None:
+    text = DESIGN.read_text().partition("`LADDER`")[2]
+    shown = next(block for block in re.findall(r"^```text\n(.*?)```", text, re.M | re.S))
+    assert shown.splitlines() == [step.what for step in LADDER]
 
 
 # --- the plan's format
