@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import shardwright
+from shardwright.rules.testing import check_rule
 
 
 @torch.library.custom_op("examples::gated", mutates_args=())
@@ -66,6 +67,10 @@ def main() -> None:
     before = shardwright.plan(whole, tp=2, args=inputs)
     # The channels of x, of the gate and of the result are one axis, and the op is linear in x.
     shardwright.register_rule(gated, "... h, h -> ... h | linear 0")
+    # Is that right? Tried on parts, with gradients; a test of yours would do this.
+    x, gate = torch.randn(4, 6, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    check_rule(gated, x, gate)
+
     plan = shardwright.plan(whole, tp=2, args=inputs)
     if dist.get_rank() == 0:
         print("without the rule:", before.opaque, describe(before))
