@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, get_args, get_origin
 import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel
-from shardwright.planner.contract.transitions import TRANSITIONS, Kind
 
 from shardwright.planner.cli.main import main
 from shardwright.planner.contract.plan_file import VERSION, Plan
+from shardwright.planner.contract.transitions import TRANSITIONS, Kind
 from shardwright.planner.search.ladder import LADDER
 from shardwright.runtime.layers import LAYERS
 from tests.test_packaging import folder, imports, modules
