@@ -73,7 +73,7 @@ def priced(kind: str, name: str) -> Row:
     from shardwright.planner.api import prepare
     from shardwright.planner.problem.tp_plan import table_of
     from shardwright.planner.report.hand_written import price
-    from shardwright.planner.search.on_demand import run
+    from shardwright.planner.search.ladder import run
     from tests import zoo
 
     torch.set_num_threads(1)
@@ -85,14 +85,14 @@ def priced(kind: str, name: str) -> Row:
         with torch.device("meta"):
             model = zoo.KINDS[kind][1].from_config(config, dtype=torch.bfloat16)
         row["parameters"] = model.num_parameters()
-        search = prepare(model, TP, seq=SEQ, device=DEVICE)
-        hand = price(search, table_of("auto", search.source.module))
+        task = prepare(model, TP, seq=SEQ, device=DEVICE)
+        hand = price(task, table_of("auto", task.source.module))
         row |= {"theirs": _figures(hand.predicted)} if hand.predicted else {"error": hand.problem}
-        row["ours"] = _figures(run(search, None, 60.0, None).predicted)
+        row["ours"] = _figures(run(task).predicted)
         if hand.predicted and slower(row, "ours"):
             pins = dict.fromkeys(hand.replicated, "replicate")
             alike = prepare(model, TP, seq=SEQ, device=DEVICE, pins=pins)
-            row["alike"] = _figures(run(alike, None, 60.0, None).predicted)
+            row["alike"] = _figures(run(alike).predicted)
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}".replace("\n", " ")
     return row

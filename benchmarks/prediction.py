@@ -42,6 +42,10 @@ from shardwright.planner.api import prepare
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import device as profile_of
+from shardwright.planner.search.ladder import climb
+from shardwright.planner.search.restrictions import Restrictions, bare
+from shardwright.planner.search.situation import start
+from shardwright.planner.search.solution import Asked
 from shardwright.runtime.mesh import Mesh
 
 BATCH, SEQ, VOCABULARY, LAYERS = 4, 128, 8192, 4
@@ -83,18 +87,18 @@ VARIANTS = {
 
 def planned(model: torch.nn.Module, variant: Variant, tp: int, device: str) -> Plan:
     """The cheapest plan that `variant` allows."""
-    search = prepare(model, tp, batch=BATCH, seq=SEQ, device=device, pins=variant.pins)
-    costs, _ = search.blank()
-    stored = {use.used: use.stored for use in search.graph.uses}
+    task = prepare(model, tp, batch=BATCH, seq=SEQ, device=device, pins=variant.pins)
+    costs, _ = bare(task, Restrictions())
+    stored = {use.used: use.stored for use in task.graph.uses}
     names = {
         name
-        for op in search.graph.ops
+        for op in task.graph.ops
         if any(fnmatchcase(op.module, pattern) for pattern in variant.whole)
         for name in (*op.inputs, *op.outputs)
     }
     names |= {stored[name] for name in names & stored.keys()}
-    search.forbidden = frozenset((n, s) for n in names for s in costs.states.splits(n))
-    return search.run(None, 60.0, None)
+    forbidden = frozenset((n, s) for n in names for s in costs.states.splits(n))
+    return climb(start(task, Asked(), Restrictions(task.pins, forbidden))).plan
 
 
 def build() -> torch.nn.Module:

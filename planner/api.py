@@ -19,8 +19,9 @@ from shardwright.planner.graph.axes import refine
 from shardwright.planner.problem.pins import Pin, as_pins
 from shardwright.planner.problem.tp_plan import pins as hand_written_pins
 from shardwright.planner.problem.tp_plan import table_of
-from shardwright.planner.search.on_demand import run
-from shardwright.planner.search.search import Search
+from shardwright.planner.search.ladder import run
+from shardwright.planner.search.solution import Asked
+from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
 from shardwright.planner.trace.folded_trace import trace_all
@@ -91,12 +92,12 @@ def plan(
             hold, or hidden states cannot be split along the sequence, and it says what forbids it.
         SolverError: the solver is missing or found nothing in time.
     """
-    search = prepare(
+    task = prepare(
         model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
         optimizer_bytes=optimizer_bytes,
     )  # fmt: skip
-    return run(search, solver, time_limit, memory)
+    return run(task, Asked(solver, time_limit, memory))
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def prepare(
     phase: str | Mapping[Phase, int] = "prefill",
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
-) -> Search:
+) -> Task:
     """Read and trace a model: all that `plan` does before it looks for the cheapest way.
 
     Raises:
@@ -160,17 +161,17 @@ def prepare(
         sequence_parallel=bool(sequence_parallel),
         optimizer_bytes=optimizer_bytes,
     )
-    search = _traced(source, workload, dims, as_pins(wanted))
-    several = search.tp > 1 and phases.keys() != {"decode"}  # ranks, and tokens to share
-    if sequence_parallel is None and several:
-        along = workload.model_copy(update={"sequence_parallel": True})
-        search.along_sequence = partial(_traced, source, along, dims, search.pins)
-    return search
+    task = _traced(source, workload, dims, as_pins(wanted))
+    several = task.tp > 1 and phases.keys() != {"decode"}  # ranks, and tokens to share
+    if sequence_parallel is not None or not several:
+        return task
+    along = workload.model_copy(update={"sequence_parallel": True})
+    return replace(task, along_sequence=partial(_traced, source, along, dims, task.pins))
 
 
 def _traced(
     source: Source, workload: Workload, mesh: Mapping[str, int], pins: tuple[Pin, ...]
-) -> Search:
+) -> Task:
     """Trace a model and find its axes.
 
     Along sequences that is its plain call, and that with a mask for padding: what others are as
@@ -179,10 +180,10 @@ def _traced(
     stage("trace")
     if workload.sequence_parallel:
         source = replace(source, more=())
-    traced, folding, whole = trace_all(source, pins, workload.sequence_parallel)
+    traced, folding, unfolded = trace_all(source, pins, workload.sequence_parallel)
     unmasked = bool(source.padded) and not traced.padded
     stage("axes")
     length = TRACE_SEQ if workload.sequence_parallel else None
     axes = refine(folding.graph, length)
     sequence = open_sequence(folding.graph, axes, length) if length else None
-    return Search(traced, folding, whole, axes, workload, mesh, pins, sequence, unmasked=unmasked)
+    return Task(traced, folding, unfolded, axes, workload, mesh, pins, sequence, unmasked)

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from shardwright.planner.contract.dims import Dim, atoms
+from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import Crossing, Memory, ParameterPlan, SolverReport
+from shardwright.planner.contract.styles import style_of
 from shardwright.planner.units import human_bytes
-
-STYLES = {
-    "ColumnParallelLinear": "column",
-    "RowParallelLinear": "row",
-    "VocabParallelEmbedding": "vocab",
-}
 
 CROSSINGS: dict[tuple[str, str], tuple[str, str]] = {
     ("whole", "copied"): ("", "all-reduce"),
@@ -28,11 +23,6 @@ CROSSINGS: dict[tuple[str, str], tuple[str, str]] = {
     ("shard", "copied"): ("all-gather", "reduce-scatter"),
 }
 """(before, after) -> the collective forward and the one backward; pairs not here need none."""
-
-
-def is_split(dim: Dim) -> bool:
-    """Whether some part of `dim` is split over ranks."""
-    return any(atom.mesh for atom in atoms(dim))
 
 
 def kind(placement: Placement) -> str:
@@ -73,11 +63,11 @@ def placement_in_words(layer: str, entry: ParameterPlan) -> str:
         if word is None:
             word = "used as " + ", ".join(str(d) for d in used.dims if is_split(d))
         return f"whole, {word}" if word else "whole"
-    style = STYLES.get(layer)
-    if style is None:
-        style = "part" if len(placement.dims) == 1 else f"dim {', '.join(map(str, cut))}"
+    style = style_of(layer)
+    plain = "part" if len(placement.dims) == 1 else f"dim {', '.join(map(str, cut))}"
+    word = style.word if style else plain
     gathered = entry.use is not None and not parse(entry.use).meshes
-    return f"{style} {', '.join(str(placement.dims[i]) for i in cut)}{', gathered' * gathered}"
+    return f"{word} {', '.join(str(placement.dims[i]) for i in cut)}{', gathered' * gathered}"
 
 
 def solver_in_words(report: SolverReport) -> str:

@@ -30,8 +30,14 @@ def read_config(name: str | Path) -> Any:
     ):
         raise ModelError(f"{name} does not exist: give a directory with a config.json, or a hub id")
     try:
-        return AutoConfig.from_pretrained(name)
+        # Never asked on the terminal, as transformers does by default: code is not run at all.
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"the config of {name} comes with code of its own, and Shardwright runs no "
+                "downloaded code: import it yourself, build the module and plan that"
+            ) from None
         kind = _model_type(path)
         if kind and kind in str(error):
             raise ModelError(

@@ -18,6 +18,7 @@ from torch import nn
 from shardwright.errors import PlanError
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Crossing, ModulePlan, ParameterPlan
+from shardwright.planner.contract.styles import style_of
 from shardwright.runtime.attributes import set_local, set_sizes
 from shardwright.runtime.classes import calls_super, check_forward, local_class
 from shardwright.runtime.lengths import Length, Lengths
@@ -129,13 +130,13 @@ class VocabParallelEmbedding(LocalModule, VocabLookup):
         _alone(self, group, parameters, {}, [], outputs if reduce_output else [])
 
 
-# layer -> (its class, the torch class that it takes the place of)
-LAYERS: dict[str, tuple[type, type[nn.Module]]] = {
-    "ColumnParallelLinear": (ColumnParallelLinear, nn.Linear),
-    "LocalModule": (LocalModule, nn.Module),
-    "RowParallelLinear": (RowParallelLinear, nn.Linear),
-    "VocabParallelEmbedding": (VocabParallelEmbedding, nn.Embedding),
+LAYERS: dict[str, type] = {
+    "ColumnParallelLinear": ColumnParallelLinear,
+    "LocalModule": LocalModule,
+    "RowParallelLinear": RowParallelLinear,
+    "VocabParallelEmbedding": VocabParallelEmbedding,
 }
+"""Name in a plan -> class; `planner/contract/styles.py` has what each takes the place of."""
 
 
 def apply_module(
@@ -192,7 +193,8 @@ def apply_module(
 def _bases(original: type, layer: str, path: str) -> tuple[type, ...]:
     if layer not in LAYERS:
         raise PlanError(f"'{path}' should become a {layer}; known are {', '.join(LAYERS)}")
-    cls, plain = LAYERS[layer]
+    style = style_of(layer)
+    cls, plain = LAYERS[layer], style.replaced if style else nn.Module
     if not issubclass(original, plain):
         raise PlanError(f"'{path}' is a {original.__name__}, which cannot become a {layer}")
     if original in (cls, plain) and plain is not nn.Module:

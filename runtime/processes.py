@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright.errors import DistributedError, ShardwrightError
+from shardwright.errors import CheckpointError, DistributedError, ShardwrightError
 from shardwright.planner.contract.plan_file import Plan
 
 
@@ -62,6 +62,33 @@ def device_mesh_for(
             f"start {need}, or plan with --tp {have}"
         )
     return init_device_mesh(device.type, tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh))
+
+
+def tell(failure: Exception | None, what: str) -> None:
+    """Let all ranks know whether any failed; without a process group there is but this one.
+
+    Args:
+        failure: that of this rank.
+        what: what was done, for the message: "saving".
+
+    Raises:
+        Exception: `failure` itself where there is one.
+        CheckpointError: another rank failed with one, in the same words.
+        DistributedError: another rank failed otherwise, or died.
+    """
+    if dist.is_available() and dist.is_initialized():
+        mine = None if failure is None else (isinstance(failure, CheckpointError), str(failure))
+        everyone: list[tuple[bool, str] | None] = [mine] * dist.get_world_size()
+        try:
+            dist.all_gather_object(everyone, mine)
+        except RuntimeError as error:
+            raise failure or lost(what, error, dist.group.WORLD) from error
+        for rank, other in enumerate(everyone if failure is None else ()):
+            if other is not None:
+                kind = CheckpointError if other[0] else DistributedError
+                raise kind(f"{what} failed on rank {rank}: {other[1]}")
+    if failure is not None:
+        raise failure
 
 
 def agree(plan: Plan, failure: ShardwrightError | None) -> None:

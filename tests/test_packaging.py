@@ -226,8 +226,8 @@ def leads(source: str, target: str) -> dict[str, set[str]]:
 
 FROM_RUNTIME = {
     "planner.devices.calibrate": {"runtime.collectives", "runtime.mesh"},
-    "planner.dry_run.again": {"runtime.identity"},
-    "planner.dry_run.dry_run": {"runtime.api", "runtime.mesh"},
+    "planner.dry_run.local_run": {"runtime.api", "runtime.mesh"},
+    "planner.dry_run.written": {"runtime.identity"},
     "planner.on_ranks.numeric": {
         "runtime.api", "runtime.build", "runtime.config", "runtime.gather", "runtime.processes"
     },

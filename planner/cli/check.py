@@ -47,16 +47,16 @@ def check(
 
     loaded = Plan.load(file)
     with working("running the ranks on meta"):
-        from shardwright.planner.dry_run.again import try_on_meta
+        from shardwright.planner.dry_run.written import dry_run_written
 
-        trial = try_on_meta(loaded, model)
-    ranks = " and ".join(map(str, trial.ranks))
+        ran = dry_run_written(loaded, model)
+    ranks = " and ".join(map(str, ran.ranks))
     if not as_json:
         click.echo(
-            f"on meta: {loaded.model.architecture}, rank{'s' * (len(trial.ranks) > 1)} {ranks} of "
-            f"{loaded.world_size}: {trial.shapes} output shapes as planned"
+            f"on meta: {loaded.model.architecture}, rank{'s' * (len(ran.ranks) > 1)} {ranks} of "
+            f"{loaded.world_size}: {ran.shapes} output shapes as planned"
         )
-    report: dict[str, Any] = {"ranks": trial.ranks, "shapes": trial.shapes}
+    report: dict[str, Any] = {"ranks": ran.ranks, "shapes": ran.shapes}
     if numeric:
         report["numeric"] = _numeric(loaded, model, layers, dtype, as_json)
     ok = not numeric or report["numeric"]["ok"]

@@ -107,7 +107,8 @@ def plan(
         from shardwright.planner.problem.pins import gather, read_table
         from shardwright.planner.problem.tp_plan import OWN, table_of
         from shardwright.planner.report.hand_written import price
-        from shardwright.planner.search.on_demand import run
+        from shardwright.planner.search.ladder import run
+        from shardwright.planner.search.solution import Asked
 
         dims = read_mesh(tp, None) if mesh is None else parse_mesh(mesh)
         profile(device)  # what can be refused at once should not wait for the trace
@@ -115,15 +116,15 @@ def plan(
         if solver is not None:
             solvers.load(solver)
         named = OWN if table_file is None else read_table(table_file)
-        search = prepare(
+        task = prepare(
             model, mesh=dims, batch=batch, seq=seq, dtype=getattr(torch, dtype) if dtype else None,
             device=device, phase=phase, optimizer_bytes=optimizer_bytes,
             pins=gather(pins, pin_file),
             tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
         )  # fmt: skip
-        table = table_of(named, search.source.module) if compare else {}
-        result = run(search, solver, time_limit, memory)
-        hand = price(search, table) if compare else None
+        table = table_of(named, task.source.module) if compare else {}
+        result = run(task, Asked(solver, time_limit, memory))
+        hand = price(task, table) if compare else None
     if output is not None:
         save(result, Path(output))
     warn(result)

@@ -68,6 +68,11 @@ def atoms(dim: Dim) -> Iterator[Atom]:
             yield from atoms(child)
 
 
+def is_split(dim: Dim) -> bool:
+    """Whether some part of `dim` is split over ranks."""
+    return any(atom.mesh for atom in atoms(dim))
+
+
 def dim_size(dim: Dim, coords: Coords | None = None) -> int | None:
     """Size of `dim`, with `coords` that of this rank's part; None where it holds a `?`."""
     if isinstance(dim, Atom):

@@ -1,1 +1,1 @@
-"""Plans tried on meta by the model's own code, and what a failure forbids."""
+"""Plans run on meta by the model's own code before any rank does, and what a failure forbids."""

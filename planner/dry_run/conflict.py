@@ -1,14 +1,13 @@
-"""Which splits to forbid after a trial that failed: those near to where it did."""
+"""Which splits to forbid after a dry run that failed: those near to where it did."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from shardwright.errors import ModelError
 from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.dry_run.attributes import Unsolvable
-from shardwright.planner.emit import Layouts
+from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.strategies.states import Shards
 
@@ -16,71 +15,58 @@ Splits = frozenset[tuple[str, Shards]]
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Splits that did not pass the trial, and what went wrong."""
+class Conflict:
+    """Splits that did not pass a dry run, and what went wrong.
+
+    `module` is where, if that is all that is known of it.
+    """
 
     splits: Splits
     text: str
+    module: str | None = None
 
 
-@dataclass
-class Blame:
-    """Where trials of one graph failed so far.
+def of_size(
+    unsolvable: Unsolvable, layouts: Layouts, earlier: Sequence[Conflict] = ()
+) -> Conflict | None:
+    """The conflict at a size that no attributes give; None if nothing is split there.
 
-    A module whose local forward fails may not have the splits that it had; if it fails again, none
-    at all; if it still fails, nor may the module around it. So the search ends, at the latest with
-    nothing split.
+    What fails at the same line of like modules is forbidden with it: blocks that could not be
+    folded would fail one after the other.
     """
+    graph = layouts.graph
+    producers = graph.producers()
+    op = producers.get(unsolvable.size.tensor)
+    near = _near_size(graph, layouts, unsolvable)
+    if not near:
+        return of_module(op.module if op else "", str(unsolvable), layouts, earlier)
+    for more in unsolvable.more:
+        other = producers.get(more.size.tensor)
+        if op and other and _line(op) == _line(other):
+            near |= _near_size(graph, layouts, more)
+    return Conflict(near, str(unsolvable))
 
-    graph: Graph
-    architecture: str
-    strikes: Counter[str] = field(default_factory=Counter)
 
-    def of_size(self, unsolvable: Unsolvable, layouts: Layouts) -> Failure:
-        """After a size that no attributes give.
+def of_module(
+    module: str, text: str, layouts: Layouts, earlier: Sequence[Conflict] = ()
+) -> Conflict | None:
+    """The conflict where `module`, or one in it, did what `text` says; None if nothing is split.
 
-        What fails at the same line of like modules is forbidden with it: blocks that could not be
-        folded would fail one after the other.
-
-        Raises:
-            ModelError: nothing is split.
-        """
-        producers = self.graph.producers()
-        op = producers.get(unsolvable.size.tensor)
-        near = _near_size(self.graph, layouts, unsolvable)
-        if not near:
-            return self.of_module(op.module if op else "", str(unsolvable), layouts)
-        for more in unsolvable.more:
-            other = producers.get(more.size.tensor)
-            if op and other and _line(op) == _line(other):
-                near |= _near_size(self.graph, layouts, more)
-        return Failure(near, str(unsolvable))
-
-    def of_module(self, module: str, text: str, layouts: Layouts) -> Failure:
-        """After `module`, or one in it, did what `text` says.
-
-        Raises:
-            ModelError: nothing was split where it failed: the model itself cannot run on meta.
-        """
-        while True:
-            if layouts.states.sequence and (split := _along(self.graph, layouts, module)):
-                return Failure(split, text)
-            names = _tensors_in(self.graph, module)
-            split = frozenset(
-                (n, layouts.assignment[n].shards) for n in names if layouts.assignment[n].shards
-            )
-            if split:
-                self.strikes[module] += 1
-                if self.strikes[module] > 1:
-                    split = frozenset((n, s) for n in names for s in layouts.states.splits(n))
-                return Failure(split, text)
-            if gathered := _gathered(self.graph, layouts, names):
-                return Failure(gathered, text)
-            if not module:
-                raise ModelError(
-                    f"{self.architecture} itself fails on meta, so no plan can be tried: {text}"
-                )
-            module = module.rpartition(".")[0]
+    A module whose local forward fails may not have the splits that it had; if it failed before,
+    none at all; if it still fails, nor may the module around it. So a search ends, at the latest
+    with nothing split.
+    """
+    graph, states, assignment = layouts.graph, layouts.states, layouts.assignment
+    if states.sequence and (along := _along(graph, layouts, module)):
+        return Conflict(along, text)
+    names = _tensors_in(graph, module)
+    if split := frozenset((n, assignment[n].shards) for n in names if assignment[n].shards):
+        if any(conflict.module == module for conflict in earlier):
+            split = frozenset((n, s) for n in names for s in states.splits(n))
+        return Conflict(split, text, module)
+    if gathered := _gathered(graph, layouts, names):
+        return Conflict(gathered, text)
+    return of_module(module.rpartition(".")[0], text, layouts, earlier) if module else None
 
 
 def _along(graph: Graph, layouts: Layouts, module: str) -> Splits:

@@ -24,7 +24,7 @@ them, the plan is looked for again with all such weights split.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from shardwright.planner.graph.axes import Axes, atoms_of
 from shardwright.planner.graph.graph import Graph
@@ -77,6 +77,14 @@ def projections(graph: Graph, states: States) -> dict[str, frozenset[State]]:
                 if most:
                     found[stored[name]] = frozenset(s for s in domain if _ways(s) >= most)
     return found
+
+
+TABLES, PROJECTIONS = "tables of tokens by rows", "attention split"
+CONVENTIONS: dict[str, Callable[[Graph, States], Usual]] = {
+    PROJECTIONS: projections,
+    TABLES: token_tables,
+}
+"""What each says; of a parameter that two speak of, the last."""
 
 
 def follow(network: CostFunctionNetwork, usual: Usual, pinned: Container[str]) -> list[str]:

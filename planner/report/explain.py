@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.api import as_planned, prepare
+from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan, Prediction
@@ -19,8 +20,12 @@ from shardwright.planner.graph.axes import atoms_of
 from shardwright.planner.problem.conventions import token_tables
 from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.pins import Pin, matches, parameters
-from shardwright.planner.search.search import Search
-from shardwright.planner.wording import is_split, placement_in_words
+from shardwright.planner.search.ladder import LADDER, SOLVING, climb
+from shardwright.planner.search.restrictions import Restrictions, formulate
+from shardwright.planner.search.situation import start
+from shardwright.planner.search.solution import Asked, predicted
+from shardwright.planner.search.task import Task
+from shardwright.planner.wording import placement_in_words
 from shardwright.runtime.identity import check_identity
 
 
@@ -70,19 +75,19 @@ def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
         UsageError: nothing has that name.
         PlanError: the plan is for another model.
     """
-    search = prepare(model, **as_planned(plan))
-    check_identity(search.source.module, plan)
+    task = prepare(model, **as_planned(plan))
+    check_identity(task.source.module, plan)
     # Of blocks that are alike the graph may have one alone, so names are those of the module.
-    every = [n for n, _ in search.source.module.named_parameters(remove_duplicate=False)]
+    every = [n for n, _ in task.source.module.named_parameters(remove_duplicate=False)]
     counts = Counter(_group(plan, fqn) for fqn in every)
     asked = dict.fromkeys(_group(plan, fqn) for fqn in every if matches(name, fqn))
     if not asked:
-        parameters(search.graph, name)
+        parameters(task.graph, name)
         raise UsageError(f"'{name}' has buffers only, and every rank holds those whole")
-    _catch_up(search, plan)
-    _, network, pinned = search.problem()
-    usual = token_tables(search.graph, network.states).keys() - pinned.keys()
-    return [_explain(search, plan, group, counts[group], usual) for group in asked]
+    learnt = _restrictions(task, plan)
+    posed = formulate(task, replace(learnt, conventions=frozenset()))
+    usual = token_tables(task.graph, posed.network.states).keys() - posed.pinned.keys()
+    return [_explain(task, plan, learnt, group, counts[group], usual) for group in asked]
 
 
 def from_plan(plan: Plan, name: str) -> list[Explanation]:
@@ -114,16 +119,21 @@ def _group(plan: Plan, fqn: str) -> str:
     return fqn if owner in plan.modules and owner != pattern(owner) else pattern(fqn)
 
 
-def _catch_up(search: Search, plan: Plan) -> None:
-    """Let the search learn again what failed its trial when the plan was made."""
-    if search.solve(None, 60.0, None).report.objective != plan.solver.objective:
-        search.run(None, 60.0, None)
+def _restrictions(task: Task, plan: Plan) -> Restrictions:
+    """What the plan was made under: also what failed its dry run then is forbidden."""
+    now = climb(start(task), SOLVING)
+    if now.solution.report.objective != plan.solver.objective:
+        learnt = Restrictions(task.pins, gathered=now.restrictions.gathered)
+        now = climb(start(task, Asked(), learnt), LADDER)
+        now.plan  # noqa: B018 there is one, or this says why not
+    found = now.restrictions
+    return Restrictions(found.pins, found.forbidden, found.gathered)
 
 
-def _together(search: Search, name: str, dim: int) -> list[str]:
+def _together(task: Task, name: str, dim: int) -> list[str]:
     """Parameters that have the axes of dim `dim` of the parameter `name`, and in which dim."""
-    dims = search.axes.dims
-    stored = {u.fqn: u.stored for u in search.graph.uses if not u.is_buffer}
+    dims = task.axes.dims
+    stored = {u.fqn: u.stored for u in task.graph.uses if not u.is_buffer}
     axes = {a.id for a in atoms_of(dims[stored[name]][dim])}
     return sorted(
         {
@@ -137,15 +147,15 @@ def _together(search: Search, name: str, dim: int) -> list[str]:
 
 
 def _explain(
-    search: Search, plan: Plan, group: str, count: int, usual: Collection[str]
+    task: Task, plan: Plan, learnt: Restrictions, group: str, count: int, usual: Collection[str]
 ) -> Explanation:
-    traced = [u.fqn for u in search.graph.uses if not u.is_buffer]
+    traced = [u.fqn for u in task.graph.uses if not u.is_buffer]
     names = [n for n in traced if _group(plan, n) == group]
     names = names or [n for n in traced if pattern(n) == pattern(group)]
-    stored = next(u.stored for u in search.graph.uses if u.fqn == names[0])
+    stored = next(u.stored for u in task.graph.uses if u.fqn == names[0])
     words, now = _placement(plan, names[0])
-    held = [f"{n}={p}" for n, p in plan.pins.items() if names[0] in parameters(search.graph, n)]
-    shape = search.graph.tensors[stored].shape
+    held = [f"{n}={p}" for n, p in plan.pins.items() if names[0] in parameters(task.graph, n)]
+    shape = task.graph.tensors[stored].shape
     others = [d for d in (None, *range(len(shape))) if d != now]
     return Explanation(
         name=group,
@@ -157,8 +167,8 @@ def _explain(
             (w.reason for w in plan.replicated if pattern(w.parameter) == pattern(group)), None
         ),
         convention=stored in usual and now == 0,
-        together=[] if now is None else _together(search, names[0], now),
-        alternatives=[_alternative(search, plan, names, dim) for dim in others],
+        together=[] if now is None else _together(task, names[0], now),
+        alternatives=[_alternative(task, plan, learnt, names, dim) for dim in others],
     )
 
 
@@ -173,25 +183,24 @@ def _placement(plan: Plan, fqn: str) -> tuple[str, int | None]:
     return placement_in_words(spec.layer, entry), cut[0] if cut else None
 
 
-def _alternative(search: Search, plan: Plan, names: list[str], dim: int | None) -> Alternative:
+def _alternative(
+    task: Task, plan: Plan, learnt: Restrictions, names: list[str], dim: int | None
+) -> Alternative:
     """What the best plan with these parameters placed otherwise would cost."""
-    asked = search.pins
     kept = [
         Pin(fqn, pin.dim)
-        for pin in asked
-        for fqn, stored in parameters(search.graph, pin.name).items()
-        if not _same(search, stored, names)
+        for pin in learnt.pins
+        for fqn, stored in parameters(task.graph, pin.name).items()
+        if not _same(task, stored, names)
     ]
     placement = Pin("", dim).placement
-    search.pins = (*kept, *(Pin(n, dim) for n in names))
+    pinned = replace(learnt, pins=(*kept, *(Pin(n, dim) for n in names)))
     try:
-        found = search.predicted(search.solve(None, 60.0, None))
+        found = predicted(task, climb(start(task, Asked(), pinned), SOLVING).solution)
     except Contradiction as error:
         return Alternative(placement, impossible=error.reasons)
     except InfeasibleError as error:
         return Alternative(placement, impossible=[str(error).rpartition("cannot be split: ")[2]])
-    finally:
-        search.pins = asked
     was = plan.predicted
     return Alternative(
         placement,
@@ -201,9 +210,9 @@ def _alternative(search: Search, plan: Plan, names: list[str], dim: int | None) 
     )
 
 
-def _same(search: Search, stored: str, names: Iterable[str]) -> bool:
+def _same(task: Task, stored: str, names: Iterable[str]) -> bool:
     """Whether one of these parameters, or a tied one, is stored in that tensor; or a buffer is."""
-    uses = [u for u in search.graph.uses if u.stored == stored]
+    uses = [u for u in task.graph.uses if u.stored == stored]
     return any(u.fqn in names or u.is_buffer for u in uses)
 
 

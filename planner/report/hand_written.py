@@ -15,13 +15,15 @@ from itertools import product
 from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Prediction
-from shardwright.planner.emit import rank_bytes_of
+from shardwright.planner.emit.prediction import whole_bytes
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find
 from shardwright.planner.graph.graph import Boundary
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.problem.tp_plan import STYLES, Rules, Style, read, split_dim, style_of
-from shardwright.planner.search.search import Search
+from shardwright.planner.search.restrictions import Formulation, Restrictions, bare
+from shardwright.planner.search.solution import Asked, predicted, solve
+from shardwright.planner.search.task import Task
 from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.obstacles import obstacle
 from shardwright.planner.strategies.states import State
@@ -41,26 +43,26 @@ class HandWritten:
     replicated: dict[str, int]
 
 
-def price(search: Search, table: Mapping[str, str]) -> HandWritten:
-    """Price the plan `table` on the model, ranks and workload of `search`.
+def price(task: Task, table: Mapping[str, str]) -> HandWritten:
+    """Price the plan `table` on the model, ranks and workload of `task`.
 
     Raises:
         UsageError: no rule of it fits anything.
     """
-    rules = read(table, search.source.module)
-    replicated = _replicated(search, rules)
-    problem, predicted = None, None
+    rules = read(table, task.source.module)
+    replicated = _replicated(task, rules)
+    problem, found = None, None
     try:
         styles = {name: style_of(s) for name, s in (rules.modules | rules.parameters).items()}
-        costs, network = search.blank()
-        wanted = _Restrictions(search, network, rules, styles).add()
-        predicted = search.predicted(search.answer(costs, network, wanted))
+        costs, network = bare(task, Restrictions())
+        wanted = _Styles(task, network, rules, styles).add()
+        found = predicted(task, solve(task, Formulation(costs, network, wanted), Asked()))
     except (UsageError, InfeasibleError) as error:
         problem = str(error)
-    return HandWritten(len(table), rules.unused, problem, predicted, replicated)
+    return HandWritten(len(table), rules.unused, problem, found, replicated)
 
 
-def _replicated(search: Search, rules: Rules) -> dict[str, int]:
+def _replicated(task: Task, rules: Rules) -> dict[str, int]:
     """Bytes of the parameters that the plan does not split, the largest first."""
     found: dict[str, int] = {}
     tied: set[str] = set()
@@ -69,22 +71,22 @@ def _replicated(search: Search, rules: Rules) -> dict[str, int]:
         for name, style in rules.parameters.items()
         if style not in STYLES or STYLES[style].dim is not None
     }
-    stored = {u.stored for u in search.graph.uses if u.fqn in split}
-    for use in search.graph.uses:
+    stored = {u.stored for u in task.graph.uses if u.fqn in split}
+    for use in task.graph.uses:
         if use.is_buffer or use.stored in stored or use.stored in tied:
             continue
         tied.add(use.stored)
         key = pattern(use.fqn)
-        size = search.graph.times(use.stored) * rank_bytes_of(search.graph, use.stored)
+        size = task.graph.times(use.stored) * whole_bytes(task.graph, use.stored)
         found[key] = found.get(key, 0) + size
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 @dataclass(frozen=True)
-class _Restrictions:
+class _Styles:
     """What a plan's styles leave of the choices of a network."""
 
-    search: Search
+    task: Task
     network: CostFunctionNetwork
     rules: Rules
     styles: Mapping[str, Style]
@@ -97,10 +99,10 @@ class _Restrictions:
         """
         wanted = self._stored()
         summed = self._summed()
-        for use in self.search.graph.uses:
+        for use in self.task.graph.uses:
             if use.fqn not in summed:
                 self._equal(f"unsummed {use.fqn}", use.stored, use.used)
-        for boundary in self.search.graph.boundaries:
+        for boundary in self.task.graph.boundaries:
             left, entered = self._passed(boundary)
             label = f"{boundary.module} {boundary.side} {boundary.slot}"
             if any(style.whole for style in left):
@@ -118,7 +120,7 @@ class _Restrictions:
         """
         beside = {_parent(m) for m in self.rules.modules if self.styles[m].back}
         found = set()
-        for name in (use.fqn for use in self.search.graph.uses):
+        for name in (use.fqn for use in self.task.graph.uses):
             module = _parent(name)
             styles = [self.styles[n] for n in (name, module) if n in self.styles]
             if any(s.sums for s in styles) or (not styles and _parent(module) in beside):
@@ -146,16 +148,16 @@ class _Restrictions:
     def _readers(self) -> dict[str, list[str]]:
         """Tensor -> the modules whose ops, or at whose boundaries, it is read."""
         out: dict[str, list[str]] = {}
-        for op in self.search.graph.ops:
+        for op in self.task.graph.ops:
             for name in op.inputs:
                 out.setdefault(name, []).append(op.module)
-        for boundary in self.search.graph.boundaries:
+        for boundary in self.task.graph.boundaries:
             inner = boundary.module if boundary.side == "out" else _parent(boundary.module)
             out.setdefault(boundary.source, []).append(inner)
         return out
 
     def _stored(self) -> dict[str, Pin]:
-        graph, states = self.search.graph, self.network.states
+        graph, states = self.task.graph, self.network.states
         wanted: dict[str, Pin] = {}
         for use in sorted(graph.uses, key=lambda u: u.fqn not in self.styles):
             style, shape = self.styles.get(use.fqn), graph.tensors[use.stored].shape

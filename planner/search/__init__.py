@@ -1,1 +1,1 @@
-"""The way from a traced model to a plan that was proven and tried: what is tried after what."""
+"""The way from a traced model to a plan that was proven and tried: `ladder.py` has the order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -13,37 +13,48 @@ from torch import nn
 from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.mesh import TP, Coords, coords_of
-from shardwright.planner.contract.plan_file import Memory, Workload
-from shardwright.planner.cost.cost import Costs
-from shardwright.planner.cost.memory import memory as measure
-from shardwright.planner.emit import Layouts
+from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.dry_run.dry_run import DryRun
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.strategies.sequence import OpenSequence
 from shardwright.planner.strategies.states import States
 from shardwright.planner.strategies.sub_axes import find_sub_axes
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.source import Source
-from shardwright.planner.verify.first_run import of_first_run
-from shardwright.planner.verify.recost import Bill
 
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Task:
-    """One model for one workload on one mesh, and what follows from that alone."""
+    """One model for one workload on one mesh, and what follows from that alone.
+
+    Attributes:
+        source: The model, and the runs that a plan must hold for.
+        folding: Its graph with one block of each kind, on which all is decided.
+        unfolded: The graph of all blocks, which is checked and priced.
+        axes: Axes of the folded graph.
+        workload: What is priced.
+        mesh: Mesh dims and their ranks.
+        pins: What the user wants of parameters; blocks with different pins are not folded into one.
+        sequence: Where hidden states are to be split along the sequence: its axes.
+        unmasked: Whether calls with a mask for padding could not be traced, though it takes one.
+        along_sequence: Where nobody said whether hidden states are to be split along the sequence:
+            traces the same so. Raises an InfeasibleError if it has no sequence to split.
+    """
 
     source: Source
     folding: Folding
-    whole: Unfolded
+    unfolded: Unfolded
     axes: Axes
     workload: Workload
     mesh: Mapping[str, int]
     pins: tuple[Pin, ...] = ()
     sequence: OpenSequence | None = None
+    unmasked: bool = False
+    along_sequence: Callable[[], Task] | None = None
 
     @property
     def tp(self) -> int:
@@ -87,52 +98,36 @@ class Task:
         alone = {run.module for run in self.source.runs}
         return frozenset(n for n in alone if any(True for _ in root.get_submodule(n).children()))
 
+    @cached_property
+    def unfolded_states(self) -> States:
+        """Axes and domains of the unfolded graph, nothing forbidden: for checking and pricing."""
+        sequence = self.sequence and self.sequence.unfolded(self.unfolded.origin, self.traced_names)
+        return self._states(self.unfolded, sequence)
+
+    @cached_property
+    def short(self) -> tuple[Unfolded, States]:
+        """A graph with no more than three copies of a block in a row, for what passes."""
+        short = unfold(self.folding, alike=3)
+        return short, self._states(short, self.sequence)
+
+    @cached_property
+    def dry_runs(self) -> list[DryRun]:
+        """The whole model; for calls with a mask for padding, that with the traced blocks alone."""
+        root, runs, stacks = self.source.module, self.source.runs, self.folding.stacks
+        brief = len(self.source.padded) if stacks else 0
+        origin = self.unfolded.origin
+        watched = [(m, slot, origin[t]) for m, slot, t in self.unfolded.graph.watched]
+        full = DryRun(root, (), runs[: len(runs) - brief], self.untraced, watched)
+        if not brief:
+            return [full]
+        graph = self.graph
+        opaque = Opaque(root, {n: n for n in graph.untraced}, graph.guesses, graph.ways)
+        return [full, DryRun(root, stacks, runs, opaque, graph.watched)]
+
     def ranks(self, states: States) -> list[Coords]:
         """Where each rank stands, on the sub-axes of tp too; the last mesh dim varies fastest."""
         table = states.sub.table()
         return [coords_of(self.mesh, table, rank) for rank in range(prod(self.mesh.values()))]
-
-    def costs_of(self, unfolded: Unfolded, states: States, folded: Costs) -> Costs:
-        """Prices of an unfolded graph."""
-        sent = frozenset(copy for copy, n in unfolded.origin.items() if n in folded.gathered)
-        out = Costs(unfolded.graph, states.axes, states, self.workload, self.caches, sent)
-        out.keys = folded.keys.unfolded(unfolded.origin)
-        return out
-
-    def held(self, costs: Costs, network: CostFunctionNetwork, values: Sequence[int]) -> Memory:
-        """Bytes that a rank of the whole model holds."""
-        layouts = Layouts(self.graph, costs.states, network.assignment(tuple(values)))
-        whole = self.unfolded(layouts)
-        prices = self.costs_of(self.whole, whole.states, costs)
-        return self.memory_of(Bill(prices, whole.assignment), layouts, costs)
-
-    def memory_of(self, bill: Bill, layouts: Layouts, folded: Costs) -> Memory:
-        """Bytes that a rank holds in the first run, given the bill of the whole model."""
-        short, states = self._short
-        prices = self.costs_of(short, states, folded)
-        first = of_first_run(bill)
-        passing = of_first_run(Bill(prices, of_copies(layouts.assignment, short)))
-        return measure(first.costs, first.assignment, (passing.costs, passing.assignment))
-
-    def unfolded(self, layouts: Layouts) -> Layouts:
-        """The same plan on the whole graph."""
-        if self.whole.graph is self.graph:
-            return layouts
-        return Layouts(
-            self.whole.graph, self._whole_states, of_copies(layouts.assignment, self.whole)
-        )
-
-    @cached_property
-    def _whole_states(self) -> States:
-        """Axes and domains of the whole graph, with nothing forbidden: for checking and pricing."""
-        sequence = self.sequence and self.sequence.unfolded(self.whole.origin, self.traced_names)
-        return self._states(self.whole, sequence)
-
-    @cached_property
-    def _short(self) -> tuple[Unfolded, States]:
-        """A graph with no more than three copies of a block in a row, for what passes."""
-        short = unfold(self.folding, alike=3)
-        return short, self._states(short, self.sequence)
 
     def _states(self, unfolded: Unfolded, sequence: OpenSequence | None) -> States:
         """Axes and domains of an unfolded graph."""

@@ -138,11 +138,17 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
     """The files that `index` names, and its map of tensor name -> file name."""
     try:
         named = json.loads(index.read_text())["weight_map"]
-        files = [index.parent / name for name in sorted(set(named.values()))]
+        names = sorted(set(named.values()))
+        files = [index.parent / name for name in names]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
             f"{index} is not a safetensors index (JSON with a 'weight_map'): fetch it again"
         ) from None
+    if outside := [name for name in names if Path(name).name != name]:
+        raise CheckpointError(
+            f"{index} names '{outside[0]}', which is not a file beside it: what lies elsewhere is "
+            "not read"
+        )
     if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(
             f"{index} names {_few(missing)}, which {'is' if len(missing) == 1 else 'are'} "

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from shardwright.errors import CheckpointError, UsageError
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
-from shardwright.runtime.checkpoint.source import INDEX, SINGLE
+from shardwright.runtime.checkpoint.source import SINGLE
+from shardwright.runtime.processes import tell
 
 if TYPE_CHECKING:
     from shardwright.runtime.mesh import Mesh
 
+T = TypeVar("T")
 Gather = Callable[[Tensor, Placement, Any], Tensor]
 """(local tensor, its placement, the mesh) -> the whole tensor, on every rank."""
 
@@ -39,8 +39,9 @@ def save(
     """Write `model` whole: safetensors with an index where there are several files, and configs.
 
     Every rank calls this; tensors are gathered one at a time, and rank 0 alone keeps them, up to
-    `max_shard_size` of them, and writes. What is in `directory` is replaced only once all is
-    written. Names are the model's own; tied parameters are written once.
+    `max_shard_size` of them, and writes. A checkpoint that is in `directory` is replaced in one
+    step once all is written (see `commit.py`). Names are the model's own; tied parameters are
+    written once.
 
     Args:
         model: with this rank's part of every parameter.
@@ -53,7 +54,9 @@ def save(
         gather: what makes tensors whole; `runtime.reshard.gather_whole` unless given.
 
     Raises:
-        CheckpointError: the model has no weights yet, or the directory cannot be written.
+        CheckpointError: the model has no weights yet, the directory cannot be written, or holds a
+            checkpoint with another config.
+        DistributedError: another rank failed or died.
         UsageError: `max_shard_size` is not a size.
     """
     if gather is None:
@@ -63,32 +66,62 @@ def save(
     shapes = {name: _whole_shape(tensor, placed) for name, (tensor, placed) in tensors.items()}
     sizes = {n: s.numel() * tensors[n][0].dtype.itemsize for n, s in shapes.items()}
     files = _split(sizes, limit)
-    writer = _rank() == 0
-    target = Path(directory)
-    staging = _staging(target) if writer else None
+    config = _config(model)
+    draft = on_first(lambda: Draft.begin(Path(directory), config), directory)
     try:
         for file, names in files.items():
             whole: dict[str, Tensor] = {}
             for name in names:
                 tensor, placed = tensors[name]
                 out = tensor.detach() if placed is None else gather(tensor, placed, mesh)
-                if writer:
+                if draft is not None:
                     assert out.shape == shapes[name]
                     # A copy: what is gathered may be a view, and safetensors refuses shared memory.
                     whole[name] = torch.empty(out.shape, dtype=out.dtype).copy_(out)
                 del out
-            if staging is not None:
-                _save_file(whole, staging / file)
-        if staging is not None:
-            _write_index(staging, files, sizes)
-            _write_configs(model, staging)
-            _replace(staging, target)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {directory}: {error.strerror or error}") from None
+            on_first(lambda d=draft, f=file, w=whole: d and d.write(f, w), directory)
+        on_first(lambda: draft and _finish(draft, model, files, sizes), directory)
     finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
-    _barrier()  # no rank may look for the files before they are there
+        if draft is not None:
+            draft.close()
+
+
+def on_first(work: Callable[[], T], directory: str | Path) -> T | None:
+    """Do `work` on rank 0, and let all ranks know how it went: its result there, None elsewhere.
+
+    Raises:
+        CheckpointError: it failed because files could not be written; on all ranks.
+        DistributedError: it failed otherwise on rank 0, or a rank died.
+    """
+    out, failure = None, None
+    if _rank() == 0:
+        try:
+            out = work()
+        except OSError as error:
+            failure = CheckpointError(f"cannot write {directory}: {error.strerror or error}")
+        except Exception as error:
+            failure = error
+    tell(failure, "saving")
+    return out
+
+
+def _finish(
+    draft: Draft, model: nn.Module, files: Mapping[str, list[str]], sizes: Mapping[str, int]
+) -> None:
+    if _config(model) is not None:
+        draft.add_configs(model)
+    draft.commit({n: f for f, names in files.items() for n in names}, sum(sizes.values()))
+
+
+def _config(model: nn.Module) -> Any:
+    """The config of a transformers model, with the class and dtype of this one; else None."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "save_pretrained"):
+        return None
+    config.architectures = [type(model).__name__]
+    dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    config.dtype = str(dtypes[0] if dtypes else torch.get_default_dtype()).removeprefix("torch.")
+    return config
 
 
 def parse_size(size: int | str) -> int:
@@ -143,85 +176,8 @@ def _split(sizes: Mapping[str, int], limit: int) -> dict[str, list[str]]:
     }
 
 
-def _save_file(tensors: dict[str, Tensor], file: Path) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file(tensors, str(file), metadata={"format": "pt"})  # transformers wants the format
-    except SafetensorError as error:
-        raise CheckpointError(f"cannot write {file}: {error}") from None
-    file.chmod(0o644)
-
-
-def _write_index(directory: Path, files: dict[str, list[str]], sizes: Mapping[str, int]) -> None:
-    if len(files) == 1:
-        return
-    index = {
-        "metadata": {"total_size": sum(sizes.values())},
-        "weight_map": {name: file for file, names in files.items() for name in names},
-    }
-    (directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-
-
-def _write_configs(model: nn.Module, directory: Path) -> None:
-    """config.json and generation_config.json, for models that have them."""
-    config: Any = getattr(model, "config", None)
-    if not hasattr(config, "save_pretrained"):
-        return
-    config.architectures = [type(model).__name__]
-    dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
-    config.dtype = str(dtypes[0] if dtypes else torch.get_default_dtype()).removeprefix("torch.")
-    config.save_pretrained(directory)
-    can_generate = getattr(model, "can_generate", None)
-    generation: Any = getattr(model, "generation_config", None)
-    if generation is not None and can_generate is not None and can_generate():
-        generation.save_pretrained(directory)
-
-
-def _staging(target: Path) -> Path:
-    """An empty directory beside `target`, on the same file system."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists() and not target.is_dir():
-            raise CheckpointError(f"{target} is a file: give a directory to save into")
-        return Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    except OSError as error:
-        raise CheckpointError(f"cannot write {target}: {error.strerror}") from None
-
-
-def _replace(staging: Path, target: Path) -> None:
-    """Put the finished files in place; a new directory in one step, else file by file."""
-    if not target.exists():
-        staging.chmod(0o755)
-        staging.rename(target)
-        return
-    fresh = sorted(path.name for path in staging.iterdir())
-    for name in sorted(fresh, key=_weights_first):
-        (staging / name).replace(target / name)
-    for stale in _weights_of(target):
-        if stale.name not in fresh:
-            stale.unlink()
-
-
-def _weights_first(name: str) -> tuple[bool, str]:
-    return not name.endswith(".safetensors"), name
-
-
-def _weights_of(directory: Path) -> Iterable[Path]:
-    """The weight files and index of a checkpoint saved here before."""
-    stem = SINGLE.removesuffix(".safetensors")
-    yield from directory.glob(f"{stem}-[0-9]*-of-[0-9]*.safetensors")
-    yield from (path for path in (directory / SINGLE, directory / INDEX) if path.exists())
-
-
 def _rank() -> int:
     return torch.distributed.get_rank() if _distributed() else 0
-
-
-def _barrier() -> None:
-    if _distributed():
-        torch.distributed.barrier()
 
 
 def _distributed() -> bool:

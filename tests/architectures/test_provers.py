@@ -10,7 +10,7 @@ from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
 from shardwright.planner.problem.objective import Digits
 from shardwright.planner.problem.optimize import ROWS, optimize
-from shardwright.planner.search import solving
+from shardwright.planner.search import solution
 from shardwright.planner.solvers import backtracking, cpsat, lp
 from shardwright.planner.solvers.bucket_elimination import eliminate
 from shardwright.planner.solvers.presolve import Simplified
@@ -31,7 +31,7 @@ def network(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Simp
 
     _, model = build(kind, name, torch.float32)
     with monkeypatch.context() as patch, pytest.raises(Found) as found:
-        patch.setattr(solving, "optimize", stop)
+        patch.setattr(solution, "optimize", stop)
         shardwright.plan(model, tp=2)
     small, movable = found.value.args
     return small, movable

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shardwright.errors import CheckpointError
-from shardwright.runtime.checkpoint.source import Checkpoint, read_header
+from shardwright.runtime.checkpoint.source import INDEX, Checkpoint, read_header
 from tests.checkpoint.make import write, write_index
 
 A = torch.arange(12, dtype=torch.float32).reshape(3, 4)
@@ -200,3 +200,13 @@ def test_hub_takes_what_belongs_to_the_model(
     monkeypatch.chdir(tmp_path)
     assert set(Checkpoint.open("somebody/a-model", revision="v1").tensors) == {"a", "b"}
     assert asked == [["*.json"], [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]]
+
+
+@pytest.mark.parametrize(
+    "name", ["../other/model.safetensors", "/etc/hostname", "sub/a.safetensors"]
+)
+def test_an_index_that_leads_elsewhere(tmp_path: Path, name: str) -> None:
+    """It is refused before a byte of that file is read."""
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"weight": name}}))
+    with pytest.raises(CheckpointError, match="which is not a file beside it"):
+        Checkpoint.open(tmp_path)

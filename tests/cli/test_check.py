@@ -9,7 +9,7 @@ from click.testing import Result
 
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.again import output_shapes, predict, try_on_meta
+from shardwright.planner.dry_run.written import dry_run_written, output_shapes, predict
 from shardwright.planner.on_ranks.numeric import Difference, cut, differences
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.source import read_source
@@ -49,7 +49,7 @@ def without(plan: Plan, module: str) -> Plan:
 
 def test_plan_that_forgets_a_module_does_not_hold(plan: Plan, model: Path) -> None:
     with pytest.raises(PlanError, match="the plan does not hold on rank 0 in 'model.layers.0"):
-        try_on_meta(without(plan, "model.layers.*.self_attn.v_proj"), model)
+        dry_run_written(without(plan, "model.layers.*.self_attn.v_proj"), model)
 
 
 def test_plan_that_leaves_logits_split_does_not_hold(plan: Plan, model: Path) -> None:
@@ -57,7 +57,7 @@ def test_plan_that_leaves_logits_split_does_not_hold(plan: Plan, model: Path) ->
     broken = plan.model_copy(update={"modules": {**plan.modules, "lm_head": head}})
     text = r"output 'logits' has shape \[3, 19, 128\], not \[3, 19, 256\]; make it again"
     with pytest.raises(PlanError, match=text):
-        try_on_meta(broken, model)
+        dry_run_written(broken, model)
 
 
 # --- with real ranks

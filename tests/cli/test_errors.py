@@ -325,3 +325,13 @@ def test_rank_that_is_killed() -> None:
 def test_error_of_one_rank_comes_before_what_it_led_to() -> None:
     with pytest.raises(PlanError, match="^rank 1 does not like the plan$"):
         run_processes(2, dying.raise_at_once)
+
+
+def test_code_of_a_checkpoint_is_never_run(run: Run, tmp_path: Path) -> None:
+    """Nor does anyone ask on the terminal whether to: `auto_map` is refused."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "code.OwnConfig"}})
+    )
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert "comes with code of its own" in error_line(run("plan", tmp_path, "--tp", 2))
+    assert not (tmp_path / "ran").exists()

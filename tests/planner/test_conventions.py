@@ -18,10 +18,14 @@ from transformers import (
 import shardwright
 from shardwright.errors import InfeasibleError
 from shardwright.planner.api import prepare
+from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.problem.conventions import token_tables
-from shardwright.planner.wording import is_split
+from shardwright.planner.search.ladder import SOLVING, climb
+from shardwright.planner.search.restrictions import Restrictions, formulate
+from shardwright.planner.search.situation import start
+from shardwright.planner.search.solution import predicted
 
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BY_HAND = {
@@ -68,15 +72,15 @@ def split_dims(plan: Plan) -> dict[str, int | None]:
 @pytest.mark.parametrize("name", DENSE)
 def test_a_dense_decoder_is_split_as_by_hand(name: str, size: str, tp: int) -> None:
     """Column, then row, in attention and MLP; embedding and head by vocabulary."""
-    search = prepare(config(name, SIZES[size]), tp)
-    found = search.solve(None, 60.0, None)
+    task = prepare(config(name, SIZES[size]), tp)
+    found = climb(start(task), SOLVING).solution
     assert found.report.status == "optimal"
-    graph, assignment = search.graph, found.layouts.assignment
+    graph, assignment = task.graph, found.layouts.assignment
     weights = {u.fqn: u.stored for u in graph.uses if u.fqn.endswith(".weight")}
     dims = {n: {d for d, _, _ in assignment[stored].shards} for n, stored in weights.items()}
     leaf = {n: n.removesuffix(".weight").rpartition(".")[2] for n in dims}
     assert dims == {n: {BY_HAND[leaf[n]]} if leaf[n] in BY_HAND else set() for n in dims}
-    kinds = {c.kind: c.count for c in search.predicted(found).collectives if c.phase == "forward"}
+    kinds = {c.kind: c.count for c in predicted(task, found).collectives if c.phase == "forward"}
     layers = SIZES[size]["num_hidden_layers"]
     assert kinds == {"all_gather": 1, "all_reduce": 1 + 2 * layers}
 
@@ -124,10 +128,10 @@ def test_it_is_for_tables_of_tokens() -> None:
     """A table of positions is what comes out cheapest, with the same collectives."""
     name = "GPT2LMHeadModel"
     model = GPT2Config(n_embd=64, n_head=4, n_layer=2, vocab_size=131, architectures=[name])
-    search = prepare(model, 2)
-    _, network, _ = search.problem()
-    stored = {u.stored: u.fqn for u in search.graph.uses}
-    tables = token_tables(search.graph, network.states)
+    task = prepare(model, 2)
+    network = formulate(task, Restrictions()).network
+    stored = {u.stored: u.fqn for u in task.graph.uses}
+    tables = token_tables(task.graph, network.states)
     assert {stored[s] for s in tables} <= {"transformer.wte.weight", "lm_head.weight"}
     assert len(tables) == 1
 

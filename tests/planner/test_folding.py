@@ -17,7 +17,9 @@ from shardwright.planner.contract.plan_file import Plan, Workload
 from shardwright.planner.cost.memory import peak
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.problem.pins import as_pins
-from shardwright.planner.search.search import Search
+from shardwright.planner.search.ladder import SOLVING, climb, run
+from shardwright.planner.search.situation import start
+from shardwright.planner.search.task import Task
 from shardwright.planner.trace import folded_trace
 from shardwright.planner.trace.folded_trace import traced
 from shardwright.planner.trace.source import Source, read_source
@@ -75,8 +77,8 @@ def whole(source: Source) -> Folding:
 
 def planned(source: Source, folding: Folding, tp: int = 2) -> Plan:
     workload = Workload(batch=1, seq=64, dtype="bfloat16", device="h100-nvlink")
-    found = Search(source, folding, unfold(folding), refine(folding.graph), workload, {"tp": tp})
-    return found.run(None, 60, None)
+    axes = refine(folding.graph)
+    return run(Task(source, folding, unfold(folding), axes, workload, {"tp": tp}))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -105,13 +107,13 @@ def test_three_blocks_in_a_row_hold_as_much_as_all(name: str) -> None:
     architecture, fields = MODELS[name]
     more = {k: 9 if "layer" in k else v for k, v in fields.items()}
     config = transformers.AutoConfig.for_model(name, architectures=[architecture], **more)
-    search = prepare(config, 2, dtype=torch.bfloat16, phase="prefill,decode", seq=64)
-    shorter = len(unfold(search.folding, alike=3).graph.ops) < len(search.whole.graph.ops)
+    task = prepare(config, 2, dtype=torch.bfloat16, phase="prefill,decode", seq=64)
+    shorter = len(unfold(task.folding, alike=3).graph.ops) < len(task.unfolded.graph.ops)
     assert shorter == (name != "gemma2")  # whose blocks differ in turn
-    attempt = search.solve(None, 60, None)
-    bill = of_first_run(attempt.bill)
+    found = climb(start(task), SOLVING).solution
+    bill = of_first_run(found.bill)
     wanted = max(peak(bill.costs, bill.assignment, run) for run in bill.costs.passes)
-    assert attempt.memory.activations == wanted
+    assert found.memory.activations == wanted
 
 
 class Block(nn.Module):

@@ -26,8 +26,8 @@ PAIRS = {**COLUMNS, "model.layers.*.mlp.down_proj": "rowwise"}
 
 
 def priced(model: Any, table: Mapping[str, str] | str = "auto", tp: int = 2) -> HandWritten:
-    search = prepare(model, tp)
-    return price(search, table_of(table, search.source.module))
+    task = prepare(model, tp)
+    return price(task, table_of(table, task.source.module))
 
 
 def calls(hand: HandWritten) -> dict[str, int]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.again import output_shapes
+from shardwright.planner.dry_run.written import output_shapes
 from shardwright.planner.trace import opaque
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.source import Source, to_meta

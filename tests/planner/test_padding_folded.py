@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import shardwright
 from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run import calls as rehearsal
-from shardwright.planner.dry_run.again import try_on_meta
-from shardwright.planner.dry_run.dry_run import Mismatch
+from shardwright.planner.dry_run import dry_run
+from shardwright.planner.dry_run.local_run import Mismatch
+from shardwright.planner.dry_run.written import dry_run_written
 from shardwright.runtime.api import apply
 from tests.planner.test_padding import Refuses, made
 from tests.planner.test_unused import TOKENS, WIDTH, Config, is_split
@@ -81,12 +81,12 @@ def assert_equal(model: nn.Module, plan: Plan) -> None:
 @pytest.mark.parametrize("way", ["mixes", "gates"])
 def test_every_block_is_right(way: str) -> None:
     model = made(lambda: Stacked(way))
-    search = prepare(model, 2)
-    assert len(search.folding.stacks) == 1 and search.whole.graph is not search.graph
+    task = prepare(model, 2)
+    assert len(task.folding.stacks) == 1 and task.unfolded.graph is not task.graph
     plan = shardwright.plan(model, 2)
     assert is_split(plan, "layers.3.up.weight") and is_split(plan, "layers.3.down.weight")
     assert_equal(model, plan)
-    try_on_meta(plan, model)
+    dry_run_written(plan, model)
 
 
 @pytest.mark.parametrize(("kinds", "afar"), [("010010", -2), ("001001", -3)])
@@ -121,7 +121,7 @@ def test_ops_without_a_rule_in_them_are_named() -> None:
 
 def test_what_fails_with_the_traced_blocks_alone_is_not_split(monkeypatch: Any) -> None:
     """They are tried beside the whole model, and what fails there is forbidden in all of them."""
-    run_local, blamed = rehearsal.run_local, []
+    run_local, blamed = dry_run.run_local, []
 
     def fails(root: Any, runs: Any, plan: Plan, *others: Any) -> Mismatch | None:
         if len(root.layers) < 4 and is_split(plan, "layers.0.up.weight"):
@@ -129,7 +129,7 @@ def test_what_fails_with_the_traced_blocks_alone_is_not_split(monkeypatch: Any) 
             return Mismatch("layers.0.up", "made to fail")
         return run_local(root, runs, plan, *others)
 
-    monkeypatch.setattr(rehearsal, "run_local", fails)
+    monkeypatch.setattr(dry_run, "run_local", fails)
     plan = shardwright.plan(made(lambda: Stacked("gates")), 2)
     assert blamed and set(blamed) == {2}
     assert not any(is_split(plan, f"layers.{i}.up.weight") for i in range(4))
@@ -138,4 +138,4 @@ def test_what_fails_with_the_traced_blocks_alone_is_not_split(monkeypatch: Any) 
 def test_a_plan_that_says_nothing_of_them_can_be_checked() -> None:
     """One whose calls with a mask cannot be traced holds for the others."""
     model = made(Refuses)
-    assert try_on_meta(shardwright.plan(model, 2), model).shapes > 0
+    assert dry_run_written(shardwright.plan(model, 2), model).shapes > 0

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import ModelError
-from shardwright.planner.dry_run import calls as rehearsal
-from shardwright.planner.dry_run.conflict import Blame
-from shardwright.planner.dry_run.dry_run import Mismatch
+from shardwright.planner.dry_run import conflict, dry_run
+from shardwright.planner.dry_run.local_run import Mismatch
+from shardwright.planner.search import dry_run as of_solution
 from tests.planner import mlps
 from tests.planner import modules as m
 from tests.planner.equal import assert_equal, features, planned
@@ -110,7 +110,8 @@ def test_what_code_takes_for_granted_stays_whole(make: Callable[[], nn.Module], 
 
 def test_a_size_read_off_a_whole_tensor_keeps_only_what_it_is_for(monkeypatch) -> None:
     """Heads are gathered before; no trial has to fail for that, and all weights are split."""
-    monkeypatch.delattr(Blame, "of_module")
+    for place in (conflict, of_solution):
+        monkeypatch.delattr(place, "of_module")
     plan = planned(Within(m.WidthReadOffInput()), features(m.WIDTH), 2)
     assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.unsharded_bytes
 
@@ -142,13 +143,13 @@ class Unlike(nn.Module):
 def test_blocks_that_are_not_folded_fail_together(monkeypatch) -> None:
     """What no block can have is forbidden in all at once: trials do not grow with the blocks."""
     failed: list[str] = []
-    of_size = Blame.of_size
+    of_size = of_solution.of_size
 
-    def noted(self, unsolvable, layouts):
+    def noted(unsolvable, *others):
         failed.append(str(unsolvable))
-        return of_size(self, unsolvable, layouts)
+        return of_size(unsolvable, *others)
 
-    monkeypatch.setattr(Blame, "of_size", noted)
+    monkeypatch.setattr(of_solution, "of_size", noted)
     planned(Unlike(2), features(m.WIDTH), 2)
     two = len(failed)
     plan = planned(Unlike(4), features(m.WIDTH), 2)
@@ -167,7 +168,7 @@ def test_a_module_that_fails_its_trial_keeps_to_other_splits(monkeypatch) -> Non
             return Mismatch("inner.up", "its shape is another")
         return None
 
-    monkeypatch.setattr(rehearsal, "run_local", run_local)
+    monkeypatch.setattr(dry_run, "run_local", run_local)
     plan = planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
     assert len(blamed) >= 3
     assert plan.modules == {}
@@ -183,7 +184,7 @@ def test_one_attribute_for_what_is_whole_and_what_is_split() -> None:
 def test_a_wrong_prediction_is_a_mismatch(monkeypatch) -> None:
     """The shapes of every module's outputs are compared with what the plan says."""
     seen = []
-    run_local = rehearsal.run_local
+    run_local = dry_run.run_local
 
     def lying(root, runs, plan, coords, predicted, *others) -> Mismatch | None:
         (key, shapes), *rest = predicted.items()
@@ -191,7 +192,7 @@ def test_a_wrong_prediction_is_a_mismatch(monkeypatch) -> None:
         seen.append(run_local(root, runs, plan, coords, longer, *others))
         return None
 
-    monkeypatch.setattr(rehearsal, "run_local", lying)
+    monkeypatch.setattr(dry_run, "run_local", lying)
     planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
     assert all(s is not None and s.text.startswith("output '' has shape") for s in seen)
     assert seen[0].module == "inner.up"
@@ -219,7 +220,7 @@ def test_the_reason_is_what_went_wrong_in_the_trial(monkeypatch) -> None:
     def fails_if_split(*run: Any) -> Mismatch | None:
         return Mismatch("inner.up", "RuntimeError: no") if run[2].module("inner.up") else None
 
-    monkeypatch.setattr(rehearsal, "run_local", fails_if_split)
+    monkeypatch.setattr(dry_run, "run_local", fails_if_split)
     plan = planned(Within(mlps.Mlp()), features(m.WIDTH), 2)
     reasons = {w.parameter: w.reason for w in plan.replicated}
     assert reasons["inner.up.weight"] == "split, the model's own code fails: RuntimeError: no"
@@ -227,6 +228,6 @@ def test_the_reason_is_what_went_wrong_in_the_trial(monkeypatch) -> None:
 
 def test_a_module_whose_trial_always_fails(monkeypatch) -> None:
     """With nothing split any more, it is the model that fails, not the plan."""
-    monkeypatch.setattr(rehearsal, "run_local", lambda *_: Mismatch("inner.up", "RuntimeError: no"))
+    monkeypatch.setattr(dry_run, "run_local", lambda *_: Mismatch("inner.up", "RuntimeError: no"))
     with pytest.raises(ModelError, match="Within itself fails on meta.*RuntimeError: no"):
         planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)

@@ -21,7 +21,7 @@ from shardwright.planner.contract.dims import dim_size, resolve
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.dry_run import run_local
+from shardwright.planner.dry_run.local_run import run_local
 from shardwright.planner.trace.boundaries import map_slots
 from shardwright.planner.trace.on_fake import calls_of, follow, run_on_fake
 from shardwright.planner.trace.opaque import Opaque
@@ -33,14 +33,14 @@ Shapes = dict[tuple[str, str], list[tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
-class Trial:
+class Compared:
     """What was run: on which ranks, and how many output shapes were compared on each."""
 
     ranks: tuple[int, ...]
     shapes: int
 
 
-def try_on_meta(plan: Plan, model: Any) -> Trial:
+def dry_run_written(plan: Plan, model: Any) -> Compared:
     """Compare `plan` with `model` (as `shardwright.plan` takes it); nothing is allocated.
 
     Raises:
@@ -73,7 +73,7 @@ def try_on_meta(plan: Plan, model: Any) -> Trial:
                 f"the plan does not hold on rank {rank}{where}: {wrong.text}; "
                 "make it again with `shardwright plan`"
             )
-    return Trial(tuple(rank for rank, _ in corners), compared)
+    return Compared(tuple(rank for rank, _ in corners), compared)
 
 
 def _corners(plan: Plan) -> Iterator[tuple[int, Coords]]:

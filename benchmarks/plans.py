@@ -1,0 +1,100 @@
+"""Write the plans of every tiny architecture and of the published models, and compare two sets.
+
+    python -m benchmarks.plans DIR                    all of them, tp 2 (published: 2, 4, 8 and 16)
+    python -m benchmarks.plans DIR llama gpt2         some
+    python -m benchmarks.plans DIR --against BEFORE   and compare with those of another checkout
+
+A change that should change no plan is tried so: what was written by the code before it is compared
+byte for byte, plans of older format versions as they are read today. Exits with 1 if any differs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+
+from shardwright.errors import PlanError, ShardwrightError
+from shardwright.planner.contract.files import write_atomically
+from shardwright.planner.contract.plan_file import Plan
+
+RANKS = (2, 4, 8, 16)
+"""Of published models; tiny ones are planned for two."""
+
+
+def jobs(names: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], Plan]]]:
+    """File name -> what makes the plan."""
+    import torch
+
+    import shardwright
+    from benchmarks.planning_models import MODELS
+    from benchmarks.zoo_case import build
+    from tests import zoo
+
+    def tiny(kind: str, name: str) -> Plan:
+        config, model = build(kind, name, torch.float64)
+        example = zoo.example(name, config, kind, torch.float64)
+        return shardwright.plan(model, tp=2, kwargs=example)
+
+    for kind in zoo.KINDS:
+        for name in zoo.names(kind):
+            if not names or name in names:
+                yield f"{kind}-{name}", lambda k=kind, n=name: tiny(k, n)
+    for name, published in MODELS.items():
+        for tp in RANKS if not names or name in names else ():
+            yield f"{name}-tp{tp}", lambda p=published, n=tp: shardwright.plan(p.config(), n)
+
+
+def written(make: Callable[[], Plan]) -> str:
+    """The plan as text, or the error that there is none."""
+    try:
+        return make().to_json()
+    except ShardwrightError as error:
+        return f"{type(error).__name__}: {error}\n"
+
+
+def as_today(text: str) -> str:
+    """A plan in today's format; an error as it is."""
+    try:
+        return Plan.from_json(text).to_json()
+    except PlanError:
+        return text
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("names", nargs=-1)
+@click.option("--against", type=click.Path(path_type=Path, exists=True, file_okay=False),
+              help="A folder of plans that these should equal.")  # fmt: skip
+@click.option("--part", default="1/1", metavar="K/N", help="Every N-th of them, from the K-th on.")
+def main(directory: Path, names: tuple[str, ...], against: Path | None, part: str) -> None:
+    """Write plans into DIRECTORY."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    own, parts = (int(n) for n in part.split("/"))
+    todo: list[Any] = list(jobs(names))[own - 1 :: parts]
+    if not todo:
+        raise click.UsageError(f"no such models: {', '.join(names)}")
+    console, differ, spent = Console(stderr=True), [], 0.0
+    for name, make in track(todo, "planning", console=console, disable=not console.is_terminal):
+        begun = time.process_time()
+        text = written(make)
+        spent += time.process_time() - begun
+        write_atomically(directory / f"{name}.json", text)
+        before = against / f"{name}.json" if against else None
+        if before is not None and not (before.exists() and as_today(before.read_text()) == text):
+            differ.append(name)
+            print(f"differs: {name}", flush=True)
+    compared = f", {len(todo) - len(differ)} equal those of {against}" if against else ""
+    print(f"{len(todo)} written, {spent:.0f} s of processor time{compared}")
+    sys.exit(1 if differ else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Names that a person reads for axes: `mlp.up_proj.weight[0]`, not a number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from shardwright.planner.contract.names import pattern
+from shardwright.planner.graph.axes import ATOM, CONCAT, PRODUCT, Axes, Dim, atoms_of, find
+from shardwright.planner.graph.graph import Graph
+
+
+def axis_names(graph: Graph, axes: Axes) -> dict[int, str]:
+    """Axis id -> its name, after the first parameter that has it, else the first tensor.
+
+    `model.layers.*.mlp.up_proj.weight[0]` is dim 0 of that parameter; `[0.1]` the second factor of
+    it, or the second segment where it is a concatenation. Of several that would have one name (like
+    layers that are no copies of each other) the later ones are numbered.
+    """
+    out: dict[int, str] = {}
+    taken: Counter[str] = Counter()
+    for title, name in _titles(graph):
+        for d, dim in enumerate(axes.dims[name]):
+            for place, atom in _places(dim, f"{d}"):
+                if atom.id not in out:
+                    text = f"{title}[{place}]"
+                    taken[text] += 1
+                    out[atom.id] = text if taken[text] == 1 else f"{text}'{taken[text]}"
+    return out
+
+
+def dim_text(dim: Dim, names: Mapping[int, str]) -> str:
+    """A dim with its axes by name and size: `mlp.up_proj.weight[0]=128`.
+
+    Of one that has no axis longer than 1, such as a length that the code counts off, its size.
+    """
+    dim = find(dim)
+    if not any(True for _ in atoms_of(dim)):
+        return str(dim.size)
+    if dim.kind == ATOM:
+        return f"{names[dim.id]}={dim.size}"
+    inner = (dim_text(c, names) for c in dim.children)
+    return "(" + (" * " if dim.kind == PRODUCT else " + ").join(inner) + ")"
+
+
+def _titles(graph: Graph) -> Iterator[tuple[str, str]]:
+    """(what people call it, tensor) of all tensors: parameters, inputs, results."""
+    for use in graph.uses:
+        yield pattern(use.fqn), use.stored
+    for name in graph.inputs:
+        yield name, name
+    for op in graph.ops:
+        for name in op.outputs:
+            yield f"{pattern(op.module)}:{op.call.op}".lstrip(":"), name
+    for name in graph.tensors:
+        yield name, name
+
+
+def _places(dim: Dim, place: str) -> Iterator[tuple[str, Dim]]:
+    """The atoms of a dim, each with its place in it: 0, 0.1, 0.1.0."""
+    dim = find(dim)
+    if dim.kind == ATOM:
+        yield place, dim
+        return
+    assert dim.kind in (PRODUCT, CONCAT)
+    for i, child in enumerate(dim.children):
+        yield from _places(child, f"{place}.{i}")

@@ -1,0 +1,1 @@
+"""From states of tensors to the plan file: layouts, modules, reasons, predictions."""

@@ -1,0 +1,71 @@
+"""How tensors lie on the ranks under an assignment of states."""
+
+from __future__ import annotations
+
+from shardwright.planner.contract import dims as layout
+from shardwright.planner.contract.dims import simplify
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.strategies.states import Cut, State, States, cut_of
+from shardwright.planner.verify.check import Assignment
+
+
+class Layouts:
+    """Layouts of the tensors of a graph under an assignment."""
+
+    def __init__(self, graph: Graph, states: States, assignment: Assignment) -> None:
+        self.graph, self.states, self.assignment = graph, states, assignment
+        dims = [find(d) for name in graph.inputs for d in states.axes.dims[name]]
+        self.run_time = {d.id for d in dims} | {a.id for d in dims for a in leaves_of(d)}
+        self.known = {
+            a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in leaves_of(d)
+        }
+        self._dims: dict[tuple[int, Cut, bool], layout.Dim] = {}
+
+    def traced(self, name: str, state: State | None = None) -> tuple[layout.Dim, ...]:
+        """Dims of a tensor with the sizes of the trace."""
+        state = self.assignment[name] if state is None else state
+        return tuple(
+            self._dim(d, cut_of(state.shards, k), False)
+            for k, d in enumerate(self.states.axes.dims[name])
+        )
+
+    def placement(self, name: str, state: State | None = None, stored: bool = False) -> Placement:
+        """Placement of a tensor; sizes that vary at run time are open unless it is a stored one."""
+        state = self.assignment[name] if state is None else state
+        dims = []
+        for k, dim in enumerate(self.states.axes.dims[name]):
+            cut = cut_of(state.shards, k)
+            known = stored or bool(cut) or all(a.id in self.known for a in leaves_of(dim))
+            dims.append(simplify(self._dim(dim, cut, not stored)) if known else layout.Atom(None))
+        return Placement(
+            tuple(dims),
+            self.states.sub.texts(state.partial),
+            self.states.sub.texts(state.copied),
+        )
+
+    def length(self, *states: State) -> str | None:
+        """The name of the run-time axis that one of `states` splits; None if none does."""
+        opened = self.states.sequence.axes if self.states.sequence else {}
+        names = {opened[a] for state in states for _, a, _ in state.shards if a in opened}
+        return min(names, default=None)
+
+    def _dim(self, dim: Dim, cut: Cut, open_sizes: bool) -> layout.Dim:
+        dim = find(dim)
+        at = (dim.id, cut, open_sizes)  # tensors share their dims
+        if at not in self._dims:
+            self._dims[at] = self._made(dim, cut, open_sizes)
+        return self._dims[at]
+
+    def _made(self, dim: Dim, cut: Cut, open_sizes: bool) -> layout.Dim:
+        if open_sizes and dim.id in self.run_time:
+            return layout.Atom(None, self._mesh(dim, cut))
+        if dim.kind == ATOM:
+            return layout.Atom(dim.size, self._mesh(dim, cut))
+        children = tuple(self._dim(c, cut, open_sizes) for c in dim.children)
+        return layout.Product(children) if dim.kind == PRODUCT else layout.Concat(children)
+
+    def _mesh(self, dim: Dim, cut: Cut) -> str | None:
+        """The mesh dim that splits an axis."""
+        return next((self.states.sub.text(m) for a, m in cut if a == dim.id), None)

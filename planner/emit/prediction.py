@@ -1,0 +1,80 @@
+"""What a plan should cost a rank: bytes held, and the collectives of each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.planner.contract import dims as layout
+from shardwright.planner.contract.mesh import TP, Coords
+from shardwright.planner.contract.plan_file import Collective, Memory, Prediction
+from shardwright.planner.cost.cost import Collective as Call
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.verify.first_run import of_first_run
+from shardwright.planner.verify.recost import Bill
+
+FLAG_BYTES = 4
+"""What says whether a copy of the model has a gradient of a parameter."""
+
+
+def prediction(layouts: Layouts, bill: Bill, memory: Memory, ranks: Sequence[Coords]) -> Prediction:
+    """What a plan should cost, per rank.
+
+    Args:
+        layouts: Of the folded graph.
+        bill: Of the graph of all blocks.
+        memory: What the fullest rank holds.
+        ranks: Where each rank stands.
+    """
+    sizes = {at[TP]: rank_bytes(layouts, at) for at in {r[TP]: r for r in ranks}.values()}
+    first = of_first_run(bill)
+    return Prediction(
+        parameter_bytes=[sizes[at[TP]] for at in ranks],
+        unsharded_bytes=rank_bytes(layouts, None),
+        memory=memory,
+        time_ns=first.price.time,
+        phase_ns=first.times,
+        collectives=count(first),
+    )
+
+
+def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
+    """Bytes of parameters and buffers on the rank at `coords`; of the whole model without."""
+    total = 0
+    for stored in dict.fromkeys(u.stored for u in layouts.graph.uses):
+        n = layouts.graph.tensors[stored].dtype.itemsize
+        for dim in layouts.traced(stored):
+            n *= layout.dim_size(dim, coords) or 0
+        total += n * layouts.graph.times(stored)
+    return total
+
+
+def whole_bytes(graph: Graph, name: str) -> int:
+    """Bytes of one whole tensor."""
+    n = graph.tensors[name].dtype.itemsize
+    for s in graph.tensors[name].shape:
+        n *= s
+    return n
+
+
+def count(bill: Bill) -> list[Collective]:
+    """Collectives by phase and kind: of the first pass, its backward, and a step of decoding.
+
+    Before copies of the model average gradients they say which they have, which is not priced.
+    """
+    out = []
+    ahead, back = bill.collectives()
+    costs, stored = bill.costs, bill.costs.holdings.stored
+    trained = sum(costs.gradient(n, bill.assignment[n]) is not None for n in stored)
+    if trained:
+        back[Call("all_reduce", FLAG_BYTES * trained, costs.workload.replicas)] += 1
+    found = {"forward": ahead, "backward": back}
+    for run in bill.costs.passes[1:]:
+        if run.phase == "decode":
+            found["decode"] = bill.collectives(run)[0]
+    for phase, calls in found.items():
+        for kind in sorted({c.kind for c in calls}):
+            n = sum(times for c, times in calls.items() if c.kind == kind)
+            size = sum(times * c.bytes for c, times in calls.items() if c.kind == kind)
+            out.append(Collective(phase=phase, kind=kind, count=n, bytes=size))  # type: ignore[arg-type]
+    return out

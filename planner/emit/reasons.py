@@ -1,0 +1,80 @@
+"""Why large parameters stay whole on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+
+from shardwright.planner.contract.plan_file import Replicated
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.prediction import whole_bytes
+from shardwright.planner.graph.graph import Use
+
+LARGE = 0.01
+"""A parameter is worth a reason if it holds this share of all bytes."""
+
+UNUSED = "the traced forward does not use it"
+
+
+def replicated_parameters(
+    layouts: Layouts,
+    possible: Mapping[str, bool],
+    pinned: Collection[str] = (),
+    failed: Mapping[str, str] = MappingProxyType({}),
+    unread: Callable[[Use], str] = lambda use: UNUSED,
+) -> list[Replicated]:
+    """Large parameters that every rank holds, each with the reason.
+
+    Args:
+        layouts: The plan's layouts.
+        possible: Per stored tensor, whether any plan at all could split it.
+        pinned: Stored tensors that the user wants as they are.
+        failed: Tensors of which a split did not pass the trial -> what went wrong.
+        unread: The reason for one that no op of the graph reads.
+    """
+    graph = layouts.graph
+    read = {n for op in graph.ops for n in op.inputs}
+    idle = {u.stored for u in graph.uses} - {u.stored for u in graph.uses if u.used in read}
+    sizes = {u.stored: whole_bytes(graph, u.stored) for u in graph.uses}
+    total = sum(sizes.values())
+    found: dict[str, Replicated] = {}
+    for use in graph.uses:
+        if (
+            layouts.assignment[use.stored].shards
+            or sizes[use.stored] < LARGE * total
+            or use.stored in found
+        ):
+            continue
+        if use.stored in pinned:
+            reason = "a pin asks for it"
+        elif use.used in failed and not possible.get(use.stored):
+            reason = f"split, the model's own code fails: {failed[use.used]}"
+        elif use.stored in idle and not possible.get(use.stored):
+            reason = unread(use)
+        else:
+            reason = reason_of(use, layouts, possible)
+        found[use.stored] = Replicated(parameter=use.fqn, bytes=sizes[use.stored], reason=reason)
+    return sorted(found.values(), key=lambda w: (-w.bytes, w.parameter))
+
+
+def reason_of(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
+    """Why a parameter stays whole; `possible` is as for `replicated_parameters`."""
+    states, graph = layouts.states, layouts.graph
+    if possible.get(use.stored):
+        return "splitting it would cost more time in collectives than its bytes are worth"
+    used = {u.used for u in graph.uses if u.stored == use.stored}
+    if not any(used & set(op.inputs) for op in graph.ops):
+        return UNUSED
+    for op in graph.ops:
+        if used & set(op.inputs):
+            where = f"{op.call.op} in '{op.module}' ({op.source})"
+            if states.axes.rules.get(op.name) is None:
+                return f"{where} has no rule"
+            for conflict, text in states.axes.conflicts:
+                if conflict is op:
+                    return f"{where}: {text}"
+    if not states.splits(use.stored):
+        return f"it has no axis that {states.ranks} ranks could share"
+    ops = [op for op in graph.ops if used & set(op.inputs)]
+    where = f"{ops[0].call.op} in '{ops[0].module}' ({ops[0].source})" if ops else "no op"
+    return f"used by {where}; no split of it leads to whole outputs by way of module boundaries"

@@ -1,0 +1,88 @@
+"""The plan that a solution makes, for the whole model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from importlib.metadata import version
+from operator import or_
+from typing import TypeVar
+
+from shardwright.planner.contract.mesh import batch_dims
+from shardwright.planner.contract.plan_file import ModelIdentity, ModulePlan, Plan
+from shardwright.planner.dry_run.conflict import Conflict
+from shardwright.planner.emit.module_plans import folded, shapes
+from shardwright.planner.emit.reasons import reason_of, replicated_parameters
+from shardwright.planner.graph.axes import Axes
+from shardwright.planner.graph.graph import Graph, Use
+from shardwright.planner.problem.pins import as_table
+from shardwright.planner.search.solution import Solution, predicted
+from shardwright.planner.search.task import Task
+
+UNPROVEN = "not proven for calls with a mask for padding: they cannot be traced"
+"""The note of a plan of a model that takes such masks, where that is so."""
+
+T = TypeVar("T")
+
+
+def make_plan(
+    task: Task, solution: Solution, modules: Mapping[str, ModulePlan], earlier: Sequence[Conflict]
+) -> Plan:
+    """The plan of the whole model.
+
+    Args:
+        task: What was planned.
+        solution: How.
+        modules: Plans of the traced modules.
+        earlier: What dry runs of other solutions failed at: why some of it stays whole.
+    """
+    source, layouts = task.source, solution.layouts
+    failed = {name: conflict.text for conflict in earlier for name, _ in conflict.splits}
+    used = {u.used: u for u in task.graph.uses}
+
+    def unread(use: Use) -> str:
+        like = used[task.unfolded.origin[use.used]]
+        return reason_of(like, layouts, solution.possible)
+
+    every = {n: modules[t] for n, t in task.traced_names.items() if t in modules}
+    plan = Plan(
+        model=ModelIdentity(
+            architecture=source.architecture,
+            config_hash=source.config_hash,
+            parameters=shapes(source.module),
+        ),
+        mesh=dict(task.mesh),
+        batch_dims=batch_dims(task.mesh),
+        sub_axes=layouts.states.sub.table(),
+        workload=task.workload,
+        modules=folded(source.module, every),
+        replicated=replicated_parameters(
+            solution.unfolded,
+            _of_copies(task, solution.possible),
+            _of_copies(task, solution.pinned),
+            _of_copies(task, failed),
+            unread,
+        ),
+        opaque=without_rule(task.graph, task.axes),
+        predicted=predicted(task, solution),
+        solver=solution.report,
+        pins=as_table(task.pins),
+        versions={p: version(p) for p in ("torch", "transformers")},
+    )
+    return plan.noted(UNPROVEN) if task.unmasked else plan
+
+
+def _of_copies(task: Task, facts: Mapping[str, T]) -> dict[str, T]:
+    """Facts on tensors of the folded graph as facts on those of the unfolded one."""
+    return {copy: facts[n] for copy, n in task.unfolded.origin.items() if n in facts}
+
+
+def without_rule(graph: Graph, axes: Axes) -> dict[str, int]:
+    """Ops without a rule, and how often each occurs in the run where it does most often."""
+    runs: dict[int, Counter[str]] = {}
+    for op in graph.ops:
+        if axes.rules.get(op.name) is None:
+            runs.setdefault(op.turn, Counter())[op.call.op] += graph.times(op.name)
+    most = reduce(or_, runs.values(), Counter[str]())
+    return dict(sorted(most.items()))

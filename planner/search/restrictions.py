@@ -1,0 +1,74 @@
+"""What an attempt may choose from, and the problem that this makes of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwright.planner.cost.cost import Costs
+from shardwright.planner.dry_run.conflict import Splits
+from shardwright.planner.problem.builder import CostFunctionNetwork, build_network
+from shardwright.planner.problem.conventions import CONVENTIONS, TABLES, Usual, follow
+from shardwright.planner.problem.pins import Pin, resolve, restrict
+from shardwright.planner.search.task import Task
+from shardwright.planner.stages import stage
+from shardwright.planner.strategies.states import States
+
+
+@dataclass(frozen=True)
+class Restrictions:
+    """What is forbidden or allowed besides what the model itself does.
+
+    Attributes:
+        pins: How these parameters must be stored.
+        forbidden: Splits that failed their dry run.
+        gathered: Stored tensors that may be gathered as they are read.
+        conventions: Which of `CONVENTIONS` are followed, where they can be.
+    """
+
+    pins: tuple[Pin, ...] = ()
+    forbidden: Splits = frozenset()
+    gathered: frozenset[str] = frozenset()
+    conventions: frozenset[str] = frozenset({TABLES})
+
+
+@dataclass(frozen=True, eq=False)
+class Formulation:
+    """A problem that can be solved: prices, the network, and what was left out of it.
+
+    `pinned` has the pin of each stored tensor, `followed` the conventions that took choices away.
+    """
+
+    costs: Costs
+    network: CostFunctionNetwork
+    pinned: Mapping[str, Pin]
+    followed: frozenset[str] = frozenset()
+
+
+def bare(task: Task, restrictions: Restrictions) -> tuple[Costs, CostFunctionNetwork]:
+    """Prices, and the problem without pins and conventions."""
+    forbidden, gathered = restrictions.forbidden, restrictions.gathered
+    states = States(task.graph, task.axes, task.tp, task.lookups, forbidden, task.sequence)
+    costs = Costs(task.graph, task.axes, states, task.workload, task.caches, gathered)
+    return costs, build_network(task.graph, states, costs, task.rigid)
+
+
+def formulate(task: Task, restrictions: Restrictions) -> Formulation:
+    """The problem of a task under restrictions.
+
+    Raises:
+        UsageError: a pin names nothing, or two contradict each other.
+        InfeasibleError: a dim that is pinned cannot be split.
+    """
+    stage("problem")
+    costs, network = bare(task, restrictions)
+    pinned = resolve(restrictions.pins, task.graph, costs.states)
+    restrict(network, pinned)
+    usual: dict[str, Usual] = {
+        name: find(task.graph, costs.states)
+        for name, find in CONVENTIONS.items()
+        if name in restrictions.conventions
+    }
+    follow(network, {k: v for found in usual.values() for k, v in found.items()}, pinned)
+    followed = frozenset(name for name, found in usual.items() if found.keys() - pinned.keys())
+    return Formulation(costs, network, pinned, followed)

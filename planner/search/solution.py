@@ -1,0 +1,128 @@
+"""Ask a solver for the cheapest plan of a problem, and check its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from shardwright.errors import InfeasibleError, SolverError
+from shardwright.planner import solvers
+from shardwright.planner.contract.plan_file import Memory, Prediction, SolverReport
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.prediction import prediction
+from shardwright.planner.problem.builder import BACKWARD, BYTES, TIME, CostFunctionNetwork
+from shardwright.planner.problem.infeasible_core import refuse
+from shardwright.planner.problem.memory_budget import within
+from shardwright.planner.problem.optimize import Optimum, optimize
+from shardwright.planner.problem.pins import Pin
+from shardwright.planner.search.checked import checked
+from shardwright.planner.search.restrictions import Formulation
+from shardwright.planner.search.task import Task
+from shardwright.planner.search.unfolded import memory_of, unfolded_bill, unfolded_layouts
+from shardwright.planner.solvers.presolve import Simplified, simplify
+from shardwright.planner.stages import figures, stage
+from shardwright.planner.verify.largest import largest
+from shardwright.planner.verify.recost import Bill
+from shardwright.planner.wording import memory_in_words
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a plan is looked for: by which solver, within how many seconds, for how many bytes."""
+
+    solver: str | None = None
+    seconds: float = 60.0
+    memory: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A solution of the problem, not yet tried; `possible` says which tensors any could split.
+
+    `layouts` are those of the folded graph, `unfolded` and `bill` speak of that of all blocks.
+    """
+
+    layouts: Layouts
+    unfolded: Layouts
+    bill: Bill
+    memory: Memory
+    report: SolverReport
+    possible: dict[str, bool]
+    pinned: Mapping[str, Pin]
+
+
+def predicted(task: Task, solution: Solution) -> Prediction:
+    """What a solution should cost, per rank."""
+    layouts = solution.layouts
+    return prediction(layouts, solution.bill, solution.memory, task.ranks(layouts.states))
+
+
+def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
+    """Solve a problem of this task, and check the answer.
+
+    Raises:
+        InfeasibleError: it has no solution, or none that fits the memory.
+        SolverError: none was found in time, or the checker refuses it.
+    """
+    costs, network, pinned = formulation.costs, formulation.network, formulation.pinned
+    by = solvers.load(asked.solver) if asked.solver else None
+    backup, note = (None, "") if by else solvers.backup()
+    small = simplify(network.problem)
+    if small is None:
+        refuse(network, task.graph, pinned)
+        raise InfeasibleError("the rules contradict each other on this model: please report it")
+    figures(
+        variables=len(network.problem.names),
+        constraints=len(network.problem.factors),
+        simplified_variables=len(small.problem.names),
+        simplified_constraints=len(small.problem.factors),
+    )
+    stage("solve")
+    try:
+        optimum = within(
+            asked.memory,
+            lambda cap: optimize(small, by, asked.seconds, cap, backup, movable=network.movable),
+            lambda values: _held(task, formulation, values).total,
+            lambda values: memory_in_words(
+                _held(task, formulation, values),
+                largest(task.graph, costs, network.assignment(tuple(values))),
+            ),
+        )
+    except SolverError:
+        with suppress(SolverError):  # the facts need OR-tools, which may be what is missing
+            refuse(network, task.graph, pinned)  # what has no solution need not end in time
+        raise
+    layouts = Layouts(task.graph, costs.states, network.assignment(optimum.assignment))
+    unfolded, bill = checked(task, costs, layouts, optimum)
+    report = reported(optimum, asked.solver or solvers.DEFAULT, note)
+    stage("emit")
+    memory = memory_of(task, bill, layouts, costs)
+    return Solution(layouts, unfolded, bill, memory, report, possible(network, small), pinned)
+
+
+def _held(task: Task, formulation: Formulation, values: Sequence[int]) -> Memory:
+    """Bytes that a rank of the whole model holds."""
+    costs, network = formulation.costs, formulation.network
+    layouts = Layouts(task.graph, costs.states, network.assignment(tuple(values)))
+    bill = unfolded_bill(task, unfolded_layouts(task, layouts), costs)
+    return memory_of(task, bill, layouts, costs)
+
+
+def possible(network: CostFunctionNetwork, small: Simplified) -> dict[str, bool]:
+    """Per tensor, whether any solution splits it: whether a state but the first, whole, is left."""
+    return {n: any(small.source[v][1].values()) for n, v in network.variables.items()}
+
+
+def reported(optimum: Optimum, solver: str, note: str) -> SolverReport:
+    """Who found the plan, and how far it is proven; where `solver` could not, that is noted."""
+    if optimum.scouted and solver != "backtracking":
+        note = note or f"{solver} ran out of time: planned with the backtracking solver"
+    return SolverReport(
+        name="backtracking" if optimum.scouted else solver,
+        status="optimal" if optimum.optimal else "feasible",
+        objective=[optimum.objective, *(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))],
+        bound=[optimum.bound],
+        gap=optimum.objective - optimum.bound,
+        note=note,
+    )

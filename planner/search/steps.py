@@ -1,0 +1,131 @@
+"""The steps of a search: each a function of where it stands, None where it does not apply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.errors import InfeasibleError, SolverError
+from shardwright.planner.dry_run.conflict import Conflict
+from shardwright.planner.problem.conventions import PROJECTIONS, TABLES, projections
+from shardwright.planner.problem.gathered import unsplittable
+from shardwright.planner.problem.memory_budget import OverMemory
+from shardwright.planner.problem.optimize import SLACK
+from shardwright.planner.search.dry_run import dry_run
+from shardwright.planner.search.restrictions import bare, formulate
+from shardwright.planner.search.situation import Situation, start
+from shardwright.planner.search.solution import Solution, possible, solve
+from shardwright.planner.solvers.presolve import simplify
+
+ATTEMPTS = 40
+"""How many plans may fail their dry run before the search gives up."""
+
+
+def attempt(now: Situation, **changes: object) -> Situation:
+    """Solve the problem under these restrictions.
+
+    Args:
+        now: Where the search stands.
+        changes: Fields of `Restrictions` that become others.
+    """
+    restrictions = replace(now.restrictions, **changes)  # type: ignore[arg-type]
+    formulation = None
+    try:
+        formulation = formulate(now.task, restrictions)
+        outcome = solve(now.task, formulation, now.asked)
+    except InfeasibleError as error:
+        outcome = error
+    return replace(now, restrictions=restrictions, formulation=formulation, outcome=outcome)
+
+
+def solve_first(now: Situation) -> Situation | None:
+    """Solve the problem as it stands."""
+    return attempt(now) if now.outcome is None else None
+
+
+def free_tables(now: Situation) -> Situation | None:
+    """Where nothing holds with tables of tokens split by rows: without that."""
+    if not isinstance(now.outcome, InfeasibleError) or now.formulation is None:
+        return None
+    if TABLES not in now.formulation.followed:
+        return None
+    return attempt(now, conventions=now.restrictions.conventions - {TABLES})
+
+
+def gather(now: Situation) -> Situation | None:
+    """Let what no op can use in parts be gathered as it is read.
+
+    Over memory all of it, else if it is more than the slack of bytes.
+    """
+    task, found = now.task, now.outcome
+    if isinstance(found, Solution) and not now.restrictions.pins:
+        states, can = found.layouts.states, found.possible
+    elif isinstance(found, (Solution, OverMemory)):
+        costs, network = bare(task, now.restrictions)
+        small = simplify(network.problem)
+        states, can = costs.states, possible(network, small) if small else {}
+    else:
+        return None
+    least = SLACK if isinstance(found, Solution) else 0
+    gathered = now.restrictions.gathered
+    more = unsplittable(task.graph, states, can, least) - gathered
+    if not more:
+        return None
+    return attempt(now, gathered=gathered | more, conventions=frozenset({TABLES}))
+
+
+def split_attention(now: Situation) -> Situation | None:
+    """Where the slack of bytes was spent on attention: with all its weights split.
+
+    But not within a budget, which says what a rank may hold.
+    """
+    found = now.outcome
+    if not isinstance(found, Solution) or now.asked.memory is not None:
+        return None
+    usual, placed = projections(now.task.graph, found.layouts.states), found.layouts.assignment
+    if all(placed[n] in usual[n] for n in usual.keys() - found.pinned.keys()):
+        return None
+    return replace(attempt(now, conventions=frozenset({TABLES, PROJECTIONS})), before=now)
+
+
+def leave_attention(now: Situation) -> Situation | None:
+    """Where that cannot be had: back to what was found without."""
+    return now.before if isinstance(now.outcome, InfeasibleError) else None
+
+
+def try_out(now: Situation) -> Situation | None:
+    """Run what was found on meta."""
+    if not isinstance(now.outcome, Solution):
+        return None
+    return replace(now, outcome=dry_run(now.task, now.outcome, now.conflicts))
+
+
+def forbid(now: Situation) -> Situation | None:
+    """Where that failed: start over without the splits that did.
+
+    Raises:
+        SolverError: too many failed.
+    """
+    if not isinstance(now.outcome, Conflict):
+        return None
+    conflicts = (*now.conflicts, now.outcome)
+    if len(conflicts) == ATTEMPTS:
+        raise SolverError("no plan passed its trial on meta: please report this model")
+    failed = {(now.task.graph.one(name), shards) for name, shards in now.outcome.splits}
+    restrictions = replace(
+        now.restrictions,
+        forbidden=now.restrictions.forbidden | failed,
+        conventions=frozenset({TABLES}),
+    )
+    again = start(now.task, now.asked, restrictions)
+    return replace(again, conflicts=conflicts, over=now.over)
+
+
+def go_along(now: Situation) -> Situation | None:
+    """Where nothing fits the memory: start over along the sequence, if nobody said whether to."""
+    if not isinstance(now.outcome, OverMemory) or now.task.along_sequence is None:
+        return None
+    try:
+        task = now.task.along_sequence()
+    except InfeasibleError:  # it has no sequence to split
+        return None
+    return replace(start(task, now.asked), over=now.outcome)

@@ -1,0 +1,44 @@
+"""What was decided on the folded graph, on that of all blocks: layouts, prices, bytes held."""
+
+from __future__ import annotations
+
+from shardwright.planner.blocks.unfold import Unfolded
+from shardwright.planner.contract.plan_file import Memory
+from shardwright.planner.cost.cost import Costs
+from shardwright.planner.cost.memory import memory
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.search.task import Task, of_copies
+from shardwright.planner.strategies.states import States
+from shardwright.planner.verify.first_run import of_first_run
+from shardwright.planner.verify.recost import Bill
+
+
+def unfolded_layouts(task: Task, layouts: Layouts) -> Layouts:
+    """The same plan on the unfolded graph."""
+    unfolded = task.unfolded
+    if unfolded.graph is task.graph:
+        return layouts
+    return Layouts(unfolded.graph, task.unfolded_states, of_copies(layouts.assignment, unfolded))
+
+
+def unfolded_bill(task: Task, layouts: Layouts, folded: Costs) -> Bill:
+    """What a plan costs on the unfolded graph, whose layouts these are."""
+    costs = unfolded_costs(task, task.unfolded, layouts.states, folded)
+    return Bill(costs, layouts.assignment)
+
+
+def unfolded_costs(task: Task, unfolded: Unfolded, states: States, folded: Costs) -> Costs:
+    """Prices of an unfolded graph."""
+    sent = frozenset(copy for copy, n in unfolded.origin.items() if n in folded.gathered)
+    out = Costs(unfolded.graph, states.axes, states, task.workload, task.caches, sent)
+    out.keys = folded.keys.unfolded(unfolded.origin)
+    return out
+
+
+def memory_of(task: Task, bill: Bill, layouts: Layouts, folded: Costs) -> Memory:
+    """Bytes that a rank holds in the first run, given the bill of the unfolded model."""
+    short, states = task.short
+    costs = unfolded_costs(task, short, states, folded)
+    first = of_first_run(bill)
+    passing = of_first_run(Bill(costs, of_copies(layouts.assignment, short)))
+    return memory(first.costs, first.assignment, (passing.costs, passing.assignment))

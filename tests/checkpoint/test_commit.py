@@ -1,0 +1,162 @@
+"""At any moment a folder holds one checkpoint: wholly the old one, or wholly the new."""
+
+import os
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from shardwright.errors import CheckpointError, DistributedError
+from shardwright.runtime.checkpoint.commit import Draft
+from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.checkpoint.write import on_first, save
+from shardwright.runtime.mesh import Mesh
+from tests.checkpoint.make import llama
+from tests.ranks import run_ranks
+
+ALONE = Mesh({})
+SIZES = {"one file": "5GB", "several": "20KB"}
+
+
+class Killed(BaseException):
+    """What stands for kill -9: nothing is cleaned up after it."""
+
+
+def filled(value: float) -> LlamaForCausalLM:
+    model: Any = llama()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
+def held(folder: Path) -> set[float]:
+    """The values in the checkpoint that transformers loads, and that we find."""
+    assert Checkpoint.open(folder).tensors
+    model = LlamaForCausalLM.from_pretrained(folder)
+    return {float(v) for p in model.parameters() for v in p.detach().unique()}
+
+
+def killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be killed before the file operation of that number, in a save."""
+    numbers = count()
+
+    def dying(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if next(numbers) == step:
+                raise Killed
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in ((Path, "replace"), (Path, "unlink"), (Path, "write_text"), (os, "fsync")):
+        dying(owner, name)
+    monkeypatch.setattr(Draft, "close", lambda draft: os.close(draft.lock))
+
+
+@pytest.mark.parametrize("new", SIZES)
+@pytest.mark.parametrize("old", SIZES)
+def test_killed_at_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    out, seen, step = tmp_path / "out", set[float](), 0
+    save(filled(1), out, {}, ALONE, max_shard_size=SIZES[old])
+    for step in count():
+        with monkeypatch.context() as patch:
+            killed_at(step, patch)
+            try:
+                save(filled(2), out, {}, ALONE, max_shard_size=SIZES[new])
+            except Killed:
+                pass
+            else:
+                break
+        values = held(out)
+        assert len(values) == 1, f"mixed when killed before step {step}"
+        seen |= values
+        if values == {2.0}:
+            save(filled(1), out, {}, ALONE, max_shard_size=SIZES[old])
+    assert step > 5 and seen == {1.0, 2.0} and held(out) == {2.0}
+    save(filled(3), out, {}, ALONE, max_shard_size=SIZES[new])
+    assert held(out) == {3.0}
+    assert not [p for p in out.iterdir() if p.name.startswith(".")]  # nothing is left behind
+    named = {e.file for e in Checkpoint.open(out).tensors.values()}
+    assert {*out.glob("*.safetensors")} == named
+
+
+@pytest.mark.parametrize("new", SIZES)
+def test_an_error_in_the_middle_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str
+) -> None:
+    out = tmp_path / "out"
+    save(filled(1), out, {}, ALONE, max_shard_size=SIZES["several"])
+    before = {p.name for p in out.iterdir()}
+    with monkeypatch.context() as patch:
+        calls = count()
+
+        def full(path: Path, target: Path) -> Path:
+            if next(calls) == 1:
+                raise OSError(28, "No space left on device")
+            return original(path, target)
+
+        original = Path.replace
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(CheckpointError, match="cannot write .*out: No space left on device"):
+            save(filled(2), out, {}, ALONE, max_shard_size=SIZES[new])
+    assert held(out) == {1.0} and {p.name for p in out.iterdir()} == before
+
+
+def test_into_a_link_and_one_that_is_made(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    save(filled(1), tmp_path / "link", {}, ALONE)
+    assert held(tmp_path / "elsewhere") == {1.0} and (tmp_path / "link").is_symlink()
+
+
+def test_another_config_is_refused_before_anything_is_gathered(tmp_path: Path) -> None:
+    save(filled(1), tmp_path / "out", {}, ALONE)
+    other = filled(2)
+    other.config.rope_parameters = {"rope_type": "default", "rope_theta": 5.0}
+    text = r"out holds a checkpoint with another config \('rope_parameters' differs\)"
+    with pytest.raises(CheckpointError, match=text):
+        save(other, tmp_path / "out", {}, ALONE)
+    assert held(tmp_path / "out") == {1.0}
+
+
+def test_two_savers(tmp_path: Path) -> None:
+    first = Draft.begin(tmp_path / "out")
+    try:
+        with pytest.raises(CheckpointError, match="another process is saving into .*out"):
+            save(nn.Linear(2, 2), tmp_path / "out", {}, ALONE)
+    finally:
+        first.close()
+    assert not (tmp_path / "out").exists()
+    save(nn.Linear(2, 2), tmp_path / "out", {}, ALONE)
+
+
+@pytest.mark.parametrize(
+    "failure, kind, text",
+    [
+        (OSError(28, "No space left on device"), CheckpointError, "No space left on device"),
+        (RuntimeError("surprise"), DistributedError, "surprise"),
+    ],
+)
+def test_all_ranks_hear_of_a_failure(failure: Exception, kind: type, text: str) -> None:
+    def broken() -> None:
+        raise failure
+
+    def work(mesh: Mesh) -> str:
+        own = type(failure) if isinstance(failure, RuntimeError) else CheckpointError
+        try:
+            on_first(broken, "out")
+        except (kind, own) as error:
+            return str(error)
+        return ""
+
+    first, second = run_ranks(2, work)
+    assert text in first and second.startswith("saving failed on rank 0") and text in second
