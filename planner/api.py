@@ -12,8 +12,8 @@ import torch
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import read_mesh, replicas
 from shardwright.planner.contract.plan_file import Phase, Plan, Workload
-from shardwright.planner.cost.cost import TRACE_SEQ
 from shardwright.planner.cost.phases import parse_phases
+from shardwright.planner.cost.sizes import TRACE_SEQ
 from shardwright.planner.garbage import uncollected
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.problem.pins import Pin, as_pins

@@ -6,47 +6,39 @@ from collections import Counter
 from collections.abc import Iterable
 
 from shardwright.planner.contract.dims import is_split
+from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.plan_file import Crossing, Memory, ParameterPlan, SolverReport
+from shardwright.planner.contract.plan_file import (
+    Memory,
+    ParameterPlan,
+    Redistribution,
+    SolverReport,
+)
+from shardwright.planner.contract.redistribute import steps
 from shardwright.planner.contract.styles import style_of
 from shardwright.planner.units import human_bytes
 
-CROSSINGS: dict[tuple[str, str], tuple[str, str]] = {
-    ("whole", "copied"): ("", "all-reduce"),
-    ("whole", "shard"): ("", "all-gather"),
-    ("shard", "parts"): ("", "all-reduce"),
-    ("partial", "whole"): ("all-reduce", ""),
-    ("partial", "copied"): ("all-reduce", "all-reduce"),
-    ("partial", "shard"): ("reduce-scatter", "all-gather"),
-    ("shard", "whole"): ("all-gather", ""),
-    ("shard", "copied"): ("all-gather", "reduce-scatter"),
-}
-"""(before, after) -> the collective forward and the one backward; pairs not here need none."""
+
+def collectives_of(source: str, target: str, coords: Coords) -> list[tuple[str, str]]:
+    """Names of the collectives, forward and backward, at each step of a redistribution."""
+    pairs = [step.transition[:2] for step in steps(parse(source), parse(target), coords)]
+    return [(a.kind.replace("_", "-"), b.kind.replace("_", "-")) for a, b in pairs]
 
 
-def kind(placement: Placement) -> str:
-    """One word for a placement: whole, copied, partial, shard or parts."""
-    if placement.partial:
-        return "partial"
-    if placement.meshes:
-        return "parts" if placement.grad_partial else "shard"
-    return "copied" if placement.grad_partial else "whole"
+def collectives_in_words(changes: Iterable[Redistribution], coords: Coords) -> str:
+    """What a module sends at its boundary, a line each: `fwd all-reduce`, `bwd all-gather`.
 
-
-def crossing_collectives(source: str, target: str) -> tuple[str, str]:
-    """Names of the collectives, forward and backward, that a change of placement takes."""
-    return CROSSINGS.get((kind(parse(source)), kind(parse(target))), ("", ""))
-
-
-def collectives_in_words(crossings: Iterable[Crossing]) -> str:
-    """What a module sends at its boundary, a line each: `fwd all-reduce`, `bwd all-gather`."""
+    Args:
+        changes: Its redistributions.
+        coords: Where some rank stands on each mesh dim and sub-axis.
+    """
     found: Counter[str] = Counter()
-    for crossing in crossings:
-        pair = crossing_collectives(crossing.source, crossing.target)
-        for phase, name in zip(("fwd", "bwd"), pair, strict=True):
-            if name:
-                found[f"{phase} {name}"] += 1
+    for change in changes:
+        for pair in collectives_of(change.source, change.target, coords):
+            found.update(
+                f"{way} {name}" for way, name in zip(("fwd", "bwd"), pair, strict=True) if name
+            )
     texts = [text if n == 1 else f"{text} x{n}" for text, n in found.items()]
     return "\n".join(sorted(texts, key=lambda text: not text.startswith("fwd")))
 
@@ -58,16 +50,22 @@ def placement_in_words(layer: str, entry: ParameterPlan) -> str:
     if not cut:
         if entry.use is None:
             return "whole"
-        used = parse(entry.use)
-        word = {"partial": "added once", "copied": "gradient summed", "whole": ""}.get(kind(used))
-        if word is None:
-            word = "used as " + ", ".join(str(d) for d in used.dims if is_split(d))
+        word = use_in_words(parse(entry.use))
         return f"whole, {word}" if word else "whole"
     style = style_of(layer)
     plain = "part" if len(placement.dims) == 1 else f"dim {', '.join(map(str, cut))}"
     word = style.word if style else plain
     gathered = entry.use is not None and not parse(entry.use).meshes
     return f"{word} {', '.join(str(placement.dims[i]) for i in cut)}{', gathered' * gathered}"
+
+
+def use_in_words(used: Placement) -> str:
+    """How a module sees a parameter that each rank holds whole."""
+    if used.partial:
+        return "added once"
+    if used.meshes:
+        return "used as " + ", ".join(str(d) for d in used.dims if is_split(d))
+    return "gradient summed" if used.grad_partial else ""
 
 
 def solver_in_words(report: SolverReport) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import Crossing, ModulePlan, ParameterPlan
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
 from shardwright.planner.contract.styles import style_of
 from shardwright.runtime.attributes import set_local, set_sizes
 from shardwright.runtime.classes import calls_super, check_forward, local_class
@@ -159,7 +159,7 @@ def apply_module(
         path: the module's name, for error messages.
         defer: while a loss is computed, keep the output split that would be gathered as logits
             (see `split_logits`); for the module that makes them.
-        lengths: shared by all calls for one model, where some crossing names a length.
+        lengths: shared by all calls for one model, where some redistribution names a length.
 
     Raises:
         PlanError: the plan does not fit this module.
@@ -171,14 +171,14 @@ def apply_module(
     bases = _bases(original, spec.layer, path)
     lengths = lengths or Lengths()
     names, varargs = positions(original.forward)
-    for slot, crossings in _by_slot(spec.inputs).items():
+    for slot, changes in _by_slot(spec.inputs).items():
         root, *keys = keys_of(slot)
         index = index_of(root, names, varargs)
-        reshard = _reshards(crossings, mesh, path, lengths)
-        before = crossings[0].before
+        reshard = _reshards(changes, mesh, path, lengths)
+        before = changes[0].before
         state.inputs.append(Change(slot, root, tuple(keys), reshard, index, before=before))
-    for slot, crossings in _by_slot(spec.outputs).items():
-        reshard = _reshards(crossings, mesh, path, lengths)
+    for slot, changes in _by_slot(spec.outputs).items():
+        reshard = _reshards(changes, mesh, path, lengths)
         head = SplitHead.of(reshard, mesh) if defer and isinstance(reshard, Reshard) else None
         state.outputs.append(Change(slot, slot, keys_of(slot), reshard, head=head))
     _place(module, spec, state, tensors or LocalTensors())
@@ -208,34 +208,34 @@ def _bases(original: type, layer: str, path: str) -> tuple[type, ...]:
     return (LocalModule, original)
 
 
-def _by_slot(crossings: list[Crossing]) -> dict[str, list[Crossing]]:
-    out: dict[str, list[Crossing]] = {}
-    for crossing in crossings:
-        out.setdefault(crossing.slot, []).append(crossing)
+def _by_slot(changes: list[Redistribution]) -> dict[str, list[Redistribution]]:
+    out: dict[str, list[Redistribution]] = {}
+    for change in changes:
+        out.setdefault(change.slot, []).append(change)
     return out
 
 
 def _reshards(
-    crossings: list[Crossing], mesh: Mesh, path: str, lengths: Lengths
+    changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
 ) -> Reshard | ByDims:
-    """What a slot does with a tensor; several crossings are for different numbers of dims."""
-    made = [_reshard(c, mesh, path, lengths) for c in crossings]
+    """What a slot does with a tensor; several are for different numbers of dims."""
+    made = [_reshard(c, mesh, path, lengths) for c in changes]
     if len(made) == 1:
         return made[0]
-    if any(c.before is not None for c in crossings):
-        raise PlanError(f"tensor '{crossings[0].slot}' of '{path}' is one of several, and `before`")
+    if any(c.before is not None for c in changes):
+        raise PlanError(f"tensor '{changes[0].slot}' of '{path}' is one of several, and `before`")
     by_dims = {len(reshard.source.dims): reshard for reshard in made}
     if len(by_dims) < len(made):
-        raise PlanError(f"the plan has two ways for tensor '{crossings[0].slot}' of '{path}'")
+        raise PlanError(f"the plan has two ways for tensor '{changes[0].slot}' of '{path}'")
     return ByDims(by_dims)
 
 
-def _reshard(crossing: Crossing, mesh: Mesh, path: str, lengths: Lengths) -> Reshard:
-    length = Length(lengths, crossing.length) if crossing.length is not None else None
+def _reshard(change: Redistribution, mesh: Mesh, path: str, lengths: Lengths) -> Reshard:
+    length = Length(lengths, change.length) if change.length is not None else None
     try:
-        return Reshard(parse(crossing.source), parse(crossing.target), mesh, length)
+        return Reshard(parse(change.source), parse(change.target), mesh, length)
     except PlanError as error:
-        raise PlanError(f"tensor '{crossing.slot}' of '{path}': {error}") from None
+        raise PlanError(f"tensor '{change.slot}' of '{path}': {error}") from None
 
 
 def _place(module: nn.Module, spec: ModulePlan, state: LocalState, tensors: LocalTensors) -> None:
@@ -251,8 +251,8 @@ def _place(module: nn.Module, spec: ModulePlan, state: LocalState, tensors: Loca
         home[name].shardwright_placement = placement
         state.placements[name] = used = placement
         if entry.use is not None and (used := parse(entry.use)) != placement:
-            crossing = Crossing(slot=name, source=entry.placement, target=entry.use)
-            state.uses[name] = _reshard(crossing, state.mesh, state.path, Lengths())
+            change = Redistribution(slot=name, source=entry.placement, target=entry.use)
+            state.uses[name] = _reshard(change, state.mesh, state.path, Lengths())
         if name == "weight":
             set_sizes(module, used.local_shape(state.mesh.coords))
 

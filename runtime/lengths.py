@@ -71,12 +71,12 @@ class Lengths:
         return found[0]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Lengths:
-        return self  # a copied model shares its crossings, and they note their lengths here
+        return self  # a copied model shares its redistributions, which note their lengths here
 
 
 @dataclass(frozen=True)
 class Length:
-    """One axis of `lengths`: what a crossing that splits or gathers it needs to know."""
+    """One axis of `lengths`: what a redistribution that shards or gathers it needs to know."""
 
     lengths: Lengths
     axis: str

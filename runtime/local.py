@@ -1,7 +1,7 @@
 """What a module with local parameters does around its own forward.
 
-Inputs cross to the placements that the plan names, the module's own code runs on local tensors,
-outputs cross. A parameter that the module should see otherwise than it is stored (a bias added on
+Inputs are redistributed as the plan says, the module's own code runs on local tensors, outputs are
+redistributed. A parameter that the module should see otherwise than it is stored (a bias added on
 one rank only) is a property of the module's class; `parameters()` and `state_dict()` see the leaf.
 """
 
@@ -100,7 +100,7 @@ class LocalModule:
     _shardwright: LocalState
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward between the crossings in and out."""
+        """The module's own forward between the redistributions in and out."""
         args, kwargs = self._shardwright.enter(args, kwargs)  # type: ignore[assignment]
         return self._shardwright.leave(super().forward(*args, **kwargs))  # type: ignore[misc]
 
@@ -117,7 +117,7 @@ class LocalModule:
 
 
 def link_origins(model: nn.Module) -> None:
-    """Show each crossing that goes back behind that of a module around where to find its tensor.
+    """Show each redistribution that goes back behind that of a module around where its tensor is.
 
     Raises:
         PlanError: that module changes no such argument.

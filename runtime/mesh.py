@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.mesh import Coords, sub_name, with_sub_axes
+from shardwright.planner.contract.mesh import Coords, with_sub_axes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -141,24 +141,3 @@ def _sub_group(whole: Group, members: Sequence[int]) -> Group:
     )
     assert isinstance(pg, dist.ProcessGroup), "this rank is a member"
     return Group.of(pg)
-
-
-def mesh_dim_of(name: str) -> str:
-    """The mesh dim that `name` means or is a part of: `tp` for `tp.0`."""
-    return name.partition(".")[0]
-
-
-def bits_of(name: str, mesh: Mesh) -> set[str]:
-    """The single sub-axes that `name` stands for; a mesh dim without any stands for itself."""
-    dim, _, digits = name.partition(".")
-    if digits:
-        return {sub_name(dim, [digit]) for digit in digits}
-    return {n for n in mesh.coords if n.startswith(f"{dim}.") and len(n) == len(dim) + 2} or {name}
-
-
-def together(bits: Sequence[str], mesh: Mesh) -> str:
-    """The name of these single sub-axes of one mesh dim."""
-    dim = mesh_dim_of(bits[0])
-    if set(bits) == bits_of(dim, mesh):
-        return dim
-    return sub_name(dim, [bit.rpartition(".")[2] for bit in sorted(bits)])

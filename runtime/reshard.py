@@ -1,16 +1,12 @@
-"""Changing a tensor's placement: the collectives between two placements, both ways.
+"""Redistributing a tensor: the steps between two placements, bound to the ranks, both ways.
 
-On each mesh dim (or sub-axis of one) a tensor is in one of six states. A crossing from one state to
-another is a pair of operations, forward and backward; they are the table `CROSSINGS`. The reverse
-crossing of the gradient is the same table read the other way: the gradient of a partial value is
-replicated and that of a grad-partial one is partial.
+Which steps these are says `planner/contract/redistribute.py`, by the table in `transitions.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,59 +14,36 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.dims import Dim, dim_size, simplify
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import local_ranges
+from shardwright.planner.contract.redistribute import Step, steps
 from shardwright.runtime.collectives import all_reduce
 from shardwright.runtime.lengths import Length
-from shardwright.runtime.mesh import Group, Mesh, bits_of, mesh_dim_of, together
-from shardwright.runtime.split import Split, covered, only
-
-
-class State(StrEnum):
-    """What a rank holds of a tensor, as far as one mesh dim goes."""
-
-    REPLICATED = "replicated"
-    PARTIAL = "partial"
-    GRAD_PARTIAL = "grad-partial"
-    SHARDED = "sharded"
-    MIXED = "sharded in parts"
-    MIXED_GRAD_PARTIAL = "sharded in parts, grad-partial elsewhere"
-
-
-_R, _P, _G, _S, _M, _MG = State
-
-CROSSINGS: dict[tuple[State, State], tuple[str, str]] = {
-    # from, to: forward, backward
-    (_R, _P): ("keep_first", "identity"),
-    (_R, _G): ("identity", "all_reduce"),
-    (_R, _S): ("take", "gather"),
-    (_R, _M): ("take", "gather"),
-    (_P, _R): ("all_reduce", "identity"),
-    (_P, _G): ("all_reduce", "all_reduce"),
-    (_P, _S): ("reduce_scatter", "gather"),
-    (_G, _R): ("identity", "keep_first"),
-    (_G, _P): ("keep_first", "keep_first"),
-    (_G, _S): ("take", "pad"),
-    (_G, _MG): ("take", "pad"),
-    (_S, _R): ("gather", "take"),
-    (_S, _P): ("pad", "take"),
-    (_S, _G): ("gather", "reduce_scatter"),
-    (_M, _R): ("gather", "take"),
-    (_M, _MG): ("identity", "reduce_shared"),
-}
+from shardwright.runtime.mesh import Group, Mesh
+from shardwright.runtime.split import Split
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """One crossing on one mesh dim."""
+class Operation:
+    """One step of a redistribution over the ranks of one mesh axis.
+
+    `forward` and `backward` are names of actions: torch.compile knows text.
+    """
 
     group: Group
     forward: str
     backward: str
     split: Split | None = None
     length: Length | None = None
+
+    @classmethod
+    def of(cls, step: Step, mesh: Mesh, length: Length | None) -> Operation:
+        """What `step` asks of this rank of `mesh`."""
+        group, split = mesh[step.mesh], None
+        if step.dim is not None and step.layout is not None:
+            split = Split.of(group, step.mesh, step.dim, step.layout)
+        forward, backward, _ = step.transition
+        return cls(group, forward.name, backward.name, split, length)
 
     def size(self, x: Tensor) -> int | None:
         """The whole length of a run-time axis that this step splits or gathers; else None."""
@@ -103,19 +76,19 @@ class Step:
             return x
         size = self.size(x)
         if torch.is_grad_enabled() and x.requires_grad:
-            return _Cross.apply(x, self, size)
+            return _Redistribute.apply(x, self, size)
         return self.run(self.forward, x, size)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Step:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Operation:
         return self
 
 
-class _Cross(torch.autograd.Function):
-    """A step with the backward operation that its states ask for."""
+class _Redistribute(torch.autograd.Function):
+    """A step with the backward action that its transition asks for."""
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, step: Step, size: int | None
+        ctx: Any, x: Tensor, step: Operation, size: int | None
     ) -> Tensor:
         """`x` at the other side of the step."""
         ctx.step, ctx.size = step, size
@@ -149,18 +122,22 @@ class Reshard:
         if source.shape != target.shape:
             raise PlanError(f"cannot reshard '{source}' to '{target}': the whole shapes differ")
         self.source, self.target = source, target
-        self.steps = tuple(replace(s, length=length) for s in _steps(source, target, mesh))
+        for name in sorted(source.named | target.named):
+            mesh[name]  # an error where the mesh has no such dim
+        self.steps = tuple(
+            Operation.of(step, mesh, length) for step in steps(source, target, mesh.coords)
+        )
         for step in self.steps:
             open_size = step.split is not None and not step.split.static
-            if length is None and open_size and step.forward in ("gather", "pad"):
+            if length is None and open_size and step.forward in ("all_gather", "pad"):
                 raise PlanError(
                     f"a part laid out as '{source}' does not show how long the whole is: the "
-                    "crossing must name its `length`"
+                    "redistribution must name its `length`"
                 )
         self._sizes = source.local_shape(mesh.coords)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Cross with `x`, of the source's local shape, to the target's."""
+        """Redistribute `x`, of the source's local shape, to the target's."""
         self.check(x)
         for step in self.steps:
             x = step(x)
@@ -193,7 +170,7 @@ class ByDims:
         self.reshards = dict(reshards)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Cross with `x`.
+        """Redistribute `x`.
 
         Raises:
             PlanError: no reshard is for its number of dims, or its shape is not that one's.
@@ -229,7 +206,7 @@ class LastDim:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Cross with `x`, whatever its number of dimensions."""
+        """Redistribute `x`, whatever its number of dimensions."""
         return self.by_rank[x.dim() - 1](x)
 
     def __repr__(self) -> str:
@@ -251,129 +228,3 @@ def take_local(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
     rest = Placement(placement.dims, placement.partial)
     with torch.no_grad():
         return Reshard(placement.replicated(), rest, mesh)(x.detach())
-
-
-@dataclass(frozen=True)
-class Side:
-    """What a placement is on one sub-axis, and the name of the mesh dim that splits it there."""
-
-    state: State
-    name: str = ""
-
-
-def side(placement: Placement, bit: str, mesh: Mesh) -> Side:
-    """What `placement` is on one sub-axis (or on a mesh dim that has none).
-
-    Raises:
-        PlanError: the placement contradicts itself.
-    """
-    splitting = [
-        (d, m) for d in placement.dims for m in Placement((d,)).meshes if bit in bits_of(m, mesh)
-    ]
-    flagged = any(bit in bits_of(m, mesh) for m in placement.grad_partial)
-    partial = any(bit in bits_of(m, mesh) for m in placement.partial)
-    if len(splitting) > 1 or (splitting and partial):
-        raise PlanError(f"placement '{placement}' uses mesh dim {bit} twice")
-    if flagged and partial:
-        raise PlanError(f"placement '{placement}' is both partial and grad-partial over {bit}")
-    if partial:
-        return Side(State.PARTIAL)
-    if not splitting:
-        return Side(State.GRAD_PARTIAL if flagged else State.REPLICATED)
-    ((dim, name),) = splitting
-    if covered(dim, name):
-        return Side(State.SHARDED, name)  # a flag speaks of uncovered parts; there are none
-    return Side(State.MIXED_GRAD_PARTIAL if flagged else State.MIXED, name)
-
-
-def _units(source: Placement, target: Placement, mesh: Mesh) -> list[tuple[str, Side, Side]]:
-    """The mesh dims on which something may change: sub-axes that do the same do it together.
-
-    Raises:
-        PlanError: some sub-axes of a mesh dim that splits a tensor do another thing than the rest.
-    """
-    named = source.meshes | target.meshes
-    named |= {*source.partial, *source.grad_partial, *target.partial, *target.grad_partial}
-    found: dict[tuple[str, Side, Side], list[str]] = {}
-    for bit in sorted(set().union(*(bits_of(m, mesh) for m in named))):
-        sides = side(source, bit, mesh), side(target, bit, mesh)
-        found.setdefault((mesh_dim_of(bit), *sides), []).append(bit)
-    out = []
-    for (_, a, b), bits in found.items():
-        if any(s.name and bits_of(s.name, mesh) != set(bits) for s in (a, b)):
-            raise PlanError(
-                f"resharding from '{source}' to '{target}' is not supported: it does one thing "
-                f"over {' '.join(bits)} and another over the rest"
-            )
-        out.append((together(bits, mesh), a, b))
-    return sorted(out, key=lambda unit: unit[0])
-
-
-def _steps(source: Placement, target: Placement, mesh: Mesh) -> list[Step]:
-    """Leave the source's shards first, then enter the target's: trees need not match between.
-
-    What changes in pending sums alone does so while the tensor is split the most.
-    """
-    units = _units(source, target, mesh)
-    same = {
-        a.name
-        for _, a, b in units
-        if a.name and a.name == b.name and _same_shards(source, target, a.name, mesh)
-    }
-    leave: list[Step] = []
-    enter: list[Step] = []
-    flags: list[Step] = []
-    still, already = set(source.meshes), set(same & target.meshes)
-    for m, a, b in units:
-        if a.name in same or not (a.name or b.name):
-            split = _split(source, m, mesh, frozenset(still)) if a.name else None
-            flags += _route(a.state, b.state, mesh[m], split)
-            continue
-        between = b.state
-        if a.name:
-            if b.name:  # another index set on the same mesh dim: through the whole
-                between = _G if a.state == _S else _R
-            split = _split(source, m, mesh, frozenset(still))
-            leave += _route(a.state, between, mesh[m], split)
-            still.discard(m)
-        if b.name:
-            split = _split(target, m, mesh, frozenset(already))
-            enter += _route(between if a.name else a.state, b.state, mesh[m], split)
-            already.add(m)
-    return [*leave, *enter, *flags] if enter else [*flags, *leave]
-
-
-def _route(a: State, b: State, group: Group, split: Split | None) -> list[Step]:
-    """The steps from one state to another: the table's entry, or by way of a whole value."""
-    if a == b:
-        return []
-    if (a, b) in CROSSINGS:
-        return [Step(group, *CROSSINGS[a, b], split)]
-    for between in (_G, _R):
-        if (a, between) in CROSSINGS and (between, b) in CROSSINGS:
-            return [Step(group, *CROSSINGS[pair], split) for pair in ((a, between), (between, b))]
-    raise PlanError(f"resharding from {a} to {b} is not supported: place the crossing elsewhere")
-
-
-def _split(placement: Placement, m: str, mesh: Mesh, active: frozenset[str]) -> Split | None:
-    for i, dim in enumerate(placement.dims):
-        if m in Placement((dim,)).meshes:
-            return Split.of(mesh[m], m, i, only(dim, m, mesh.coords, active))
-    return None
-
-
-def _same_shards(source: Placement, target: Placement, m: str, mesh: Mesh) -> bool:
-    """Whether both placements give each rank of mesh dim `m` the same indices."""
-    ranks = mesh[m].size
-    pairs = zip(source.dims, target.dims, strict=True)
-    return all(_same_dim(a, b, m, ranks) for a, b in pairs)
-
-
-def _same_dim(a: Dim, b: Dim, m: str, ranks: int) -> bool:
-    a, b = only(a, m, {}, frozenset()), only(b, m, {}, frozenset())
-    if m not in Placement((a, b)).meshes or a == b or simplify(a) == simplify(b):
-        return True
-    if dim_size(a) is None or dim_size(b) is None:
-        return False
-    coords = [{m: (rank, ranks)} for rank in range(ranks)]
-    return all(local_ranges(a, c) == local_ranges(b, c) for c in coords)

@@ -16,7 +16,6 @@ from torch.nn.functional import pad
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import (
     Atom,
-    Concat,
     Dim,
     Product,
     Range,
@@ -24,35 +23,11 @@ from shardwright.planner.contract.dims import (
     dim_size,
     shard_range,
 )
-from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.ranges import local_ranges, uncovered_ranges
 from shardwright.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from shardwright.runtime.mesh import Group
 
 Ranges = tuple[Range, ...]
-
-
-def only(dim: Dim, mesh: str, coords: Coords, active: frozenset[str]) -> Dim:
-    """`dim` as it lies on this rank, apart from `mesh`: the other `active` shards are cut down.
-
-    Mesh dims that are neither `mesh` nor `active` do not split the tensor at this moment.
-    """
-    if isinstance(dim, Product):
-        return Product(tuple(only(f, mesh, coords, active) for f in dim.factors))
-    if isinstance(dim, Concat):
-        return Concat(tuple(only(t, mesh, coords, active) for t in dim.terms))
-    if dim.mesh is None or dim.mesh == mesh:
-        return dim
-    return Atom(dim_size(dim, coords) if dim.mesh in active else dim.size)
-
-
-def covered(dim: Dim, mesh: str) -> bool:
-    """Whether each index of `dim` is held by one rank of `mesh` only."""
-    if isinstance(dim, Product):
-        return any(covered(f, mesh) for f in dim.factors)
-    if isinstance(dim, Concat):
-        return all(covered(t, mesh) for t in dim.terms)
-    return dim.mesh == mesh
 
 
 @dataclass(eq=False)
@@ -99,7 +74,7 @@ class Split:
 
     @classmethod
     def of(cls, group: Group, mesh: str, dim: int, layout: Dim) -> Split:
-        """The split of dimension `dim`, laid out as `layout` (see `only`)."""
+        """The split of dimension `dim`, laid out as `layout` (see `contract.dims.only`)."""
         plain = cls(group, mesh, dim, layout)
         if plain.static and all(len(ranges) <= 1 for ranges in plain.parts):
             return plain
@@ -147,7 +122,7 @@ class Split:
         pieces.append(_zeros(x, d, size - end))
         return self._close(torch.cat(pieces, d))
 
-    def gather(self, x: Tensor, size: int | None = None) -> Tensor:
+    def all_gather(self, x: Tensor, size: int | None = None) -> Tensor:
         """The whole, from each rank's part `x`; one all-gather."""
         x, d = self._open(x, self._own), self.dim + self._shift
         sizes = [_length(ranges) for ranges in self.layout(self._whole(size))]

@@ -17,13 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shardwright.errors import ShardwrightError
-from shardwright.planner.contract.dims import Range, dim_size
+from shardwright.planner.contract.dims import Range, covered, dim_size
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.loss import vocab_parallel_cross_entropy
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.reshard import LastDim, Reshard
-from shardwright.runtime.split import covered
 
 
 class SealedLogitsError(ShardwrightError, TypeError):
@@ -59,7 +58,7 @@ class SplitHead:
 
     @classmethod
     def of(cls, reshard: Reshard, mesh: Mesh) -> SplitHead | None:
-        """The head behind a crossing from logits split by class to whole ones; else None."""
+        """The head behind a redistribution from logits split by class to whole ones; else None."""
         source, target = reshard.source, reshard.target
         *before, last = source.dims
         meshes = sorted(Placement((last,)).meshes)

@@ -6,7 +6,7 @@ hold one more than the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from shardwright.errors import PlanError
@@ -169,3 +169,26 @@ def simplify(dim: Dim) -> Dim:
     if len(flat) == 1:
         return flat[0]
     return Product(tuple(flat)) if isinstance(dim, Product) else Concat(tuple(flat))
+
+
+def only(dim: Dim, mesh: str, coords: Coords, active: Collection[str]) -> Dim:
+    """`dim` as it lies on this rank, apart from `mesh`: the other `active` shards are cut down.
+
+    Mesh dims that are neither `mesh` nor `active` do not split the tensor at this moment.
+    """
+    if isinstance(dim, Product):
+        return Product(tuple(only(f, mesh, coords, active) for f in dim.factors))
+    if isinstance(dim, Concat):
+        return Concat(tuple(only(t, mesh, coords, active) for t in dim.terms))
+    if dim.mesh is None or dim.mesh == mesh:
+        return dim
+    return Atom(dim_size(dim, coords) if dim.mesh in active else dim.size)
+
+
+def covered(dim: Dim, mesh: str) -> bool:
+    """Whether each index of `dim` is held by one rank of `mesh` only."""
+    if isinstance(dim, Product):
+        return any(covered(f, mesh) for f in dim.factors)
+    if isinstance(dim, Concat):
+        return all(covered(t, mesh) for t in dim.terms)
+    return dim.mesh == mesh

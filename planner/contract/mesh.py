@@ -107,3 +107,24 @@ def coords_of(mesh: Mapping[str, int], sub_axes: Mapping[str, Sequence[int]], ra
     for name, size in reversed(list(mesh.items())):
         rank, out[name] = rank // size, (rank % size, size)
     return with_sub_axes(out, sub_axes)
+
+
+def mesh_dim_of(name: str) -> str:
+    """The mesh dim that `name` means or is a part of: `tp` for `tp.0`."""
+    return name.partition(".")[0]
+
+
+def sub_axes_of(name: str, coords: Coords) -> set[str]:
+    """The single sub-axes that `name` stands for; a mesh dim without any stands for itself."""
+    dim, _, digits = name.partition(".")
+    if digits:
+        return {sub_name(dim, [digit]) for digit in digits}
+    return {n for n in coords if n.startswith(f"{dim}.") and len(n) == len(dim) + 2} or {name}
+
+
+def together(bits: Sequence[str], coords: Coords) -> str:
+    """The name of these single sub-axes of one mesh dim."""
+    dim = mesh_dim_of(bits[0])
+    if set(bits) == sub_axes_of(dim, coords):
+        return dim
+    return sub_name(dim, [bit.rpartition(".")[2] for bit in sorted(bits)])

@@ -29,6 +29,11 @@ class Placement:
         return {a.mesh for d in self.dims for a in atoms(d) if a.mesh}
 
     @property
+    def named(self) -> set[str]:
+        """Every mesh dim and sub-axis that the placement names."""
+        return self.meshes | {*self.partial, *self.grad_partial}
+
+    @property
     def shape(self) -> tuple[int | None, ...]:
         """Whole shape, None where a size is known only at run time."""
         return tuple(dim_size(d) for d in self.dims)

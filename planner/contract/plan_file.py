@@ -32,7 +32,7 @@ class ModelIdentity(_Part):
     parameters: dict[str, list[int]] = Field(description="whole shapes, * for a layer number")
 
 
-class Crossing(_Part):
+class Redistribution(_Part):
     """A tensor that changes its placement while it enters or leaves a module.
 
     `slot` names it: an argument of `forward` ("hidden_states"), an element of a nested one
@@ -45,13 +45,13 @@ class Crossing(_Part):
     target: str = Field(description="placement after")
     before: str | None = Field(
         default=None,
-        description="take the tensor as it came into a module around, before that one's crossing: "
-        "a dot for each module up, then the slot there ('.hidden_states')",
+        description="take the tensor as it came into a module around, before that one's "
+        "redistribution: a dot for each module up, then the slot there ('.hidden_states')",
     )
     length: str | None = Field(
         default=None,
         description="the run-time axis that is split on one side, by the input that has it "
-        "('input_ids.1'): crossings that name the same one split the same length",
+        "('input_ids.1'): redistributions that name the same one split the same length",
     )
     deferred: bool = Field(
         default=False, description="scores of a loss: stay split while one is computed"
@@ -70,8 +70,8 @@ class ModulePlan(_Part):
 
     layer: str = Field(default="LocalModule", description="class in shardwright.runtime.layers")
     parameters: dict[str, ParameterPlan] = {}
-    inputs: list[Crossing] = []
-    outputs: list[Crossing] = []
+    inputs: list[Redistribution] = []
+    outputs: list[Redistribution] = []
     attributes: dict[str, str] = Field(
         default={},
         description="integers to replace by local ones, as dims: {'num_heads': '4@tp'}; "
@@ -87,7 +87,7 @@ class Replicated(_Part):
     reason: str
 
 
-class Collective(_Part):
+class CollectiveCount(_Part):
     """Collectives of one kind in one forward or backward pass of the stated workload.
 
     Forward without labels (a loss over split logits adds its own), backward to every parameter.
@@ -147,7 +147,7 @@ class Prediction(_Part):
     memory: Memory | None = None
     time_ns: int = Field(description="of all that the workload asks for")
     phase_ns: dict[Phase, int] = Field(default={}, description="of each phase, run once")
-    collectives: list[Collective] = []
+    collectives: list[CollectiveCount] = []
 
 
 class SolverReport(_Part):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shardwright.planner.emit import Layouts
+from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.axes import leaves_of
 
 

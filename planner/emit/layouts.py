@@ -42,7 +42,7 @@ class Layouts:
         return Placement(
             tuple(dims),
             self.states.sub.texts(state.partial),
-            self.states.sub.texts(state.copied),
+            self.states.sub.texts(state.grad_partial),
         )
 
     def length(self, *states: State) -> str | None:

@@ -10,7 +10,7 @@ from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import is_split, simplify
 from shardwright.planner.contract.names import fold
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import Crossing, ModulePlan, ParameterPlan
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
 from shardwright.planner.contract.styles import LOCAL, STYLES
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.strategies.states import REPLICATED, made_pending
@@ -46,7 +46,7 @@ def module_plans(
         parameters.setdefault(owner, {})[name] = ParameterPlan(
             placement=str(at_rest), use=None if str(seen) == str(at_rest) else str(seen)
         )
-    sides: dict[str, dict[str, dict[tuple[str, int], Crossing]]] = {}
+    sides: dict[str, dict[str, dict[tuple[str, int], Redistribution]]] = {}
     outer = graph.outer()
     changed = {
         graph.slot(b)[:3] for b in graph.boundaries if assignment[b.source] != assignment[b.target]
@@ -65,7 +65,7 @@ def module_plans(
                 source = assignment[around.source]
             if slot[2:] in slots and slots[slot[2:]].before != before:
                 raise Differs(boundary.module, boundary.slot)
-            slots[slot[2:]] = Crossing(
+            slots[slot[2:]] = Redistribution(
                 slot=boundary.slot,
                 source=str(layouts.placement(boundary.source, source)),
                 target=str(layouts.placement(boundary.target, target)),

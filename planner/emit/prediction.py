@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.mesh import TP, Coords
-from shardwright.planner.contract.plan_file import Collective, Memory, Prediction
-from shardwright.planner.cost.cost import Collective as Call
+from shardwright.planner.contract.plan_file import CollectiveCount, Memory, Prediction
+from shardwright.planner.contract.transitions import Collective
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.verify.first_run import of_first_run
@@ -57,7 +57,7 @@ def whole_bytes(graph: Graph, name: str) -> int:
     return n
 
 
-def count(bill: Bill) -> list[Collective]:
+def count(bill: Bill) -> list[CollectiveCount]:
     """Collectives by phase and kind: of the first pass, its backward, and a step of decoding.
 
     Before copies of the model average gradients they say which they have, which is not priced.
@@ -65,9 +65,11 @@ def count(bill: Bill) -> list[Collective]:
     out = []
     ahead, back = bill.collectives()
     costs, stored = bill.costs, bill.costs.holdings.stored
-    trained = sum(costs.gradient(n, bill.assignment[n]) is not None for n in stored)
+    trained = sum(
+        costs.redistributions.averaging(n, bill.assignment[n]) is not None for n in stored
+    )
     if trained:
-        back[Call("all_reduce", FLAG_BYTES * trained, costs.workload.replicas)] += 1
+        back[Collective("all_reduce", FLAG_BYTES * trained, costs.workload.replicas)] += 1
     found = {"forward": ahead, "backward": back}
     for run in bill.costs.passes[1:]:
         if run.phase == "decode":
@@ -76,5 +78,5 @@ def count(bill: Bill) -> list[Collective]:
         for kind in sorted({c.kind for c in calls}):
             n = sum(times for c, times in calls.items() if c.kind == kind)
             size = sum(times * c.bytes for c, times in calls.items() if c.kind == kind)
-            out.append(Collective(phase=phase, kind=kind, count=n, bytes=size))  # type: ignore[arg-type]
+            out.append(CollectiveCount(phase=phase, kind=kind, count=n, bytes=size))  # type: ignore[arg-type]
     return out

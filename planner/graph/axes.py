@@ -315,7 +315,7 @@ def _follow(op: Op, inputs: Sequence[str], out: Axes) -> None:
 
 
 def _unify_repeated_slots(graph: Graph, out: Axes) -> None:
-    """A module that is called twice has one crossing per slot: same axes each time where it can."""
+    """A module that is called twice redistributes a slot in one way: the same axes if it can."""
     first: dict[Slot, str] = {}
     for boundary in graph.boundaries:
         slot = graph.slot(boundary)

@@ -214,7 +214,7 @@ class Graph:
         return {b.target: entered[b.source] for b in inner if several[b[:3]] == 1}
 
     def slot(self, boundary: Boundary) -> Slot:
-        """What has one crossing: a slot of a module, for tensors of one number of dims."""
+        """What is redistributed alike: a slot of a module, for tensors of one number of dims."""
         ndim = len(self.tensors[boundary.source].shape)
         return Slot(boundary.module, boundary.side, boundary.slot, ndim)
 

@@ -14,7 +14,8 @@ from itertools import product
 from typing import TypeVar
 
 from shardwright.planner.contract.names import pattern
-from shardwright.planner.cost.cost import Costs, Toll
+from shardwright.planner.cost.cost import Costs
+from shardwright.planner.cost.redistribution import TransitionCost
 from shardwright.planner.graph.graph import Boundary, Graph
 from shardwright.planner.graph.repeated_calls import Sizes, repeats
 from shardwright.planner.solvers.problem import Problem, Row
@@ -152,10 +153,9 @@ class _Builder:
             self.unary(name, "held", {s: (n, 0, 0, 0, 0) for s, n in sizes.items()})
         for name in stored:
             times, domain = self.graph.times(name), self.states.domain(name)
-            tolls = {s: self.costs.gradient_toll(name, s) for s in domain}
-            if any(any(toll) for toll in tolls.values()):
-                price = {s: (0, times * t.time, times * t.backward, 0, 0) for s, t in tolls.items()}
-                self.unary(name, "averaged", price)
+            found = {s: self.costs.redistributions.averaging_cost(name, s) for s in domain}
+            if any(any(cost) for cost in found.values()):
+                self.unary(name, "averaged", {s: paid(c, 0, times) for s, c in found.items()})
 
     def add_ops(self) -> None:
         """Each op's strategies, and the time that each takes; ops of blocks that are alike once."""
@@ -165,7 +165,7 @@ class _Builder:
             rows = [
                 Row(
                     tuple(i[s] for i, s in zip(index, strategy.states, strict=True)),
-                    (0, times * self.costs.compute(op, strategy), 0, 0, 0),
+                    (0, times * self.costs.ops.compute(op, strategy), 0, 0, 0),
                 )
                 for strategy in self.states.strategies(op)
             ]
@@ -182,14 +182,14 @@ class _Builder:
             rows = []
             for s, i in self.index[use.stored].items():
                 for t, j in self.index[use.used].items():
-                    crossing = self.costs.crossing(use.stored, s, t)
-                    toll = self.costs.toll(use.stored, s, s, t)
-                    sends = crossing is not None and (crossing.forward or crossing.backward)
-                    if sends and use.used in self.graph.looped:
+                    traffic = self.costs.redistributions.traffic(use.stored, s, t)
+                    cost = self.costs.redistributions.cost(use.stored, s, s, t)
+                    if traffic is None or cost is None:
                         continue
-                    stays = crossing is not None and not crossing.forward
-                    if toll and (stays or use.stored in self.costs.gathered):
-                        rows.append(Row((i, j), paid(toll, int(s != t), times)))
+                    if (traffic.forward or traffic.backward) and use.used in self.graph.looped:
+                        continue
+                    if not traffic.forward or use.stored in self.costs.gathered:
+                        rows.append(Row((i, j), paid(cost, int(s != t), times)))
             self.problem.factor(f"use {use.fqn}", scope, rows)
 
     def add_boundaries(self, rigid: frozenset[str]) -> None:
@@ -207,19 +207,19 @@ class _Builder:
             for chosen in product(*(self.index[n].items() for n in names)):
                 (s, _), (t, _) = chosen[-2:]
                 before = chosen[0][0] if len(names) > 2 else s
-                toll = self.costs.toll(boundary.source, before, s, t)
+                cost = self.costs.redistributions.cost(boundary.source, before, s, t)
                 if sequence and sequence.misplaced(boundary, s.shards, t.shards):
                     continue
                 if boundary.target in self.graph.overwritten and looks_new(s, t):
                     continue
-                if boundary.target in self.graph.looped and self.costs.sends(
+                if boundary.target in self.graph.looped and self.costs.redistributions.sends(
                     boundary, before, s, t
                 ):
                     continue
-                if toll is not None and not (boundary.module in rigid and s != t):
-                    spent = toll if self.graph.priced(boundary) else Toll(0, 0)
-                    cost = paid(spent, action * (s != t), times)
-                    rows.append(Row(tuple(i for _, i in chosen), cost))
+                if cost is not None and not (boundary.module in rigid and s != t):
+                    spent = cost if self.graph.priced(boundary) else TransitionCost(0, 0)
+                    price = paid(spent, action * (s != t), times)
+                    rows.append(Row(tuple(i for _, i in chosen), price))
             label = f"boundary {boundary.module} {boundary.side} {boundary.slot}"
             self.problem.factor(label, scope, rows)
 
@@ -244,9 +244,9 @@ class _Builder:
             self.problem.factor(label, self.scope(ends), rows)
 
 
-def paid(toll: Toll, action: int, times: int) -> Vector:
-    """The cost of a crossing that is made so many times."""
-    return (0, times * toll.time, times * toll.backward, times * action, 0)
+def paid(cost: TransitionCost, action: int, times: int) -> Vector:
+    """The cost of a redistribution that is made so many times."""
+    return (0, times * cost.time, times * cost.backward, times * action, 0)
 
 
 def tie_names(graph: Graph) -> dict[str, str]:

@@ -4,8 +4,9 @@ Left to itself the fastest plan on a fast link replicates everything. So a byte 
 with a price instead of a hard cap equal layers come out alike (a cap makes a knapsack of them).
 Ties are broken in the same number by lower digits, not by a second solve under a cap on the first:
 measured on 2 layers of a dense decoder, 0.2 s against more than 30 s. All but the bytes is one
-number whatever the price is: so what does not hang on the price is decided once, by `eliminate.py`.
-What a convention settles (`conventions.py`) is no part of it: solvers see only what it allows.
+number whatever the price is: so what does not hang on the price is decided once, by bucket
+elimination. What a convention settles (`conventions.py`) is no part of it: solvers see only what it
+allows.
 """
 
 from __future__ import annotations
@@ -13,25 +14,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.planner.problem.builder import ACTIONS, BACKWARD, BYTES, TIE, TIME
-from shardwright.planner.solvers.problem import Costs, Factor, Problem, Row
+from shardwright.planner.solvers.problem import CostVector, Factor, Problem, Row
+from shardwright.planner.solvers.reduction import Reduction
 
 FORWARD_WEIGHT = 16
 """A nanosecond of the forward pass counts as much as this many of the backward pass."""
-POWERS = range(-16, 24)
-"""A byte costs 2**power / FORWARD_WEIGHT nanoseconds."""
+BYTE_PRICES = range(-16, 24)
+"""Powers of two: at price p a byte costs 2**p / FORWARD_WEIGHT nanoseconds."""
 LIMIT = 2**60
 """Largest objective that solvers with 64-bit integers can take."""
 
 
-def primary(costs: Costs, power: int) -> int:
-    """Time plus priced bytes, in the largest unit that makes a whole number of it."""
+def primary(costs: CostVector, price: int) -> int:
+    """Time plus bytes at 2**price, in the largest unit that makes a whole number of it."""
     spent = FORWARD_WEIGHT * costs[TIME] + costs[BACKWARD]
-    return (spent << max(-power, 0)) + (costs[BYTES] << max(power, 0))
+    return (spent << max(-price, 0)) + (costs[BYTES] << max(price, 0))
 
 
-def rank(costs: Costs, power: int) -> Costs:
-    """What is compared, digit by digit."""
-    return primary(costs, power), costs[ACTIONS], costs[TIE]
+@dataclass(frozen=True)
+class Fitted(Reduction):
+    """A priced problem in smaller numbers: `unit` of them stand for `worth` of the old ones."""
+
+    unit: int
+    worth: int
+
+    def lift(self, bound: int) -> int:
+        """The old costs that are proven with `bound`: whole units only."""
+        return bound // self.unit * self.worth
 
 
 @dataclass(frozen=True)
@@ -48,40 +57,40 @@ class Digits:
         names = 1 + problem.most(TIE)
         return cls(names, names * (1 + problem.most(ACTIONS)))
 
-    def split(self, problem: Problem) -> Problem:
+    def split(self, problem: Problem) -> Reduction:
         """The network's problem in two components: bytes, and all else."""
-        time = self.below << -POWERS.start
+        time = self.below << -BYTE_PRICES.start
         rest = {TIME: FORWARD_WEIGHT * time, BACKWARD: time, ACTIONS: self.names, TIE: 1}
         size = {BYTES: 1}
         count = range(len(problem.components))
-        return problem.weighed([tuple(w.get(c, 0) for c in count) for w in (size, rest)])
+        weights = [tuple(w.get(c, 0) for c in count) for w in (size, rest)]
+        return Reduction(problem.weighed(weights))
 
-    def price(self, power: int) -> Costs:
-        """Weights of bytes and of all else where a byte costs 2**power."""
-        return self.below << (power - POWERS.start), 1
+    def weights(self, price: int) -> CostVector:
+        """Weights of bytes and of all else where a byte costs 2**price."""
+        return self.below << (price - BYTE_PRICES.start), 1
 
-    def guess(self, least: Costs | None, fastest: Costs | None) -> int:
-        """A power near which a plan is about as small as the smallest, from the two extremes.
+    def guess(self, least: CostVector, fastest: CostVector) -> int:
+        """A price at which a plan is about as small as the smallest, from the two extremes' costs.
 
         At the price that the extremes differ by, plans between them pay; the last bytes are dearer.
         """
-        assert least is not None and fastest is not None
-        spent = (least[1] - fastest[1]) // (self.below << -POWERS.start)
+        spent = (least[1] - fastest[1]) // (self.below << -BYTE_PRICES.start)
         saved = max(fastest[0] - least[0], 1)
         return spent.bit_length() - saved.bit_length() + 2
 
-    def first(self, cost: int, power: int) -> int:
+    def first(self, cost: int, price: int) -> int:
         """The primary objective of a priced sum of costs."""
-        return (cost // self.below) >> (min(power, 0) - POWERS.start)
+        return (cost // self.below) >> (min(price, 0) - BYTE_PRICES.start)
 
-    def fit(self, problem: Problem, power: int) -> tuple[Problem, int]:
-        """A priced problem in as small numbers as can be, and what one stands for at least.
+    def fit(self, problem: Problem, price: int) -> Fitted:
+        """A priced problem (its component 0 is) in numbers as small as can be.
 
-        Component 0 is priced; its lowest digits go where the sum could pass `LIMIT`.
+        The lowest digits go where the sum could pass `LIMIT`.
         """
 
         def digits(drop: int, cost: int) -> int:
-            return (self.first(cost, power) * self.below + cost % self.below) // drop
+            return (self.first(cost, price) * self.below + cost % self.below) // drop
 
         for drop in (1, self.names, self.below):
             out = Problem(problem.components, problem.names, problem.domains)
@@ -94,4 +103,4 @@ class Digits:
                     total += max(costs) - min(costs)
             if total < LIMIT:
                 break
-        return out, self.below // drop
+        return Fitted(out, self.below // drop, self.below << (min(price, 0) - BYTE_PRICES.start))

@@ -2,28 +2,30 @@
 
 The price of a byte is the smallest power of two at which the plan needs no more than the least
 possible bytes plus a slack; a user's own budget is a hard cap. What does not hang on the price is
-eliminated first, once. The price is searched with the backtracking solver, whose elimination is
-exact on these networks; then the solver that was asked for proves its answer, or finds a better.
+eliminated first, once. The price is searched with the backtracking solver (`byte_price.py`, from
+`warm_start.py`); then the solver that was asked for proves its answer, or finds a better.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardwright.errors import InfeasibleError, SolverError
-from shardwright.planner.problem.objective import POWERS, Digits, primary, rank
-from shardwright.planner.solvers.backtracking import solve as scout
-from shardwright.planner.solvers.bucket_elimination import Eliminated, eliminate
-from shardwright.planner.solvers.presolve import Simplified, simplify
-from shardwright.planner.solvers.problem import Costs, Problem, Result, Solver
+from shardwright.planner.problem.byte_price import find_byte_price
+from shardwright.planner.problem.objective import Digits, primary
+from shardwright.planner.problem.warm_start import WarmStart
+from shardwright.planner.solvers import backtracking
+from shardwright.planner.solvers.bucket_elimination import eliminate
+from shardwright.planner.solvers.presolve import Presolved, presolve
+from shardwright.planner.solvers.problem import CostVector, Problem, Result, Solver
+from shardwright.planner.solvers.reduction import Step, chain, solve_reduced
 
 SLACK = 0.05
-ROWS = 64
-"""Tables of elimination are no larger here: what is left is for the solvers."""
 SHARE, CAPPED = 0.5, 0.05
-"""Shares of the time that the scout may take; under a budget its search may be long."""
+"""Shares of the time that the warm start may take; under a budget its search may be long."""
 
 
 class OverBudget(InfeasibleError):
@@ -44,20 +46,20 @@ class Optimum:
     """The best assignment found, its costs, how far it is proven, and by whom."""
 
     assignment: tuple[int, ...]
-    costs: Costs
-    power: int
-    """A byte costs 2**power."""
+    costs: CostVector
+    byte_price: int
+    """The power of two: one of `objective.BYTE_PRICES`."""
     objective: int
     """Time and priced bytes: `objective.primary` of the costs."""
     bound: int
     """No plan has a lower objective."""
     optimal: bool
-    scouted: bool
-    """Whether it is the scout's answer, the other solver having proven nothing better."""
+    from_warm_start: bool
+    """Whether it is the warm start's answer, the other solver having proven nothing better."""
 
 
 def optimize(
-    small: Simplified,
+    small: Presolved,
     solve: Solver | None,
     seconds: float,
     memory: int | None = None,
@@ -68,118 +70,75 @@ def optimize(
     """The cheapest assignment of a network of `planner/problem/builder.py`.
 
     Args:
-        small: The network, simplified.
+        small: The network, presolved.
         solve: The solver that was asked for.
         seconds: Time limit for all calls of solvers together.
         memory: Budget in bytes a rank, if the user set one.
-        backup: The solver where none was asked for; without it, the scout.
+        backup: The solver where none was asked for; without it, backtracking.
         movable: Bytes that the slack is a share of (`CostFunctionNetwork.movable`).
 
     Raises:
         OverBudget: nothing fits; the message says the least that would.
-        SolverError: the time ran out before any plan was found.
+        SolverError: the time ran out before any plan was found, or the solver's answer breaks a
+            factor or a cap.
     """
     start = time.monotonic()
-    by = solve or backup or scout
-    share = 1 if by is scout else SHARE if memory is None else CAPPED
-    middle = start + seconds * share
+    prover = solve or backup or backtracking.solve
+    alone = prover is backtracking.solve
+    share = 1 if alone else SHARE if memory is None else CAPPED
+    caps = {} if memory is None else {1: memory}
+
     digits = Digits.of(small.problem)
-    left = eliminate(digits.split(small.problem), ROWS)
-
-    def run(problem: Problem, caps: Mapping[int, int], hint: Sequence[int] | None) -> Result:
-        result = scout(problem, 0, caps, hint, max(middle - time.monotonic(), 0.05))
-        if result.assignment is None and hint is None:
-            raise SolverError(
-                f"no plan found within the time limit of {seconds:g} s: raise --time-limit"
-            )
-        return result
-
-    def size(assignment: Sequence[int]) -> int:
-        costs = left.problem.price(assignment)
-        assert costs is not None, "a solver returned an assignment that a factor forbids"
-        return costs[0]
-
-    first = run(left.problem.weighed([(1 + left.problem.most(1), 1)]), {}, None)
-    least = first.assignment or ()
-    floor = size(least)
+    left = chain(small.problem, digits.split, eliminate)
+    warm_start = WarmStart(left.problem, digits, caps, start + seconds * share)
+    least = warm_start.least()
+    if least is None:
+        raise SolverError(
+            f"no plan found within the time limit of {seconds:g} s: raise --time-limit"
+        )
+    floor = left.problem.accept(least)[0]
     if memory is not None and floor > memory:
         raise OverBudget(memory, floor, small.expand(left.expand(least)))
+    budget = floor + int(SLACK * movable) if memory is None else None
+    price, found = find_byte_price(warm_start, least, budget)
+    best, proven = found, False
+    if not alone:
+        steps = eliminate, presolve, partial(digits.fit, price=price)
+        end = start + seconds
+        best, proven = _prove(warm_start.priced(price), found, steps, prover, caps, end)
 
-    def priced(power: int) -> Problem:
-        return left.problem.weighed([digits.price(power), (1, 0)][: 1 if memory is None else 2])
-
-    caps = {} if memory is None else {1: memory}
-    trials: dict[int, Result] = {}
-
-    def trial(power: int) -> Result:
-        if power not in trials:
-            result = run(priced(power), caps, least)
-            trials[power] = result._replace(assignment=result.assignment or least)
-        return trials[power]
-
-    power = POWERS.start  # bytes within a budget are nearly free
-    if memory is None:
-        budget = floor + int(SLACK * movable)
-        fastest = run(left.problem.weighed([(0, 1)]), {}, least).assignment or least
-        if size(fastest) > budget:
-            guess = digits.guess(left.problem.price(least), left.problem.price(fastest))
-            power = _least(lambda p: size(trial(p).assignment or ()) <= budget, guess)
-    return _proven(small, left, digits, power, caps, trial(power), by, start + seconds)
+    assignment = left.expand(best.assignment or ())
+    costs = small.problem.accept(assignment)
+    objective = primary(costs, price)
+    bound = min(digits.first(best.bound, price), objective)
+    optimal = best.status == "optimal"
+    return Optimum(small.expand(assignment), costs, price, objective, bound, optimal, not proven)
 
 
-def _least(fits: Callable[[int], bool], guess: int) -> int:
-    """The smallest of `POWERS` that fits (if any but the last), looked for around a guess."""
-    low, high, at, step = POWERS.start - 1, POWERS.stop - 1, guess, 1
-    while high - low > 1:
-        if not low < at < high:
-            at = (low + high) // 2
-        if fits(at):
-            high, at = at, at - step
-        else:
-            low, at = at, at + step
-        step *= 2
-    return high
-
-
-def _proven(
-    small: Simplified,
-    left: Eliminated,
-    digits: Digits,
-    power: int,
-    caps: Mapping[int, int],
+def _prove(
+    problem: Problem,
     found: Result,
-    by: Solver,
+    steps: Sequence[Step],
+    prover: Solver,
+    caps: Mapping[int, int],
     deadline: float,
-) -> Optimum:
-    """The scout's answer, or a better one of the solver that proves it.
+) -> tuple[Result, bool]:
+    """The cheaper of what was found and the prover's answer, and whether the prover proved it.
 
-    Raises:
-        SolverError: the solver's answer breaks a factor or a cap.
+    The bound is the higher of both.
+
+    Args:
+        problem: Component 0 is minimised.
+        found: By the warm start.
+        steps: What is done to the problem before the prover sees it.
+        prover: A solver.
+        caps: Component -> what it may be.
+        deadline: Of `time.monotonic`.
     """
-    network = small.problem
-    best = left.expand(found.assignment or ())
-    bound, optimal = digits.first(found.bound, power), found.status == "optimal"
-    scouted = by is scout
-    if not scouted:
-        weights = [digits.price(power), (1, 0)]
-        core = eliminate(left.problem.weighed(weights[: 1 + len(caps)]), ROWS)
-        tidy = simplify(core.problem)
-        assert tidy is not None, "elimination lost the scout's answer"
-        problem, unit = digits.fit(tidy.problem, power)
-        hint = tidy.contract(core.contract(found.assignment or ()))
-        result = by(problem, 0, caps, hint, max(deadline - time.monotonic(), 0.05))
-        if result.assignment is not None:
-            costs = problem.price(result.assignment)
-            if costs is None or any(costs[c] > cap for c, cap in caps.items()):
-                raise SolverError("the solver returned an assignment that its problem forbids")
-            other = left.expand(core.expand(tidy.expand(result.assignment)))
-            best = min(best, other, key=lambda a: rank(network.price(a) or (), power))
-        bound = max(bound, result.bound // unit)
-        optimal |= result.status == "optimal"
-        scouted = result.status != "optimal"
-    costs = network.price(best)
-    assert costs is not None, "a solver returned an assignment that a factor forbids"
-    objective = primary(costs, power)
-    return Optimum(
-        small.expand(best), costs, power, objective, min(bound, objective), optimal, scouted
-    )
+    seconds = deadline - time.monotonic()
+    result = solve_reduced(problem, steps, prover, caps, found.assignment, seconds)
+    answers = [r.assignment for r in (found, result) if r.assignment is not None]
+    best = min(answers, key=lambda answer: problem.accept(answer)[0])
+    proven = result.status == "optimal"
+    status = result.status if proven else found.status
+    return Result(status, best, max(found.bound, result.bound)), proven

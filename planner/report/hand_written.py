@@ -225,7 +225,7 @@ def _parent(name: str) -> str:
 
 def _term_of(before: State, after: State) -> bool:
     """Whether nothing changes but that the sum of the gradient is pending behind."""
-    return before in (after, after._replace(copied=0))
+    return before in (after, after._replace(grad_partial=0))
 
 
 def _is_replicated(state: State) -> bool:

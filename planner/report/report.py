@@ -10,8 +10,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import Crossing, ModulePlan, ParameterPlan, Plan
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Plan, Redistribution
 from shardwright.planner.units import human_bytes, human_time
 from shardwright.planner.wording import (
     collectives_in_words,
@@ -136,24 +137,25 @@ def _split(plan: Plan) -> RenderableType:
 
 
 def _rows(plan: Plan, name: str, spec: ModulePlan) -> Iterator[tuple[str, str, str, str, str]]:
-    boundary = collectives_in_words([*spec.inputs, *spec.outputs])
+    here = plan.coords(0)
+    boundary = collectives_in_words([*spec.inputs, *spec.outputs], here)
     if not spec.parameters and boundary:
         yield name, "", "", "", boundary
     ordered = sorted(spec.parameters.items(), key=lambda item: (item[0] != "weight", item[0]))
     for key, entry in ordered:
         placement = parse(entry.placement)
-        here = plan.coords(0)
-        text = "\n".join(t for t in (boundary, _summed(entry)) if t)
+        text = "\n".join(t for t in (boundary, _summed(entry, here)) if t)
         full = f"{name}.{key}" if name else key
         words = placement_in_words(spec.layer, entry)
         yield full, _shape(placement.shape), _shape(placement.local_shape(here)), words, text
         boundary = ""
 
 
-def _summed(entry: ParameterPlan) -> str:
+def _summed(entry: ParameterPlan, coords: Coords) -> str:
     if entry.use is None:
         return ""
-    return collectives_in_words([Crossing(slot="", source=entry.placement, target=entry.use)])
+    change = Redistribution(slot="", source=entry.placement, target=entry.use)
+    return collectives_in_words([change], coords)
 
 
 def _shape(shape: tuple[int | None, ...]) -> str:

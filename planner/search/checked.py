@@ -33,7 +33,7 @@ def checked(task: Task, costs: Costs, layouts: Layouts, optimum: Optimum) -> tup
     check(unfolded.graph, unfolded.states, unfolded.assignment, task.rigid, alike)
     if unfolded.graph is not task.graph:  # which has runs that are not unfolded
         check(task.graph, costs.states, layouts.assignment, task.rigid)
-        Bill(costs, layouts.assignment).crossings()
+        Bill(costs, layouts.assignment).redistributions()
     agree(bill.price, optimum)
     return unfolded, bill
 

@@ -20,7 +20,7 @@ from shardwright.planner.search.checked import checked
 from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import memory_of, unfolded_bill, unfolded_layouts
-from shardwright.planner.solvers.presolve import Simplified, simplify
+from shardwright.planner.solvers.presolve import Presolved, presolve
 from shardwright.planner.stages import figures, stage
 from shardwright.planner.verify.largest import largest
 from shardwright.planner.verify.recost import Bill
@@ -68,15 +68,15 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
     costs, network, pinned = formulation.costs, formulation.network, formulation.pinned
     by = solvers.load(asked.solver) if asked.solver else None
     backup, note = (None, "") if by else solvers.backup()
-    small = simplify(network.problem)
+    small = presolve(network.problem)
     if small is None:
         refuse(network, task.graph, pinned)
         raise InfeasibleError("the rules contradict each other on this model: please report it")
     figures(
         variables=len(network.problem.names),
         constraints=len(network.problem.factors),
-        simplified_variables=len(small.problem.names),
-        simplified_constraints=len(small.problem.factors),
+        presolved_variables=len(small.problem.names),
+        presolved_constraints=len(small.problem.factors),
     )
     stage("solve")
     try:
@@ -109,17 +109,17 @@ def _held(task: Task, formulation: Formulation, values: Sequence[int]) -> Memory
     return memory_of(task, bill, layouts, costs)
 
 
-def possible(network: CostFunctionNetwork, small: Simplified) -> dict[str, bool]:
+def possible(network: CostFunctionNetwork, small: Presolved) -> dict[str, bool]:
     """Per tensor, whether any solution splits it: whether a state but the first, whole, is left."""
     return {n: any(small.source[v][1].values()) for n, v in network.variables.items()}
 
 
 def reported(optimum: Optimum, solver: str, note: str) -> SolverReport:
     """Who found the plan, and how far it is proven; where `solver` could not, that is noted."""
-    if optimum.scouted and solver != "backtracking":
+    if optimum.from_warm_start and solver != "backtracking":
         note = note or f"{solver} ran out of time: planned with the backtracking solver"
     return SolverReport(
-        name="backtracking" if optimum.scouted else solver,
+        name="backtracking" if optimum.from_warm_start else solver,
         status="optimal" if optimum.optimal else "feasible",
         objective=[optimum.objective, *(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))],
         bound=[optimum.bound],

@@ -14,7 +14,7 @@ from shardwright.planner.search.dry_run import dry_run
 from shardwright.planner.search.restrictions import bare, formulate
 from shardwright.planner.search.situation import Situation, start
 from shardwright.planner.search.solution import Solution, possible, solve
-from shardwright.planner.solvers.presolve import simplify
+from shardwright.planner.solvers.presolve import presolve
 
 ATTEMPTS = 40
 """How many plans may fail their dry run before the search gives up."""
@@ -61,7 +61,7 @@ def gather(now: Situation) -> Situation | None:
         states, can = found.layouts.states, found.possible
     elif isinstance(found, (Solution, OverMemory)):
         costs, network = bare(task, now.restrictions)
-        small = simplify(network.problem)
+        small = presolve(network.problem)
         states, can = costs.states, possible(network, small) if small else {}
     else:
         return None

@@ -30,9 +30,8 @@ def unfolded_bill(task: Task, layouts: Layouts, folded: Costs) -> Bill:
 def unfolded_costs(task: Task, unfolded: Unfolded, states: States, folded: Costs) -> Costs:
     """Prices of an unfolded graph."""
     sent = frozenset(copy for copy, n in unfolded.origin.items() if n in folded.gathered)
-    out = Costs(unfolded.graph, states.axes, states, task.workload, task.caches, sent)
-    out.keys = folded.keys.unfolded(unfolded.origin)
-    return out
+    keys = folded.sizes.keys.unfolded(unfolded.origin)
+    return Costs(unfolded.graph, states.axes, states, task.workload, task.caches, sent, keys)
 
 
 def memory_of(task: Task, bill: Bill, layouts: Layouts, folded: Costs) -> Memory:

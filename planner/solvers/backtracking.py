@@ -1,7 +1,7 @@
 """Branch and bound in pure Python: used when OR-tools is absent, and to check it.
 
 What elimination leaves is searched: bounds come from `buckets.py`, weighed sums of the costs from
-`multipliers.py`, the search is in `search.py`; here they are put together.
+`multipliers.py`, the search is in `depth_first.py`; here they are put together.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from shardwright.planner.solvers import buckets
 from shardwright.planner.solvers.bucket_elimination import eliminate
+from shardwright.planner.solvers.depth_first import DepthFirst
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.multipliers import Weights, dot, multipliers, unit
 from shardwright.planner.solvers.problem import Problem, Result
-from shardwright.planner.solvers.search import Search
 from shardwright.planner.solvers.tables import Vector
 
 STEPS = 64
@@ -58,7 +58,7 @@ def _search(
         for w, root in zip(weights, found.root, strict=True)
         if w[0]
     )
-    search = Search(found, weights, incumbent, hint)
+    search = DepthFirst(found, weights, incumbent, hint)
     if incumbent.assignment is None:
         proven = search.run(None, end)
         if incumbent.assignment is None:

@@ -19,11 +19,15 @@ from operator import add
 from typing import Any
 
 from shardwright.planner.solvers.problem import Problem, Row
+from shardwright.planner.solvers.reduction import Reduction
 from shardwright.planner.solvers.tables import Key, Plus, Table, Vector, join, pick, plus
+
+ROWS = 64
+"""Tables are no larger unless that is asked for: what is left is for the solvers."""
 
 
 @dataclass(frozen=True)
-class Step:
+class Derived:
     """An eliminated variable, and its value for each choice of the variables that it hung on."""
 
     variable: int
@@ -31,22 +35,21 @@ class Step:
     choice: dict[Key, int]
 
 
-@dataclass
-class Eliminated:
+@dataclass(frozen=True)
+class Eliminated(Reduction):
     """The problem that is left, and how the values of the others follow from its assignments."""
 
-    problem: Problem
     kept: list[int]
     """Per variable that is left: its number in the old problem."""
-    steps: list[Step]
+    derived: list[Derived]
 
     def expand(self, assignment: Sequence[int]) -> tuple[int, ...]:
         """The best assignment of the old problem that agrees with `assignment`."""
-        values = [0] * (len(self.kept) + len(self.steps))
+        values = [0] * (len(self.kept) + len(self.derived))
         for v, x in zip(self.kept, assignment, strict=True):
             values[v] = x
-        for step in reversed(self.steps):
-            values[step.variable] = step.choice[tuple([values[w] for w in step.above])]
+        for d in reversed(self.derived):
+            values[d.variable] = d.choice[tuple([values[w] for w in d.above])]
         return tuple(values)
 
     def contract(self, assignment: Sequence[int]) -> tuple[int, ...]:
@@ -54,7 +57,7 @@ class Eliminated:
         return tuple(assignment[v] for v in self.kept)
 
 
-def eliminate(problem: Problem, limit: int, deadline: float = math.inf) -> Eliminated:
+def eliminate(problem: Problem, limit: int = ROWS, deadline: float = math.inf) -> Eliminated:
     """Eliminate every variable that can be, by tables of no more rows than `limit` or than before.
 
     What is not eliminated when `deadline` (of `time.monotonic`) has passed is left.
@@ -79,7 +82,7 @@ class _Work:
     sizes: dict[int, int] = field(default_factory=dict)
     """Variables to visit, and the largest that each one's join can be."""
     queue: list[tuple[int, int]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    derived: list[Derived] = field(default_factory=list)
     made: int = 0
     plus: Plus = field(init=False)
 
@@ -139,7 +142,7 @@ class _Work:
                 self.near[w].discard(i)
         above = table.scope[before] + table.scope[after]
         self.put(Table(above, {key: costs for key, (costs, _) in least.items()}))
-        self.steps.append(Step(v, above, {key: x for key, (_, x) in least.items()}))
+        self.derived.append(Derived(v, above, {key: x for key, (_, x) in least.items()}))
         for w in above:
             self.push(w)
 
@@ -169,7 +172,7 @@ class _Work:
                     self.push(w)
 
     def result(self) -> Eliminated:
-        gone = {step.variable for step in self.steps}
+        gone = {d.variable for d in self.derived}
         kept = [v for v in range(len(self.near)) if v not in gone]
         number = {v: i for i, v in enumerate(kept)}
         left = Problem(self.problem.components)
@@ -178,7 +181,7 @@ class _Work:
         for i, table in self.tables.items():
             rows = [Row(key, (c,) if self.single else c) for key, c in table.rows.items()]
             left.factor(f"t{i}", [number[v] for v in table.scope], rows)
-        return Eliminated(left, kept, self.steps)
+        return Eliminated(left, kept, self.derived)
 
 
 def _front(choices: list[tuple[Vector, int]]) -> list[tuple[Vector, int]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwright.errors import SolverError
 from shardwright.planner.solvers import needs_ortools
@@ -20,6 +20,7 @@ from shardwright.planner.solvers.problem import Factor, Problem, Result
 
 WORKERS = 1
 SEED = 0
+REFUSED = "cpsat refuses the problem: {}; use --solver lp"
 
 
 def solve(
@@ -43,8 +44,13 @@ def solve(
     model = cp.CpModel()
     choices = _choices(model, problem)
     for c, cap in caps.items():
-        model.add(choices.total(cp, c) <= cap)
-    model.minimize(choices.total(cp, component))
+        costs = choices.costs(c)
+        if cap < costs.least:
+            return Result("infeasible", None, 0)
+        if cap < costs.least + costs.room:
+            model.add(costs.over_least(cp) <= cap - costs.least)
+    costs = choices.costs(component)
+    model.minimize(costs.over_least(cp))
     if hint is not None:
         for literal, chosen in choices.hinted(hint):
             model.add_hint(literal, chosen)
@@ -57,7 +63,7 @@ def solve(
     status = solver.solve(model)
     if status == cp.MODEL_INVALID:
         reason = model.validate().split(":")[0]
-        raise SolverError(f"cpsat refuses the problem: {reason}; use --solver lp")
+        raise SolverError(REFUSED.format(reason))
     if status == cp.INFEASIBLE:
         return Result("infeasible", None, 0)
     if status not in (cp.OPTIMAL, cp.FEASIBLE):
@@ -65,12 +71,33 @@ def solve(
     found = tuple(
         next(x for x, literal in group.items() if solver.value(literal)) for group in choices.values
     )
-    costs = problem.price(found)
-    if costs is None:
-        raise SolverError("cpsat returned an assignment that a factor forbids")
+    cost = problem.accept(found)[component]
     if status == cp.OPTIMAL:
-        return Result("optimal", found, costs[component])
-    return Result("feasible", found, min(_below(solver.best_objective_bound), costs[component]))
+        return Result("optimal", found, cost)
+    bound = costs.least + _below(solver.best_objective_bound)
+    return Result("feasible", found, min(bound, cost))
+
+
+class _Costs(NamedTuple):
+    """A component: what every assignment costs, and what literals add to that."""
+
+    least: int
+    added: list[tuple[Any, int]]
+
+    @property
+    def room(self) -> int:
+        """All that is added."""
+        return sum(weight for _, weight in self.added)
+
+    def over_least(self, cp: Any) -> Any:
+        """The sum of what is added.
+
+        Raises:
+            SolverError: it does not fit 64 bits. Somewhat below, CP-SAT itself refuses the model.
+        """
+        if self.room >= 2**63:
+            raise SolverError(REFUSED.format("sums of costs do not fit 64 bits"))
+        return cp.LinearExpr.weighted_sum([a for a, _ in self.added], [w for _, w in self.added])
 
 
 @dataclass
@@ -81,18 +108,17 @@ class _Choices:
     values: list[dict[int, Any]]
     rows: list[list[Any]]
 
-    def total(self, cp: Any, component: int) -> Any:
-        """The sum of a component."""
-        constant, literals, weights = 0, [], []
-        for factor, rows in zip(self.problem.factors, self.rows, strict=True):
-            # Over the least of the factor: CP-SAT wants the sum of all weights to fit 64 bits.
-            least = min(row.costs[component] for row in factor.rows)
-            constant += least
-            for literal, row in zip(rows, factor.rows, strict=True):
-                if row.costs[component] > least:
-                    literals.append(literal)
-                    weights.append(row.costs[component] - least)
-        return cp.LinearExpr.weighted_sum(literals, weights) + constant
+    def costs(self, component: int) -> _Costs:
+        """What a component sums; least is that of each factor's cheapest row."""
+        costs = [[row.costs[component] for row in f.rows] for f in self.problem.factors]
+        least = [min(found) for found in costs]
+        added = [
+            (literal, cost - low)
+            for rows, found, low in zip(self.rows, costs, least, strict=True)
+            for literal, cost in zip(rows, found, strict=True)
+            if cost > low
+        ]
+        return _Costs(sum(least), added)
 
     def hinted(self, hint: Sequence[int]) -> Iterator[tuple[Any, bool]]:
         """What each literal is under an assignment."""

@@ -2,7 +2,7 @@
 
 Values without support are removed (arc consistency), variables that determine each other become one
 (in a dense layer nearly all do), and factors over the same variables become one. What is left has
-the same solutions and costs; `Simplified.expand` turns its assignments back.
+the same solutions and costs; `Presolved.expand` turns its assignments back.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from operator import contains
 
 from shardwright.planner.solvers.problem import Factor, Problem, Row
+from shardwright.planner.solvers.reduction import Reduction
 
 
-@dataclass
-class Simplified:
+@dataclass(frozen=True)
+class Presolved(Reduction):
     """A smaller problem, and how each variable of the old one follows from it."""
 
-    problem: Problem
     source: list[tuple[int, dict[int, int]]]
     """Per old variable: a variable of the small problem, and its value -> the old value."""
 
@@ -38,8 +38,8 @@ class Simplified:
         return tuple(out)
 
 
-def simplify(problem: Problem) -> Simplified | None:
-    """The simplified problem; None where no value is left to a variable: it is infeasible."""
+def presolve(problem: Problem) -> Presolved | None:
+    """The smaller problem; None where no value is left to a variable: it is infeasible."""
     domains = [set(d) for d in problem.domains]
     factors = [Factor(f.name, f.scope, list(f.rows)) for f in problem.factors]
     parent = list(range(len(domains)))
@@ -171,7 +171,7 @@ def _rebuild(
     factors: list[Factor],
     parent: list[int],
     maps: list[dict[int, int]],
-) -> Simplified:
+) -> Presolved:
     """The problem in its new variables and values, both numbered without gaps."""
     small = Problem(problem.components)
     number = {}
@@ -190,4 +190,4 @@ def _rebuild(
         (number[p], {renumber[p][x]: own for x, own in m.items() if x in renumber[p]})
         for p, m in zip(parent, maps, strict=True)
     ]
-    return Simplified(small, source)
+    return Presolved(small, source)

@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import Literal, NamedTuple
 
-Costs = tuple[int, ...]
+from shardwright.errors import SolverError
+
+CostVector = tuple[int, ...]
+"""One number for each component."""
 
 
 class Row(NamedTuple):
     """Domain indices of the factor's variables, and what choosing them costs."""
 
     values: tuple[int, ...]
-    costs: Costs
+    costs: CostVector
 
 
 @dataclass
@@ -59,13 +62,13 @@ class Problem:
                 if all(r.values[k] == r.values[scope.index(v)] for k, v in enumerate(scope))
             ]
         # A row that stands twice counts once, at its lower costs (compared in order).
-        best: dict[tuple[int, ...], Costs] = {}
+        best: dict[tuple[int, ...], CostVector] = {}
         for row in rows:
             if row.values not in best or row.costs < best[row.values]:
                 best[row.values] = row.costs
         self.factors.append(Factor(name, tuple(unique), [Row(v, c) for v, c in best.items()]))
 
-    def weighed(self, weights: Sequence[Costs]) -> Problem:
+    def weighed(self, weights: Sequence[CostVector]) -> Problem:
         """The same problem with one component for each row of weights over the components."""
         out = Problem(tuple(f"w{i}" for i in range(len(weights))), self.names, self.domains)
         for f in self.factors:
@@ -87,8 +90,8 @@ class Problem:
         """No assignment's sum of a component is larger."""
         return sum(max((r.costs[component] for r in f.rows), default=0) for f in self.factors)
 
-    def price(self, assignment: Sequence[int]) -> Costs | None:
-        """Costs of a full assignment, None where a factor forbids it."""
+    def price(self, assignment: Sequence[int]) -> CostVector | None:
+        """CostVector of a full assignment, None where a factor forbids it."""
         total = [0] * len(self.components)
         for factor in self.factors:
             values = tuple(assignment[v] for v in factor.scope)
@@ -97,6 +100,17 @@ class Problem:
                 return None
             total = [a + b for a, b in zip(total, row.costs, strict=True)]
         return tuple(total)
+
+    def accept(self, answer: Sequence[int], caps: Mapping[int, int] | None = None) -> CostVector:
+        """Costs of an assignment that a solver returned.
+
+        Raises:
+            SolverError: a factor or a cap forbids it.
+        """
+        costs = self.price(answer)
+        if costs is None or any(costs[c] > cap for c, cap in (caps or {}).items()):
+            raise SolverError("the solver returned an assignment that its problem forbids")
+        return costs
 
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]

@@ -32,7 +32,8 @@ class OpenSequence:
     """The axes along which sequences may be split.
 
     Attributes:
-        axes: Id of the axis -> the first input that has it, as a crossing names it: "input_ids.1".
+        axes: Id of the axis -> the first input that has it, as redistributions name it:
+            "input_ids.1".
         closed: (tensor, dim) that stay whole all the same.
         handed: Hidden states that must be split -> (dim, id of the axis).
         ends: Hidden states on their way into the first block or out of the last, likewise, that

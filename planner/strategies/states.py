@@ -18,6 +18,7 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
+from shardwright.planner.contract.transitions import GRAD_PARTIAL, Kind, kind_of
 from shardwright.planner.graph.axes import ATOM, CONCAT, PRODUCT, Axes, Dim, atoms_of, find
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.strategies.sequence import OpenSequence
@@ -30,7 +31,7 @@ Shards = frozenset[tuple[int, int, int]]
 Cut = frozenset[tuple[int, int]]
 """(id of the atom, mask) of each split axis of one dim."""
 
-Split = frozenset[tuple[str, int, int]]
+OpShards = frozenset[tuple[str, int, int]]
 """(axis of a rule, id of the atom, mask) of each split axis of an op."""
 
 
@@ -39,10 +40,18 @@ class State(NamedTuple):
 
     shards: Shards = frozenset()
     partial: int = 0
-    copied: int = 0
+    grad_partial: int = 0
 
 
 REPLICATED = State()
+
+
+def kind_on(state: State, bit: int, covered: int) -> Kind:
+    """What a tensor in `state` is on one sub-axis; `covered` is as `States.covered` says."""
+    sharded = any(mask & bit for _, _, mask in state.shards)
+    return kind_of(
+        sharded, bool(covered & bit), bool(state.partial & bit), bool(state.grad_partial & bit)
+    )
 
 
 def cut_of(shards: Shards, dim: int) -> Cut:
@@ -114,11 +123,11 @@ class Strategy:
     """One way to run an op: the states of its inputs and outputs, in order, and the split axes."""
 
     states: tuple[State, ...]
-    split: Split = frozenset()
+    split: OpShards = frozenset()
 
 
-Kinds = tuple[str, ...]
-"""What each tensor of an op is on one sub-axis: "", "partial" or "copied"."""
+Kinds = tuple[Kind, ...]
+"""What each tensor of an op is on one sub-axis."""
 
 
 class States:
@@ -266,7 +275,7 @@ class States:
         out = [REPLICATED]
         for mask in self.allowed:  # pending over all sub-axes, or over those that split heads
             if mask == self.sub.full or mask & 1:
-                out += [State(copied=mask), State(partial=mask)]
+                out += [State(grad_partial=mask), State(partial=mask)]
         for shards in split:
             cut, covered = mask_of(shards), self.covered(name, shards)
             # Where an axis is split the rest, if there is any, has a pending gradient.
@@ -295,9 +304,9 @@ class States:
                     found.setdefault(states, Strategy(states, split))
         return list(found.values())
 
-    def _op_splits(self, op: Op, rule: Rule | None) -> list[Split]:
+    def _op_splits(self, op: Op, rule: Rule | None) -> list[OpShards]:
         """No split, and every one that a split of one of the tensors leads to."""
-        found: dict[Split, None] = {frozenset(): None}
+        found: dict[OpShards, None] = {frozenset(): None}
         if rule is not None:
             trees = self.axes.axes[op.name]
             atoms = {letter: {a.id for a in atoms_of(tree)} for letter, tree in trees.items()}
@@ -310,7 +319,7 @@ class States:
                         found[split] = None
         return list(found)
 
-    def _refuses(self, op: Op, rule: Rule, split: Split) -> bool:
+    def _refuses(self, op: Op, rule: Rule, split: OpShards) -> bool:
         """Whether the axes in `split` may not be split, whatever the states."""
         used = {x for x, _, _ in split}
         return bool(
@@ -320,23 +329,24 @@ class States:
         )
 
     @staticmethod
-    def _shards(rule: Rule | None, split: Split, count: int) -> list[Shards]:
+    def _shards(rule: Rule | None, split: OpShards, count: int) -> list[Shards]:
         if rule is None or not split:
             return [frozenset()] * count
         return [shards_of(dims, split) for dims in (*rule.operands, *rule.results)]
 
     def _kinds(
-        self, op: Op, rule: Rule | None, split: Split, shards: Sequence[Shards], bit: int
+        self, op: Op, rule: Rule | None, split: OpShards, shards: Sequence[Shards], bit: int
     ) -> list[Kinds]:
         """What is pending over one sub-axis, tensor by tensor: every way that there is."""
         names = (*op.inputs, *op.outputs)
-        copied = ["copied" if self.graph.tensors[n].differentiable else "" for n in names]
+        trained = [self.graph.tensors[n].differentiable for n in names]
         used = {x for x, _, m in split if m & bit}
         if not used:
-            out = [("",) * len(names), tuple(copied)]
+            each = [kind_of(False, False, False, grad) for grad in trained]
+            out = [(Kind.REPLICATE,) * len(names), tuple(each)]
             for group in rule.linear if rule is not None else ():
                 sums = {*group, *range(len(op.inputs), len(names))}
-                out.append(tuple("partial" if i in sums else k for i, k in enumerate(copied)))
+                out.append(tuple(Kind.PARTIAL if i in sums else k for i, k in enumerate(each)))
             return list(dict.fromkeys(out))
         assert rule is not None
         here = [frozenset(c for c in s if c[2] & bit) for s in shards]
@@ -351,9 +361,10 @@ class States:
         kinds = []
         for i, name in enumerate(names):
             if reduced and (i >= len(op.inputs) or (not here[i] and _added(rule, i, here))):
-                kinds.append("partial")
+                kinds.append(Kind.PARTIAL)
             else:
-                kinds.append("" if self.covered(name, here[i]) & bit else copied[i])
+                covered = bool(self.covered(name, here[i]) & bit)
+                kinds.append(kind_of(bool(here[i]), covered, False, trained[i]))
         return [tuple(kinds)]
 
     @staticmethod
@@ -392,12 +403,12 @@ def _subsets(mask: int) -> list[int]:
     return [m for m in range(mask + 1) if m & ~mask == 0]
 
 
-def _with(shards: Shards, pending: Mapping[int, str]) -> State:
-    """The state with these shards and, per sub-axis, this pending sum."""
+def _with(shards: Shards, kinds: Mapping[int, Kind]) -> State:
+    """The state with these shards that is of these kinds, per sub-axis."""
     return State(
         shards,
-        sum(bit for bit, kind in pending.items() if kind == "partial"),
-        sum(bit for bit, kind in pending.items() if kind == "copied"),
+        sum(bit for bit, kind in kinds.items() if kind == Kind.PARTIAL),
+        sum(bit for bit, kind in kinds.items() if kind in GRAD_PARTIAL),
     )
 
 
@@ -408,7 +419,7 @@ def _added(rule: Rule, operand: int, shards: Sequence[Shards]) -> bool:
 
 def _everywhere(
     shards: Shards, dims: Dims, exprs: set[Expr], atoms: Mapping[str, set[int]]
-) -> Split:
+) -> OpShards:
     """The axes of a rule that are split when a tensor written as `dims` is split into `shards`.
 
     An atom that stands in several parts of a dim (the heads of a fused q, k and v) is split in all
@@ -428,7 +439,7 @@ def _everywhere(
         split |= more
 
 
-def shards_of(dims: Dims, split: Split) -> Shards:
+def shards_of(dims: Dims, split: OpShards) -> Shards:
     """The split axes of a tensor whose dims are written as `dims` in the rule."""
     return frozenset(
         (d, a, m)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.cost.cost import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.cost.sizes import TRACE_BATCH, TRACE_SEQ
 
 FRAMES = 296
 """Frames of sound; halved three times it is still a size that can be told from others."""

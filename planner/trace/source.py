@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
-from shardwright.planner.cost.cost import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.cost.sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs

@@ -18,7 +18,7 @@ from torch import nn
 
 from shardwright.planner.blocks.stacks import find_stacks, shortened
 from shardwright.planner.contract.names import is_within, pattern
-from shardwright.planner.cost.cost import TRACE_BATCH, TRACE_SOURCE
+from shardwright.planner.cost.sizes import TRACE_BATCH, TRACE_SOURCE
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.example_inputs import guesses, number
 from shardwright.planner.trace.on_fake import follow, run_on_fake

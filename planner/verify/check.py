@@ -1,7 +1,7 @@
 """An independent look at a plan: does every op of the whole graph hold?
 
-It reads the rules, but not the network, its simplification or any solver: for each op it works out
-from the states alone whether the rule allows them together. What they cost is in `bill.py`.
+It reads the rules, but not the network, its presolve or any solver: for each op it works out
+from the states alone whether the rule allows them together. What they cost is in `recost.py`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from shardwright.errors import SolverError
+from shardwright.planner.contract.transitions import Kind, kind_of
 from shardwright.planner.graph.axes import atoms_of
 from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Slot
 from shardwright.planner.graph.repeated_calls import Sizes
 from shardwright.planner.strategies.sequence import OpenSequence
 from shardwright.planner.strategies.states import (
     REPLICATED,
+    OpShards,
     Shards,
-    Split,
     State,
     States,
     covers,
+    kind_on,
     looks_new,
+    mask_of,
 )
 from shardwright.rules.notation import Dims, Rule, letters
 
@@ -37,7 +40,7 @@ def check(
 ) -> None:
     """Check every op, boundary, use, input and output of the unfolded graph.
 
-    What a change of placement costs, and whether there is a collective for it, is the bill's part.
+    What a change of placement costs, and whether there is a way to make it, is told by `recost.py`.
 
     Args:
         graph: The traced model.
@@ -60,7 +63,7 @@ def check(
         if assignment[name] != REPLICATED:
             raise SolverError(f"the plan wants input '{name}' of the model {assignment[name]}")
     for use in graph.uses:
-        if assignment[use.stored].partial or assignment[use.stored].copied:
+        if assignment[use.stored].partial or assignment[use.stored].grad_partial:
             raise SolverError(f"the plan stores '{use.fqn}' as {assignment[use.stored]}")
     for name in graph.shown:
         if assignment[name].shards or assignment[name].partial:
@@ -160,7 +163,7 @@ def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
     names = (*op.inputs, *op.outputs)
     have = [assignment[n] for n in names]
     rule = states.axes.rules.get(op.name)
-    split: Split = frozenset()
+    split: OpShards = frozenset()
     if any(s.shards for s in have):
         if rule is None:
             return "an op without a rule has tensors that are split"
@@ -183,7 +186,7 @@ def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
 
 
 def _wrong_split(
-    op: Op, rule: Rule, split: Split, have: Sequence[State], states: States, bit: int
+    op: Op, rule: Rule, split: OpShards, have: Sequence[State], states: States, bit: int
 ) -> str | None:
     """What is wrong with the pending sums over a sub-axis that splits some axis of `op`."""
     here = {(x, a) for x, a, m in split if m & bit}
@@ -199,26 +202,27 @@ def _wrong_split(
         if is_result and reduced and shards:
             return f"result '{name}' is split and would be a pending sum"
         if reduced and (is_result or (not shards and _added(rule, i, reduced))):
-            want = "a pending sum"
-        elif states.graph.tensors[name].differentiable and not states.covered(name, shards) & bit:
-            want = "copied"
+            want = Kind.PARTIAL
         else:
-            want = "nothing pending"
-        if _pending(state, bit) != want:
-            kind = "result" if is_result else "operand"
-            return f"{kind} '{name}' is {_pending(state, bit)} instead of {want}"
+            covered = bool(states.covered(name, shards) & bit)
+            want = kind_of(bool(shards), covered, False, states.graph.tensors[name].differentiable)
+        if (kind := _kind(states, name, state, bit)) != want:
+            role = "result" if is_result else "operand"
+            return f"{role} '{name}' is {kind} instead of {want}"
     return None
 
 
-def _pending(state: State, bit: int) -> str:
-    if state.partial & bit:
-        return "both" if state.copied & bit else "a pending sum"
-    return "copied" if state.copied & bit else "nothing pending"
+def _kind(states: States, name: str, state: State, bit: int) -> str:
+    """What a tensor is over a sub-axis; no kind where its state contradicts itself."""
+    covered, sharded = states.covered(name, state.shards), mask_of(state.shards) & bit
+    if bit & ((state.partial & (state.grad_partial | sharded)) | (state.grad_partial & covered)):
+        return "two kinds at once"
+    return kind_on(state, bit, covered)
 
 
 def split_axes(
     rule: Rule, sides: Sequence[Dims], have: Sequence[State], states: States, op: Op
-) -> Split | str:
+) -> OpShards | str:
     """The split axes that the states show; a text where two tensors disagree."""
     trees = {x: {a.id for a in atoms_of(d)} for x, d in states.axes.axes[op.name].items()}
     split = {
@@ -252,19 +256,17 @@ def _added(rule: Rule, operand: int, reduced: set[str]) -> bool:
 def _wrong_sum(
     op: Op, rule: Rule | None, have: Sequence[State], states: States, bit: int
 ) -> str | None:
-    """What is wrong over a sub-axis that splits nothing of `op`: all whole, copied, or a sum."""
-    kinds = [_pending(state, bit) for state in have]
-    copied = [
-        "copied" if states.graph.tensors[n].differentiable else "nothing pending"
-        for n in (*op.inputs, *op.outputs)
-    ]
-    if all(kind == "nothing pending" for kind in kinds) or kinds == copied:
+    """What is wrong over a sub-axis that shards nothing of `op`: all replicated, or a sum."""
+    names = (*op.inputs, *op.outputs)
+    kinds = [_kind(states, n, state, bit) for n, state in zip(names, have, strict=True)]
+    each = [kind_of(False, False, False, states.graph.tensors[n].differentiable) for n in names]
+    if all(kind == Kind.REPLICATE for kind in kinds) or kinds == each:
         return None
-    pending = frozenset(i for i, k in enumerate(kinds[: len(op.inputs)]) if k == "a pending sum")
+    pending = frozenset(i for i, k in enumerate(kinds[: len(op.inputs)]) if k == Kind.PARTIAL)
     if rule is None or pending not in rule.linear:
         return f"sums are pending in operands {sorted(pending)}: it is not linear in them together"
     for i, kind in enumerate(kinds):
-        want = "a pending sum" if i in pending or i >= len(op.inputs) else copied[i]
+        want = Kind.PARTIAL if i in pending or i >= len(op.inputs) else each[i]
         if kind != want:
             return f"tensor {i} is {kind} instead of {want}"
     return None

@@ -24,8 +24,8 @@ def of_first_run(bill: Bill) -> Bill:
         sequence=before.states.sequence,
         sub=before.states.sub,
     )
-    costs = Costs(graph, before.axes, states, before.workload, before.caches, before.gathered)
-    costs.keys = before.keys.within(graph)
+    keys = before.sizes.keys.within(graph)
+    costs = Costs(graph, before.axes, states, before.workload, before.caches, before.gathered, keys)
     read = {n for op in graph.ops for n in op.inputs} | {b.source for b in graph.boundaries}
     idle = {u.used: bill.assignment[u.stored] for u in graph.uses if u.used not in read}
     return Bill(costs, {n: bill.assignment[n] for n in graph.tensors} | idle)

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from shardwright.errors import SolverError
 from shardwright.planner.contract.plan_file import Phase
-from shardwright.planner.cost.cost import Collective, Costs, Crossing
+from shardwright.planner.contract.transitions import Collective
+from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.phases import Pass
+from shardwright.planner.cost.redistribution import Traffic
 from shardwright.planner.graph.graph import Op
-from shardwright.planner.strategies.states import Split, Strategy
+from shardwright.planner.strategies.states import OpShards, Strategy
 from shardwright.planner.verify.check import Assignment, distinct, split_axes
 
 Calls = Counter[Collective]
@@ -49,7 +51,8 @@ class Bill:
         time = sum(run.times * self.times[run.phase] for run in runs)
         if any(run.trains for run in runs):
             return Price(size, time, 0)
-        back = sum(n * self.costs.nanoseconds(crossing)[1] for crossing, n in self.crossings())
+        spent = self.costs.redistributions.nanoseconds
+        back = sum(n * spent(traffic)[1] for traffic, n in self.redistributions())
         return Price(size, time, back)
 
     @cached_property
@@ -58,11 +61,10 @@ class Bill:
         out: dict[Phase, int] = {}
         for run in self.costs.passes:
             spent = sum(
-                n * self.costs.compute_once(op, strategy, run)
-                for op, strategy, n in self._strategies
+                n * self.costs.ops.once(op, strategy, run) for op, strategy, n in self._strategies
             )
-            for crossing, times in self.crossings(run):
-                ahead, back = self.costs.nanoseconds(crossing)
+            for traffic, times in self.redistributions(run):
+                ahead, back = self.costs.redistributions.nanoseconds(traffic)
                 spent += times * (ahead + back * run.trains)
             out[run.phase] = spent
         return out
@@ -76,32 +78,33 @@ class Bill:
             run: The pass, by default the workload's first.
         """
         forward, backward = Calls(), Calls()
-        for crossing, times in self.crossings(run):
-            for call in crossing.forward:
+        for traffic, times in self.redistributions(run):
+            for call in traffic.forward:
                 forward[call] += times
-            for call in crossing.backward:
+            for call in traffic.backward:
                 backward[call] += times
         return forward, backward
 
-    def crossings(self, run: Pass | None = None) -> list[tuple[Crossing, int]]:
+    def redistributions(self, run: Pass | None = None) -> list[tuple[Traffic, int]]:
         """Changes of placement in a pass, and how many are alike; averaging gradients is one.
 
         Args:
             run: The pass, by default the workload's first.
         """
-        out: list[tuple[Crossing, int]] = []
+        out: list[tuple[Traffic, int]] = []
+        costs = self.costs.redistributions
         for (before, source, target), stays, times in self._changes:
             states = (self.assignment[before], self.assignment[source], self.assignment[target])
-            crossing, _ = self.costs.inner_crossing(source, *states, run)
-            if crossing is None or (stays and crossing.forward):
+            traffic, _ = costs.inner(source, *states, run)
+            if traffic is None or (stays and traffic.forward):
                 raise SolverError(
                     f"the plan takes '{source}' from {states[1]} to {states[2]}, "
                     "which no collective does"
                 )
             if times:
-                out.append((crossing, times))
+                out.append((traffic, times))
         for name in self.costs.holdings.stored:
-            averaging = self.costs.gradient(name, self.assignment[name])
+            averaging = costs.averaging(name, self.assignment[name])
             if averaging is not None:
                 out.append((averaging, 1))
         return out
@@ -119,7 +122,7 @@ class Bill:
     def _strategy(self, op: Op) -> Strategy:
         have = tuple(self.assignment[n] for n in (*op.inputs, *op.outputs))
         rule = self.costs.axes.rules.get(op.name)
-        split: Split | str = frozenset()
+        split: OpShards | str = frozenset()
         if rule is not None:
             sides = (*rule.operands, *rule.results)
             split = split_axes(rule, sides, have, self.costs.states, op)
@@ -130,15 +133,14 @@ class Bill:
         """Changes of placement, whether of weights that no rank sends, and how many are alike."""
         stays = self.costs.holdings.stored.keys() - self.costs.gathered
         tensors = self.costs.graph.tensors
-        state = {name: id(s) for name, s in self.assignment.items()}
-        dims = self.costs.axes.dims
+        state, alike = self.assignment, self.costs.sizes.alike
         found: dict[object, list[Any]] = {}
-        for edge in self.costs.edges:
+        for edge in self.costs.redistributions.edges:
             before, source, target = edge
-            priced = target not in self.costs.unpriced
+            priced = target not in self.costs.redistributions.unpriced
             key = (
                 priced,
-                id(dims[source]), tensors[source].dtype, tensors[source].differentiable,
+                alike(source), tensors[source].dtype, tensors[source].differentiable,
                 source in stays, state[before], state[source], state[target],
             )  # fmt: skip
             if key in found:

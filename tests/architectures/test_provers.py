@@ -9,11 +9,12 @@ import shardwright
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
 from shardwright.planner.problem.objective import Digits
-from shardwright.planner.problem.optimize import ROWS, optimize
+from shardwright.planner.problem.optimize import optimize
 from shardwright.planner.search import solution
 from shardwright.planner.solvers import backtracking, cpsat, lp
 from shardwright.planner.solvers.bucket_elimination import eliminate
-from shardwright.planner.solvers.presolve import Simplified
+from shardwright.planner.solvers.presolve import Presolved
+from shardwright.planner.solvers.reduction import chain
 
 CASES = [(kind, name) for kind, names in FIRST.items() for name in names]
 SECONDS = 60.0
@@ -23,10 +24,10 @@ class Found(Exception):
     """The problem that planning came to."""
 
 
-def network(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Simplified, int]:
+def network(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Presolved, int]:
     """The problem of splitting a model over two ranks, and the bytes that could be split."""
 
-    def stop(small: Simplified, *_: object, movable: int) -> None:
+    def stop(small: Presolved, *_: object, movable: int) -> None:
         raise Found(small, movable)
 
     _, model = build(kind, name, torch.float32)
@@ -44,11 +45,12 @@ def test_all_solvers_prove_the_same_plan(kind: str, name: str, monkeypatch) -> N
     for optimum in found:
         assert optimum.optimal and optimum.objective == optimum.bound
         assert optimum.assignment == found[0].assignment
-    assert [optimum.scouted for optimum in found] == [False, False, True]
+    assert [optimum.from_warm_start for optimum in found] == [False, False, True]
     # Without a hint too: ties are broken by the objective, not by what a solver was told.
     digits = Digits.of(small.problem)
-    left = eliminate(digits.split(small.problem), ROWS).problem
-    problem, _ = digits.fit(left.weighed([digits.price(found[0].power)]), found[0].power)
+    price = found[0].byte_price
+    left = chain(small.problem, digits.split, eliminate).problem
+    problem = digits.fit(left.weighed([digits.weights(price)]), price).problem
     results = [m.solve(problem, 0, {}, None, SECONDS) for m in (lp, cpsat, backtracking)]
     assert results[0].status == "optimal"
     assert results == results[:1] * 3

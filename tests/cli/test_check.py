@@ -29,7 +29,7 @@ def test_as_json(run: Run, model: Path, planned: tuple[Path, Result]) -> None:
     assert found == {"ok": True, "ranks": [0, 1]}
 
 
-def test_predicted_shapes_are_whole_logits_and_what_crossings_lead_to(
+def test_predicted_shapes_are_whole_logits_and_what_redistributions_lead_to(
     plan: Plan, model: Path
 ) -> None:
     source = read_source(model)

@@ -1,16 +1,20 @@
 """Sizes, times and placements as the tables show them."""
 
+from collections import Counter
+
 import pytest
 
-from shardwright.planner.contract.plan_file import ParameterPlan, SolverReport
-from shardwright.planner.contract_tmp import crossings
+from shardwright.planner.contract.mesh import coords_of
+from shardwright.planner.contract.plan_file import ParameterPlan, Redistribution, SolverReport
+from shardwright.planner.contract.transitions import Kind, route
 from shardwright.planner.units import human_bytes, human_time, parse_bytes
 from shardwright.planner.wording import (
-    CROSSINGS,
-    crossing_collectives,
+    collectives_in_words,
+    collectives_of,
     placement_in_words,
     solver_in_words,
 )
+from tests.runtime.kinds import EXAMPLES, sent
 
 
 @pytest.mark.parametrize(
@@ -65,23 +69,38 @@ def test_placement_in_words(layer: str, placement: str, use: str | None, words: 
     assert placement_in_words(layer, ParameterPlan(placement=placement, use=use)) == words
 
 
-def test_collectives_are_those_that_the_planner_prices() -> None:
-    """The tables speak without torch, so they have a table of their own."""
-    words = {"copied": "copied", "stored parts": "shard"}
-    priced = {}
-    for (source, target), sides in crossings.CROSSINGS.items():
-        sent = [[op for op in side if op in crossings.COLLECTIVES] for side in sides]
-        pair = tuple(ops[0].split()[0].replace("_", "-") if ops else "" for ops in sent)
-        key = (words.get(source, source), words.get(target, target))
-        if any(pair):
-            priced[key] = pair
-    assert priced == CROSSINGS
+COORDS = {"tp": (0, 2)}
 
 
 def test_collectives_of_a_change_of_placement() -> None:
-    assert crossing_collectives("?, 64 | partial tp", "?, 64") == ("all-reduce", "")
-    assert crossing_collectives("?, 64@tp", "?, 64") == ("all-gather", "")
-    assert crossing_collectives("?, 64", "?, 64 | grad-partial tp") == ("", "all-reduce")
+    assert collectives_of("?, 64 | partial tp", "?, 64", COORDS) == [("all-reduce", "")]
+    assert collectives_of("?, 64@tp", "?, 64", COORDS) == [("all-gather", "")]
+    assert collectives_of("?, 64", "?, 64 | grad-partial tp", COORDS) == [("", "all-reduce")]
+    assert collectives_of("?, 64", "?, 64", COORDS) == []
+
+
+@pytest.mark.parametrize(
+    "source, target",
+    [
+        *((EXAMPLES[a], EXAMPLES[b]) for a in Kind for b in Kind if route(a, b) is not None),
+        ("4@tp, 6", "4, 6@tp"),
+        ("4, 6 | partial tp.0", "2@tp.0*2@tp.1, 6"),
+        ("4, 6 | partial tp", "2@tp.0*2, 6 | grad-partial tp.1"),
+    ],
+)
+def test_collectives_in_words_are_those_that_ranks_make(source: str, target: str) -> None:
+    sub_axes = {"tp": [2, 2]} if "tp.0" in source + target else {}
+    ranks = 4 if sub_axes else 2
+    counted = sent(source, target, ranks, sub_axes)
+    made = Counter(
+        f"{way} {call.kind.replace('_', '-')}"
+        for way, calls in zip(("fwd", "bwd"), counted, strict=True)
+        for call in calls
+    )
+    change = Redistribution(slot="", source=source, target=target)
+    words = collectives_in_words([change], coords_of({"tp": ranks}, sub_axes, 0))
+    said = [line.partition(" x") for line in words.splitlines()]
+    assert made == {text: int(times or 1) for text, _, times in said}
 
 
 def test_gap_of_a_plan_that_is_not_proven() -> None:

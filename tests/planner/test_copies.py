@@ -12,12 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Workload
-from shardwright.planner.contract_tmp import crossings
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.strategies.states import REPLICATED, State, States
 from shardwright.planner.trace.trace import trace
-from shardwright.runtime import collectives, reshard
+from shardwright.runtime import collectives
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.reshard import Reshard
 
@@ -114,28 +113,15 @@ def test_copies_are_priced_as_the_runtime_makes_them(
     states = {
         f"{WIDTH}": REPLICATED,
         f"{WIDTH} | partial tp": State(partial=full),
-        f"{WIDTH} | grad-partial tp": State(copied=full),
+        f"{WIDTH} | grad-partial tp": State(grad_partial=full),
         MODULES[kind][1]: State(shards),
     }
     seen = 0
     for source, a in states.items():
         for target, b in states.items():
-            crossing = priced.crossing(name, a, b) if a != b else None
-            if crossing is not None:
+            traffic = priced.redistributions.traffic(name, a, b) if a != b else None
+            if traffic is not None:
                 seen += 1
-                said = (crossing.copied, crossing.copied_back)
+                said = (traffic.copied, traffic.copied_back)
                 assert said == counted(source, target, shape), (source, target)
     assert seen == 11
-
-
-def test_the_planner_prices_what_the_runtime_does() -> None:
-    """One table each: the planner's has no states of parts that no plan can reach."""
-    words = {"whole": "REPLICATED", "partial": "PARTIAL", "copied": "GRAD_PARTIAL"}
-    words |= {"shard": "SHARDED", "stored parts": "MIXED", "parts": "MIXED_GRAD_PARTIAL"}
-    does = {"all_gather": "gather", crossings.SHARED: "reduce_shared"}
-    for (source, target), sides in crossings.CROSSINGS.items():
-        pair = tuple(" ".join(does.get(op, op) for op in side) or "identity" for side in sides)
-        states = (reshard.State[words[source]], reshard.State[words[target]])
-        if states == (reshard.State.REPLICATED, reshard.State.MIXED):
-            pair = (pair[0], "gather")  # of buffers, which have no gradients
-        assert reshard.CROSSINGS[states] == pair

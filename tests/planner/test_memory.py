@@ -107,7 +107,7 @@ def saved_bytes(name: str) -> int:
 def test_activations_kept_for_the_backward_pass(name: str) -> None:
     costs, _ = whole(name, "train")
     held = costs.holdings
-    said = sum(costs.bytes(n, REPLICATED, held.full) for n in held.kept)
+    said = sum(costs.sizes.bytes(n, REPLICATED, held.full) for n in held.kept)
     real = saved_bytes(name)
     if name == "bloom":  # its GELU is an autograd function of its own, seen as the ops in it
         assert real <= said <= 2.2 * real

@@ -65,11 +65,11 @@ def whole(op: Op) -> Strategy:
 
 
 def flops(priced: Costs, op: Op) -> int:
-    return priced.flops(op, whole(op), priced.passes[0])
+    return priced.ops.flops(op, whole(op), priced.passes[0])
 
 
 def total(priced: Costs) -> int:
-    return sum(priced.compute(op, whole(op)) for op in priced.graph.ops)
+    return sum(priced.ops.compute(op, whole(op)) for op in priced.graph.ops)
 
 
 # --- what is asked for
@@ -139,7 +139,7 @@ def test_flops_of_attention_in_single_products(phase: Phase, queries: int) -> No
 def test_a_cache_holds_keys_and_values_as_they_were_before_they_are_repeated(name: str) -> None:
     priced = of(name, "decode")
     width = {"grouped": 2 * 16, "by hand": 4 * 16}[name]
-    tensors = [priced.graph.tensors[cached] for cached in priced.keys.cached]
+    tensors = [priced.graph.tensors[cached] for cached in priced.sizes.keys.cached]
     assert [prod(t.shape) for t in tensors] == [3 * 19 * width] * 2
 
 
@@ -168,12 +168,12 @@ def test_a_mix_is_the_sum_of_its_phases() -> None:
 def test_decoding_waits_for_weights() -> None:
     """One token of one sequence: the time is that of reading the weights."""
     priced = of("mlp", "decode", batch=1)
-    weights = sum(priced.bytes(u.stored, REPLICATED) for u in priced.graph.uses)
-    reading = priced.device.compute(0, weights, "float32")
+    weights = sum(priced.sizes.bytes(u.stored, REPLICATED) for u in priced.graph.uses)
+    reading = priced.ops.device.compute(0, weights, "float32")
     assert reading <= total(priced) < 1.2 * reading
 
 
 def test_what_a_view_takes_is_nothing_and_a_lookup_reads_only_what_it_gives() -> None:
     priced = of("grouped", "prefill")
     for op in ops(priced, "view", "transpose", "permute", "expand", "unsqueeze", "_unsafe_view"):
-        assert priced.compute(op, whole(op)) == 0
+        assert priced.ops.compute(op, whole(op)) == 0

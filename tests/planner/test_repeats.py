@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import Crossing, ModulePlan
+from shardwright.planner.contract.plan_file import ModulePlan, Redistribution
 from shardwright.runtime.layers import apply_module
 from shardwright.runtime.mesh import Mesh
 from tests.planner.equal import assert_equal, features, planned
@@ -81,9 +81,9 @@ def test_tensors_of_one_slot_are_told_apart_by_their_number_of_dims() -> None:
     model = Around(Attention()).double()
     plan = planned(model, features(WIDTH), 2)
     dropout = plan.modules["inner.dropout"]
-    crossings = dropout.inputs or dropout.outputs
-    assert sorted(len(parse(c.source).dims) for c in crossings) == [3, 4]
-    assert {c.source == c.target for c in crossings} == {True, False}
+    changes = dropout.inputs or dropout.outputs
+    assert sorted(len(parse(c.source).dims) for c in changes) == [3, 4]
+    assert {c.source == c.target for c in changes} == {True, False}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_tensors_of_one_slot_are_told_apart_by_their_number_of_dims() -> None:
     ],
 )
 def test_what_cannot_be_told_apart_is_refused(sources: tuple[str, str], message: str) -> None:
-    spec = ModulePlan(inputs=[Crossing(slot="input", source=s, target=s) for s in sources])
+    spec = ModulePlan(inputs=[Redistribution(slot="input", source=s, target=s) for s in sources])
     module = nn.Dropout()
     with pytest.raises(PlanError, match=message):
         apply_module(module, spec, Mesh.shape_only({"tp": (0, 2)}))

@@ -1,4 +1,4 @@
-"""Solvers and `simplify` against each other and against trying everything."""
+"""Solvers and `presolve` against each other and against trying everything."""
 
 import random
 import sys
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from shardwright.errors import SolverError, UsageError
 from shardwright.planner import solvers
-from shardwright.planner.solvers import backtracking, buckets, cpsat, lp, search
+from shardwright.planner.solvers import backtracking, buckets, cpsat, depth_first, lp
 from shardwright.planner.solvers.bucket_elimination import eliminate
-from shardwright.planner.solvers.presolve import simplify
-from shardwright.planner.solvers.problem import Costs, Problem, Result, Row
+from shardwright.planner.solvers.presolve import presolve
+from shardwright.planner.solvers.problem import CostVector, Problem, Result, Row
 
 MODULES = (cpsat, lp, backtracking)
 SOLVERS = [pytest.param(m.solve, id=m.__name__.split(".")[-1]) for m in MODULES]
@@ -29,7 +29,7 @@ def assignments(problem: Problem) -> Iterator[tuple[int, ...]]:
     return product(*(range(len(d)) for d in problem.domains))
 
 
-def all_prices(problem: Problem, caps: Mapping[int, int]) -> Iterator[Costs]:
+def all_prices(problem: Problem, caps: Mapping[int, int]) -> Iterator[CostVector]:
     for assignment in assignments(problem):
         price = problem.price(assignment)
         if price is not None and all(price[c] <= cap for c, cap in caps.items()):
@@ -122,7 +122,7 @@ def test_bounds_hold_when_the_budget_runs_out(
     best = brute_force(problem, 0, caps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buckets, "ROWS", rows)
-        patch.setattr(search, "NODES", nodes)
+        patch.setattr(depth_first, "NODES", nodes)
         result = backtracking.solve(problem, 0, caps, None, SECONDS)
     if result.status in ("optimal", "infeasible"):
         check(problem, 0, caps, best, result)
@@ -138,8 +138,8 @@ def test_bounds_hold_when_the_budget_runs_out(
 
 @settings(deadline=None, max_examples=200)
 @given(problems())
-def test_simplify_keeps_solutions(problem: Problem):
-    small = simplify(problem)
+def test_presolve_keeps_solutions(problem: Problem):
+    small = presolve(problem)
     prices = sorted(all_prices(problem, {}))
     if small is None:
         assert not prices
@@ -271,7 +271,7 @@ def least_times(blocks: int) -> dict[int, int]:
 
 
 def test_backtracking_proves_a_chain_of_32_layers_at_every_budget():
-    small = simplify(chain(32))
+    small = presolve(chain(32))
     assert small is not None
     problem, times = small.problem, least_times(32)
     low = min(times)
@@ -307,7 +307,7 @@ def transitions(blocks: int) -> Problem:
 
 
 def test_both_solvers_agree_on_a_chain_of_32_layers():
-    small = simplify(transitions(32))
+    small = presolve(transitions(32))
     assert small is not None
     problem = small.problem
     size = backtracking.solve(problem, 0, {}, None, SECONDS).bound
@@ -379,7 +379,7 @@ def test_factor_that_allows_nothing(solve, scope):
     problem.variable("y", 2)
     problem.factor("never", scope, [])
     check(problem, 0, {}, None, solve(problem, 0, {}, None, SECONDS))
-    assert simplify(problem) is None
+    assert presolve(problem) is None
 
 
 @pytest.mark.parametrize("solve", SOLVERS)
@@ -391,7 +391,7 @@ def test_cap_that_excludes_everything(solve):
     check(problem, 0, {1: 2}, 0, solve(problem, 0, {1: 2}, None, SECONDS))
 
 
-def test_simplify_sees_what_only_a_join_forbids():
+def test_presolve_sees_what_only_a_join_forbids():
     """Each pair of factors leaves every value its support; both together leave none."""
     problem = Problem(("a",))
     for name in "xyz":
@@ -402,16 +402,16 @@ def test_simplify_sees_what_only_a_join_forbids():
     )
     problem.factor("equal", (0, 1), equal)
     problem.factor("other", (1, 0), other)
-    assert simplify(problem) is None
+    assert presolve(problem) is None
 
 
-def test_simplify_merges_chains_of_equals():
+def test_presolve_merges_chains_of_equals():
     problem = Problem(("a",))
     for i in range(6):
         problem.variable(f"v{i}", 4)
     for i in range(5):
         problem.factor(f"shift {i}", (i, i + 1), [Row((x, (x + 1) % 4), (x,)) for x in range(4)])
-    small = simplify(problem)
+    small = presolve(problem)
     assert small is not None and len(small.problem.names) == 1
     assert sorted(all_prices(problem, {})) == sorted(all_prices(small.problem, {}))
 
@@ -433,6 +433,29 @@ def test_cpsat_refuses_sums_beyond_64_bits():
     with pytest.raises(SolverError, match="cpsat refuses the problem"):
         cpsat.solve(problem, 0, {}, None, SECONDS)
     check(problem, 0, {}, 0, backtracking.solve(problem, 0, {}, None, SECONDS))
+
+
+@pytest.mark.parametrize("solve", SOLVERS)
+@pytest.mark.parametrize("cap", [2**63 - 1, 2**63, 2**70])
+def test_caps_beyond_64_bits(solve, cap: int):
+    problem = Problem(("a", "b"))
+    problem.variable("x", 2)
+    problem.factor("price", (0,), [Row((0,), (3, 1)), Row((1,), (4, 0))])
+    check(problem, 0, {1: cap}, 3, solve(problem, 0, {1: cap}, None, SECONDS))
+    check(problem, 0, {1: -cap}, None, solve(problem, 0, {1: -cap}, None, SECONDS))
+
+
+@pytest.mark.parametrize("cost", [2**62, 2**63, 2**70])
+def test_costs_about_64_bits(cost: int):
+    problem = Problem(("a", "b"))
+    for i in range(2):
+        problem.variable(f"v{i}", 2)
+        problem.factor(f"price {i}", (i,), [Row((0,), (0, cost)), Row((1,), (cost, 0))])
+    for solve in (lp.solve, backtracking.solve):
+        check(problem, 0, {1: cost}, cost, solve(problem, 0, {1: cost}, None, SECONDS))
+    for component, caps in ((0, {}), (0, {1: cost})):
+        with pytest.raises(SolverError, match="cpsat refuses the problem"):
+            cpsat.solve(problem, component, caps, None, SECONDS)
 
 
 def test_backtracking_gives_the_same_assignment_every_time():

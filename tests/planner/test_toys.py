@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.problem.builder import BACKWARD, BYTES, COMPONENTS, TIME
-from shardwright.planner.problem.objective import POWERS, primary, rank
+from shardwright.planner.problem.builder import ACTIONS, BACKWARD, BYTES, COMPONENTS, TIE, TIME
+from shardwright.planner.problem.objective import BYTE_PRICES, primary
 from shardwright.planner.problem.optimize import SLACK, Optimum, optimize
 from shardwright.planner.solvers import backtracking, cpsat, lp
-from shardwright.planner.solvers.presolve import simplify
-from shardwright.planner.solvers.problem import Costs, Problem, Row
+from shardwright.planner.solvers.presolve import presolve
+from shardwright.planner.solvers.problem import CostVector, Problem, Row
 from shardwright.planner.strategies.states import REPLICATED
 from shardwright.planner.verify import check
 from shardwright.planner.verify.recost import Bill
@@ -27,7 +27,7 @@ SECONDS = 60.0
 
 
 @cache
-def every(name: str) -> list[tuple[tuple[int, ...], Costs]]:
+def every(name: str) -> list[tuple[tuple[int, ...], CostVector]]:
     """All solutions of a toy, with their costs."""
     return list(solutions(toy(name).small.problem))
 
@@ -36,7 +36,7 @@ def least(name: str, component: int) -> int:
     return min(costs[component] for _, costs in every(name))
 
 
-def best(name: str, value: Callable[[Costs], Any], memory: int | None = None) -> tuple:
+def best(name: str, value: Callable[[CostVector], Any], memory: int | None = None) -> tuple:
     """The least `value` of costs within `memory`, and all assignments that have it."""
     found = [
         (value(costs), chosen)
@@ -45,6 +45,11 @@ def best(name: str, value: Callable[[Costs], Any], memory: int | None = None) ->
     ]
     lowest = min(cost for cost, _ in found)
     return lowest, [chosen for cost, chosen in found if cost == lowest]
+
+
+def rank(costs: CostVector, price: int) -> CostVector:
+    """What is compared, digit by digit."""
+    return primary(costs, price), costs[ACTIONS], costs[TIE]
 
 
 @pytest.mark.parametrize("solve", SOLVERS)
@@ -66,7 +71,7 @@ def test_the_plan_is_the_best_of_all(name: str, solve) -> None:
     """Objective, bound, assignment: all as trying everything says, ties broken by name alike."""
     it = toy(name)
     optimum = optimize(it.small, solve, SECONDS, movable=it.network.movable)
-    lowest, chosen = best(name, lambda c: rank(c, optimum.power))
+    lowest, chosen = best(name, lambda c: rank(c, optimum.byte_price))
     assert optimum.optimal
     assert optimum.objective == optimum.bound == lowest[0]
     assert [optimum.assignment] == [it.small.expand(c) for c in chosen]
@@ -79,8 +84,8 @@ def test_no_smaller_price_of_a_byte_would_do(name: str) -> None:
     """At half the price, no best plan keeps to the slack."""
     it = toy(name)
     optimum = optimize(it.small, backtracking.solve, SECONDS, movable=it.network.movable)
-    if optimum.power > POWERS.start:
-        _, chosen = best(name, lambda c: primary(c, optimum.power - 1))
+    if optimum.byte_price > BYTE_PRICES.start:
+        _, chosen = best(name, lambda c: primary(c, optimum.byte_price - 1))
         sizes = [price[BYTES] for c in chosen if (price := it.small.problem.price(c))]
         assert max(sizes) > least(name, BYTES)
 
@@ -93,7 +98,7 @@ def test_within_a_budget(name: str, solve) -> None:
     sizes = sorted({costs[BYTES] for _, costs in every(name)})
     for memory in (sizes[0], sizes[len(sizes) // 2], sizes[-1]):
         optimum = optimize(it.small, solve, SECONDS, memory, movable=it.network.movable)
-        lowest, chosen = best(name, lambda c: rank(c, POWERS.start), memory)
+        lowest, chosen = best(name, lambda c: rank(c, BYTE_PRICES.start), memory)
         assert (optimum.objective, optimum.bound, optimum.optimal) == (lowest[0], lowest[0], True)
         assert optimum.assignment in [it.small.expand(c) for c in chosen]
         assert optimum.costs[BYTES] <= memory
@@ -118,13 +123,13 @@ def test_rules_that_contradict_each_other() -> None:
     problem.factor("equal", [a, b], [Row((i, i), free) for i in range(2)])
     problem.factor("different", [a, b], [Row((i, 1 - i), free) for i in range(2)])
     assert list(solutions(problem)) == []
-    assert simplify(problem) is None
+    assert presolve(problem) is None
     for solver in MODULES:
         assert solver.solve(problem, 0, {}, None, SECONDS).status == "infeasible"
 
 
 @pytest.mark.parametrize("name", [n for n in TOYS if n != "parallel"])
-def test_simplify_loses_no_plan(name: str) -> None:
+def test_presolve_loses_no_plan(name: str) -> None:
     """As many solutions as the whole network has, at the same costs."""
     it = toy(name)
     whole = dict(solutions(it.network.problem))

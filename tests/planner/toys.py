@@ -16,9 +16,8 @@ from shardwright.planner.graph.axes import refine
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.builder import CostFunctionNetwork, build_network
 from shardwright.planner.search.task import replaceable
-from shardwright.planner.solvers.presolve import Simplified, simplify
-from shardwright.planner.solvers.problem import Costs as Prices
-from shardwright.planner.solvers.problem import Factor, Problem
+from shardwright.planner.solvers.presolve import Presolved, presolve
+from shardwright.planner.solvers.problem import CostVector, Factor, Problem
 from shardwright.planner.strategies.states import State, States
 from shardwright.planner.trace.trace import trace
 
@@ -172,7 +171,7 @@ class Toy:
     states: States
     costs: Costs
     network: CostFunctionNetwork
-    small: Simplified
+    small: Presolved
 
     def assignment(self, values: tuple[int, ...]) -> dict[str, State]:
         """Tensor name -> state, of values of the small problem."""
@@ -192,12 +191,12 @@ def toy(name: str) -> Toy:
     states = States(graph, axes, ranks, replaceable(graph, module))
     costs = Costs(graph, axes, states, WORKLOAD)
     network = build_network(graph, states, costs, frozenset({""}))
-    small = simplify(network.problem)
+    small = presolve(network.problem)
     assert small is not None
     return Toy(graph, states, costs, network, small)
 
 
-def solutions(problem: Problem) -> Iterator[tuple[tuple[int, ...], Prices]]:
+def solutions(problem: Problem) -> Iterator[tuple[tuple[int, ...], CostVector]]:
     """Every assignment that all factors allow, with its costs: tried one by one, nothing clever."""
     last: dict[int, list[Factor]] = {}
     for factor in problem.factors:
@@ -205,7 +204,9 @@ def solutions(problem: Problem) -> Iterator[tuple[tuple[int, ...], Prices]]:
     tables = {id(f): {r.values: r.costs for r in f.rows} for f in problem.factors}
     zero = (0,) * len(problem.components)
 
-    def extend(chosen: tuple[int, ...], costs: Prices) -> Iterator[tuple[tuple[int, ...], Prices]]:
+    def extend(
+        chosen: tuple[int, ...], costs: CostVector
+    ) -> Iterator[tuple[tuple[int, ...], CostVector]]:
         for factor in last.get(len(chosen) - 1, ()):
             row = tables[id(factor)].get(tuple(chosen[v] for v in factor.scope))
             if row is None:

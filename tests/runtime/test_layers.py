@@ -13,7 +13,7 @@ from torch import nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import Crossing, ModulePlan, ParameterPlan
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
 from shardwright.runtime.audit import count_collectives, counts, total_bytes
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.layers import (
@@ -51,8 +51,8 @@ def plan(
     return ModulePlan(
         layer=layer,
         parameters=entries,
-        inputs=[Crossing(slot=s, source=a, target=b) for s, a, b in inputs],
-        outputs=[Crossing(slot=s, source=a, target=b) for s, a, b in outputs],
+        inputs=[Redistribution(slot=s, source=a, target=b) for s, a, b in inputs],
+        outputs=[Redistribution(slot=s, source=a, target=b) for s, a, b in outputs],
         attributes=attributes or {},
     )
 

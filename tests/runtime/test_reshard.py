@@ -1,7 +1,9 @@
-"""Every crossing, forward and backward, against what the placements mean."""
+"""Every redistribution, forward and backward, against what the placements mean."""
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportOptionalOperand=false, reportReturnType=false
+
+from math import prod
 
 import pytest
 import torch
@@ -12,12 +14,15 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import resolve
 from shardwright.planner.contract.mesh import with_sub_axes
 from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.redistribute import side
+from shardwright.planner.contract.transitions import TRANSITIONS, Work
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.lengths import Length, Lengths
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import Reshard, gather_whole, take_local
 from tests.ranks import run_ranks
 from tests.runtime.definition import check, gradient, make
+from tests.runtime.kinds import EXAMPLES, sent
 
 
 def cross(
@@ -74,6 +79,29 @@ LAYOUTS = {
     "strided": "4@tp*2 + 2*3@tp + 5@tp, 3",
     "uneven strided": "3, 2*(5@tp + 4@tp*2), 2",
 }
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_examples_are_of_their_kind(kind):
+    assert side(parse(EXAMPLES[kind]), "tp", {"tp": (0, 2)}).kind == kind
+
+
+@pytest.mark.parametrize("pair", TRANSITIONS, ids=" to ".join)
+def test_every_transition_does_and_sends_what_the_table_says(pair):
+    """Its values and gradients are right, and the bytes are those that the planner prices."""
+    source, target = (EXAMPLES[kind] for kind in pair)
+    transition = TRANSITIONS[pair]
+    actions = transition.forward, transition.backward
+    coords = {"tp": (0, 2)}
+    (step,) = Reshard(parse(source), parse(target), Mesh.shape_only(coords)).steps
+    assert (step.forward, step.backward) == tuple(action.name for action in actions)
+    cross(source, target, {"tp": 2})
+    sizes = [4 * prod(parse(text).local_shape(coords)) for text in (source, target)]
+    whole = 4 * prod(parse(source).shape)
+    work = Work(min(sizes), whole, 2)
+    for calls, action in zip(sent(source, target, 2), actions, strict=True):
+        said = action.collective(work)
+        assert [(c.kind, c.bytes) for c in calls] == ([said[:2]] if said else [])
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.cost.cost import TRACE_ROWS
+from shardwright.planner.cost.sizes import TRACE_ROWS
 from shardwright.planner.trace.data_dependent.known import on_data
 from shardwright.planner.trace.data_dependent.loops import known
 from shardwright.planner.trace.data_dependent.model_code import is_plumbing

@@ -44,7 +44,7 @@ class _Node:
     trail: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-class Search:
+class DepthFirst:
     """The search proper. Sets of levels are bit masks: bit i is level i."""
 
     def __init__(

@@ -1,0 +1,160 @@
+"""From one placement to another: which transitions, over which mesh axes, in which order.
+
+The runtime does these steps, and the report names their collectives. Over sub-axes of one mesh dim
+that do the same it is done together, in one collective.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.dims import Dim, covered, dim_size, only, simplify
+from shardwright.planner.contract.mesh import Coords, mesh_dim_of, sub_axes_of, together
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.ranges import local_ranges
+from shardwright.planner.contract.transitions import Kind, Transition, kind_of, route
+
+
+class Step(NamedTuple):
+    """One transition over mesh axis `mesh`, and what that shards before or after it.
+
+    `dim` is the tensor dimension that it shards, laid out as `layout` on this rank (see `only`);
+    both None where it shards nothing.
+    """
+
+    mesh: str
+    transition: Transition
+    dim: int | None = None
+    layout: Dim | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a placement is on one sub-axis, and the name of the mesh axis that shards it there."""
+
+    kind: Kind
+    mesh: str = ""
+
+
+def side(placement: Placement, bit: str, coords: Coords) -> Side:
+    """What `placement` is on one sub-axis (or on a mesh dim that has none).
+
+    Raises:
+        PlanError: the placement contradicts itself.
+    """
+    sharding = [
+        (d, m)
+        for d in placement.dims
+        for m in Placement((d,)).meshes
+        if bit in sub_axes_of(m, coords)
+    ]
+    flagged = any(bit in sub_axes_of(m, coords) for m in placement.grad_partial)
+    partial = any(bit in sub_axes_of(m, coords) for m in placement.partial)
+    if len(sharding) > 1 or (sharding and partial):
+        raise PlanError(f"placement '{placement}' uses mesh dim {bit} twice")
+    if flagged and partial:
+        raise PlanError(f"placement '{placement}' is both partial and grad-partial over {bit}")
+    if not sharding:
+        return Side(kind_of(False, False, partial, flagged))
+    ((dim, name),) = sharding
+    return Side(kind_of(True, covered(dim, name), False, flagged), name)
+
+
+def steps(source: Placement, target: Placement, coords: Coords) -> list[Step]:
+    """Leave the source's shards first, then enter the target's: trees need not match between.
+
+    What changes in Partial sums alone does so while the tensor is sharded the most.
+
+    Args:
+        source: The placement before.
+        target: The one after, of the same whole shape.
+        coords: Where this rank stands; names every mesh dim and sub-axis.
+
+    Raises:
+        PlanError: there is no way from one to the other, or one contradicts itself.
+    """
+    changes = _changes(source, target, coords)
+    same = {
+        a.mesh
+        for _, a, b in changes
+        if a.mesh and a.mesh == b.mesh and _same_shards(source, target, a.mesh, coords)
+    }
+    leave: list[Step] = []
+    enter: list[Step] = []
+    flags: list[Step] = []
+    still, already = set(source.meshes), set(same & target.meshes)
+    for mesh, a, b in changes:
+        if a.mesh in same or not (a.mesh or b.mesh):
+            at = _sharded(source, mesh, coords, still) if a.mesh else (None, None)
+            flags += _route(mesh, a.kind, b.kind, *at)
+            continue
+        between = b.kind
+        if a.mesh:
+            if b.mesh:  # another index set on the same mesh axis: through the whole
+                between = Kind.GRAD_PARTIAL if a.kind == Kind.SHARD else Kind.REPLICATE
+            leave += _route(mesh, a.kind, between, *_sharded(source, mesh, coords, still))
+            still.discard(mesh)
+        if b.mesh:
+            before = between if a.mesh else a.kind
+            enter += _route(mesh, before, b.kind, *_sharded(target, mesh, coords, already))
+            already.add(mesh)
+    return [*leave, *enter, *flags] if enter else [*flags, *leave]
+
+
+def _changes(source: Placement, target: Placement, coords: Coords) -> list[tuple[str, Side, Side]]:
+    """The mesh axes over which something may change, each with what it is before and after.
+
+    Raises:
+        PlanError: some sub-axes of a mesh axis that shards a tensor do another thing than the rest.
+    """
+    found: dict[tuple[str, Side, Side], list[str]] = {}
+    for bit in sorted(set().union(*(sub_axes_of(m, coords) for m in source.named | target.named))):
+        sides = side(source, bit, coords), side(target, bit, coords)
+        found.setdefault((mesh_dim_of(bit), *sides), []).append(bit)
+    out = []
+    for (_, a, b), bits in found.items():
+        if any(s.mesh and sub_axes_of(s.mesh, coords) != set(bits) for s in (a, b)):
+            raise PlanError(
+                f"resharding from '{source}' to '{target}' is not supported: it does one thing "
+                f"over {' '.join(bits)} and another over the rest"
+            )
+        out.append((together(bits, coords), a, b))
+    return sorted(out, key=lambda change: change[0])
+
+
+def _route(mesh: str, a: Kind, b: Kind, dim: int | None, layout: Dim | None) -> list[Step]:
+    found = route(a, b)
+    if found is None:
+        raise PlanError(
+            f"resharding from {a} to {b} is not supported: place the redistribution elsewhere"
+        )
+    return [Step(mesh, transition, dim, layout) for transition in found]
+
+
+def _sharded(
+    placement: Placement, mesh: str, coords: Coords, active: set[str]
+) -> tuple[int | None, Dim | None]:
+    """The tensor dimension that `mesh` shards, and how it lies while `active` shard others."""
+    for i, dim in enumerate(placement.dims):
+        if mesh in Placement((dim,)).meshes:
+            return i, only(dim, mesh, coords, active)
+    return None, None
+
+
+def _same_shards(source: Placement, target: Placement, mesh: str, coords: Coords) -> bool:
+    """Whether both placements give each rank along `mesh` the same indices."""
+    ranks = coords[mesh][1]
+    pairs = zip(source.dims, target.dims, strict=True)
+    return all(_same_dim(a, b, mesh, ranks) for a, b in pairs)
+
+
+def _same_dim(a: Dim, b: Dim, mesh: str, ranks: int) -> bool:
+    a, b = only(a, mesh, {}, ()), only(b, mesh, {}, ())
+    if mesh not in Placement((a, b)).meshes or a == b or simplify(a) == simplify(b):
+        return True
+    if dim_size(a) is None or dim_size(b) is None:
+        return False
+    coords = [{mesh: (rank, ranks)} for rank in range(ranks)]
+    return all(local_ranges(a, c) == local_ranges(b, c) for c in coords)

@@ -1,0 +1,194 @@
+"""What a tensor can be on one mesh axis, and the one table of what takes it from one to another.
+
+A transition is a pair of actions: one on the value in the forward pass, one on its gradient in the
+backward pass. The gradient of a Partial value is replicated and that of a grad-Partial one is
+Partial, so the way back is the table read the other way. The planner chooses and prices by this
+table, the checker allows by it, the runtime does it, the report names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Kind(StrEnum):
+    """What the ranks hold of a tensor, as far as one mesh dim or sub-axis goes."""
+
+    REPLICATE = "replicate"
+    """The same value on each rank, and the same gradient."""
+    PARTIAL = "partial"
+    """One term of a sum on each rank."""
+    GRAD_PARTIAL = "grad-partial"
+    """The same value on each rank, one term of its gradient."""
+    SHARD = "shard"
+    """A part on each rank, each element on one rank."""
+    SEGMENTS = "segments"
+    """Some segments of a concatenation sharded, the rest replicated: as parameters are stored."""
+    SEGMENTS_GRAD_PARTIAL = "segments, grad-partial"
+    """The same, with one term of the gradient of the rest: as ops use it."""
+
+
+GRAD_PARTIAL = frozenset({Kind.GRAD_PARTIAL, Kind.SEGMENTS_GRAD_PARTIAL})
+"""The kinds with a Partial gradient."""
+
+
+def kind_of(sharded: bool, covered: bool, partial: bool, grad_partial: bool) -> Kind:
+    """The kind of a tensor on a mesh axis.
+
+    Args:
+        sharded: Whether the axis shards anything of it.
+        covered: Whether it shards every element; a gradient can be Partial only of the others.
+        partial: Whether the value is a sum over the axis.
+        grad_partial: Whether the gradient of what is not sharded is.
+    """
+    if sharded:
+        if covered:
+            return Kind.SHARD
+        return Kind.SEGMENTS_GRAD_PARTIAL if grad_partial else Kind.SEGMENTS
+    if partial:
+        return Kind.PARTIAL
+    return Kind.GRAD_PARTIAL if grad_partial else Kind.REPLICATE
+
+
+class Order(NamedTuple):
+    """How the parts of several ranks make up a whole tensor.
+
+    `pieces`: a part is several pieces of the dim that is sharded. `in_turn`: in memory, the whole
+    is equal parts one after the other, so that nothing need be copied to make one of the other.
+    """
+
+    pieces: bool
+    in_turn: bool
+
+
+APART = Order(pieces=False, in_turn=False)
+
+
+class Work(NamedTuple):
+    """What an action is done to: bytes on the rank that holds most, sharded and not, by so many."""
+
+    part: int
+    whole: int
+    ranks: int
+    order: Order = APART
+
+    @property
+    def shared(self) -> int:
+        """Bytes of the part that all ranks hold."""
+        if self.ranks < 2:
+            return self.whole
+        return max((self.part * self.ranks - self.whole) // (self.ranks - 1), 0)
+
+
+class Collective(NamedTuple):
+    """A collective of one rank: its kind, the bytes that enter it, and how many ranks take part."""
+
+    kind: str
+    bytes: int
+    ranks: int
+
+
+def _none(_: Work) -> int:
+    return 0
+
+
+@dataclass(frozen=True, eq=False)
+class Action:
+    """Something done to a value or a gradient over one mesh axis.
+
+    Attributes:
+        name: What the runtime calls it.
+        kind: The collective in it, if there is one.
+        enters: Bytes that enter the collective on one rank. Of uneven parts, a reduce-scatter moves
+            as many as there are ranks of the largest.
+        copies: Bytes that the rank's own copies read and write beside it: an all-reduce is of a
+            copy, gathered parts are put together, a part that is taken is new memory.
+    """
+
+    name: str
+    kind: str = ""
+    enters: Callable[[Work], int] = _none
+    copies: Callable[[Work], int] = _none
+
+    def collective(self, work: Work) -> Collective | None:
+        """The collective in it; None where the ranks send nothing."""
+        return Collective(self.kind, self.enters(work), work.ranks) if self.kind else None
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+IDENTITY = Action("identity")
+ALL_REDUCE = Action("all_reduce", "all_reduce", lambda w: w.whole, lambda w: 2 * w.whole)
+ALL_GATHER = Action(
+    "all_gather", "all_gather", lambda w: w.part, lambda w: 0 if w.order.in_turn else 2 * w.whole
+)
+REDUCE_SCATTER = Action(
+    "reduce_scatter",
+    "reduce_scatter",
+    lambda w: w.part * w.ranks,
+    lambda w: 0 if w.order.in_turn else (4 if w.order.pieces else 2) * w.whole,
+)
+REDUCE_SHARED = Action(
+    "reduce_shared", "all_reduce", lambda w: w.shared, lambda w: 2 * w.shared + 2 * w.part
+)
+"""An all-reduce of what all ranks hold, of a part that has more."""
+TAKE = Action("take", copies=lambda w: 2 * w.part)
+"""This rank's part of a whole tensor."""
+PAD = Action("pad", copies=lambda w: 3 * w.whole - w.part)
+"""A whole tensor with this rank's part, else zeros: zeros beside the part, all put together."""
+KEEP_FIRST = Action("keep_first", copies=lambda w: w.whole)
+"""A term of a sum: the tensor on the first rank, zeros on the others."""
+
+
+class Transition(NamedTuple):
+    """What takes a tensor from one kind to another.
+
+    `planned`: whether plans may have it. The others would only give away work that is shared, or
+    are for whole tensors outside of a forward (a checkpoint).
+    """
+
+    forward: Action
+    backward: Action
+    planned: bool = True
+
+
+_R, _P, _G, _S, _M, _MG = Kind
+
+TRANSITIONS: dict[tuple[Kind, Kind], Transition] = {
+    (_R, _P): Transition(KEEP_FIRST, IDENTITY),
+    (_R, _G): Transition(IDENTITY, ALL_REDUCE),
+    (_R, _S): Transition(TAKE, ALL_GATHER),
+    (_R, _M): Transition(TAKE, ALL_GATHER),
+    (_P, _R): Transition(ALL_REDUCE, IDENTITY),
+    (_P, _G): Transition(ALL_REDUCE, ALL_REDUCE),
+    (_P, _S): Transition(REDUCE_SCATTER, ALL_GATHER),
+    (_G, _R): Transition(IDENTITY, KEEP_FIRST),
+    (_G, _P): Transition(KEEP_FIRST, KEEP_FIRST),
+    (_G, _S): Transition(TAKE, PAD),
+    (_G, _MG): Transition(TAKE, PAD),
+    (_S, _R): Transition(ALL_GATHER, TAKE),
+    (_S, _P): Transition(PAD, TAKE, planned=False),
+    (_S, _G): Transition(ALL_GATHER, REDUCE_SCATTER),
+    (_M, _R): Transition(ALL_GATHER, TAKE, planned=False),
+    (_M, _MG): Transition(IDENTITY, REDUCE_SHARED),
+}
+"""(before, after) -> what is done; for other pairs there is no way, or one over two of these."""
+
+
+def route(before: Kind, after: Kind) -> tuple[Transition, ...] | None:
+    """The transitions from one kind to another: none, one, or two by way of a replicated value.
+
+    None if there is no way.
+    """
+    if before == after:
+        return ()
+    if (before, after) in TRANSITIONS:
+        return (TRANSITIONS[before, after],)
+    for between in (_G, _R):
+        if (before, between) in TRANSITIONS and (between, after) in TRANSITIONS:
+            return TRANSITIONS[before, between], TRANSITIONS[between, after]
+    return None

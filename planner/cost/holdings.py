@@ -1,0 +1,108 @@
+"""What a rank holds of each tensor, in bytes, whatever the others are: the solver can weigh it.
+
+Parameters and buffers; where the workload trains, their gradients, the optimizer's state, and the
+activations that autograd keeps (without checkpointing); where it generates, the KV cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.cost.phases import Pass
+from shardwright.planner.cost.redistribution import edges
+from shardwright.planner.cost.saved_for_backward import Kept
+from shardwright.planner.cost.sizes import TensorSizes
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.graph.views import is_view
+from shardwright.planner.strategies.states import State
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What is held of each tensor whatever the others are."""
+
+    graph: Graph
+    sizes: TensorSizes
+    workload: Workload
+    caches: bool
+
+    @cached_property
+    def full(self) -> Pass:
+        """A pass over all tokens, whatever the phase."""
+        load = self.workload
+        return Pass("prefill", 1, load.batch, load.seq, load.seq)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether there are gradients."""
+        return any(run.trains for run in self.sizes.passes)
+
+    @cached_property
+    def stored(self) -> dict[str, bool]:
+        """Parameters and buffers: whether they are trained."""
+        graph = self.graph
+        return {u.stored: graph.tensors[u.stored].differentiable for u in graph.uses}
+
+    @cached_property
+    def cached(self) -> frozenset[str]:
+        """Keys and values."""
+        generates = not all(run.trains for run in self.sizes.passes)
+        return frozenset(self.sizes.keys.cached if generates and self.caches else ())
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Activations that autograd keeps."""
+        if not self.trains:
+            return frozenset()
+        graph = self.graph
+        base = memories(graph, ((start, end) for _, start, end in edges(graph)))
+        other = {*self.stored, *graph.inputs}
+        return frozenset(base[n] for n in Kept(graph.priced_runs()).names()) - other
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Tensors of which something is held, in a fixed order."""
+        return [n for n in self.graph.tensors if n in self.stored or n in self.others]
+
+    @cached_property
+    def others(self) -> frozenset[str]:
+        """Those that are no parameters."""
+        return self.cached | self.kept
+
+    def bytes(self, name: str, state: State) -> int:
+        """Bytes held of tensor `name` in `state`, on the rank that holds most."""
+        size = self.sizes.bytes(name, state, self.full)
+        if name not in self.stored:
+            return size * ((name in self.cached) + (name in self.kept))
+        return size + sum(self.training(name, state))
+
+    def training(self, name: str, state: State) -> tuple[int, int]:
+        """Bytes of the gradient and of the optimizer's state of a parameter."""
+        if not (self.trains and self.stored[name]):
+            return 0, 0
+        size = self.sizes.bytes(name, state, self.full)
+        elements = size // self.graph.tensors[name].dtype.itemsize
+        return size, elements * self.workload.optimizer_bytes
+
+
+def memories(graph: Graph, passed: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Tensor -> the one whose memory it is in; itself, if an op or a collective made it new.
+
+    `passed` are the (source, target) of changes of placement for which no collective is made.
+    """
+    source = {end: start for start, end in passed}
+    calls = {id(op.call): op.call for op in graph.ops}  # copies of an op share theirs
+    views = {at for at, call in calls.items() if is_view(call)}
+    source |= {out: op.inputs[0] for op in graph.ops if id(op.call) in views for out in op.outputs}
+    base: dict[str, str] = {}
+    for name in graph.tensors:
+        chain = [name]
+        while (at := source.get(chain[-1])) is not None and at not in base:
+            chain.append(at)
+        root = chain[-1] if at is None else base[at]
+        for each in chain:
+            base[each] = root
+    return base

@@ -1,0 +1,225 @@
+"""What changes of placement cost: collectives and copies, by the table of transitions.
+
+`planner/contract/transitions.py` says what is done and how many bytes that moves; here is between
+which states, of which tensors, in which passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.contract.transitions import (
+    ALL_REDUCE,
+    APART,
+    IDENTITY,
+    Action,
+    Collective,
+    Order,
+    Work,
+)
+from shardwright.planner.cost.phases import Pass
+from shardwright.planner.cost.sizes import TensorSizes
+from shardwright.planner.devices.device import Device
+from shardwright.planner.graph.axes import factors_of, find
+from shardwright.planner.graph.graph import Boundary, Graph
+from shardwright.planner.strategies.redistribute import MaskStep, steps, without
+from shardwright.planner.strategies.states import State, States, cut_of, made_pending
+
+Edge = tuple[str, str, str]
+"""(before, source, target) of a change of placement: see `RedistributionCosts.inner`."""
+
+
+class Traffic(NamedTuple):
+    """The collectives of one change of placement, forward and backward.
+
+    `copied` and `copied_back` are the bytes that the rank's own copies read and write meanwhile.
+    """
+
+    forward: tuple[Collective, ...] = ()
+    backward: tuple[Collective, ...] = ()
+    copied: int = 0
+    copied_back: int = 0
+
+
+class TransitionCost(NamedTuple):
+    """Nanoseconds of a change of placement in all passes.
+
+    `backward` is that of a backward pass where the workload has none; it breaks ties.
+    """
+
+    time: int
+    backward: int
+
+
+class RedistributionCosts:
+    """Prices changes of placement of the tensors of one graph.
+
+    Args:
+        graph: The traced model.
+        states: Domains and strategies.
+        sizes: Of its tensors.
+        workload: Whose copies of the model average gradients.
+        device: What collectives and copies take.
+    """
+
+    def __init__(
+        self, graph: Graph, states: States, sizes: TensorSizes, workload: Workload, device: Device
+    ) -> None:
+        self.graph, self.states, self.sizes = graph, states, sizes
+        self.workload, self.device = workload, device
+        self._known: dict[object, tuple[Traffic | None, bool]] = {}
+
+    def traffic(
+        self, name: str, source: State, target: State, run: Pass | None = None
+    ) -> Traffic | None:
+        """What taking tensor `name` from `source` to `target` takes; None if it cannot be.
+
+        Bytes are those of a pass, by default the first of the workload.
+        """
+        if source == target:
+            return Traffic()
+        if not (self._plain(name, source) and self._plain(name, target)):
+            return None
+        covered = self.states.covered(name, source.shards), self.states.covered(name, target.shards)
+        found = steps(source, target, covered, self.states.sub.bits)
+        if found is None:
+            return None
+        work = [self._work(name, step, run or self.sizes.passes[0]) for step in found]
+        forward, copied = _done((s.transition.forward, w) for s, w in zip(found, work, strict=True))
+        if not self.graph.tensors[name].differentiable:
+            return Traffic(forward, copied=copied)
+        back, copied_back = _done(
+            (s.transition.backward, w) for s, w in zip(found, work, strict=True)
+        )
+        return Traffic(forward, back, copied, copied_back)
+
+    def _plain(self, name: str, state: State) -> bool:
+        """Whether no axis of run-time size is sharded within a larger dim; it could not be cut."""
+        opened = self.states.sequence.axes if self.states.sequence else ()
+        dims = self.sizes.axes.dims[name]
+        return all(a not in opened or find(dims[d]).id == a for d, a, _ in state.shards)
+
+    def _work(self, name: str, step: MaskStep, run: Pass) -> Work:
+        """What is done to a tensor at a step: its bytes with what is sharded there, and without."""
+        most = step.before | step.after
+        part = self.sizes.bytes(name, State(most), run)
+        whole = self.sizes.bytes(name, State(without(most, step.mask)), run)
+        order = APART if step.before == step.after else self._order(name, step, run)
+        return Work(part, whole, self.states.sub.size(step.mask), order)
+
+    def _order(self, name: str, step: MaskStep, run: Pass) -> Order:
+        """How the parts along a step make up the whole."""
+        kept, changed = step.before & step.after, step.before ^ step.after
+        ranks, longer = self.states.sub.size(step.mask), 1
+        for k, dim in enumerate(self.sizes.axes.dims[name]):
+            for factor in factors_of(dim):
+                size = self.sizes.length(factor, cut_of(kept, k), run, False)
+                if changed == {(k, factor.id, step.mask)}:
+                    return Order(False, longer == 1 and size % ranks == 0)
+                longer = max(longer, size)
+        return Order(True, False)
+
+    def inner(
+        self, name: str, before: State, source: State, target: State, run: Pass | None = None
+    ) -> tuple[Traffic | None, bool]:
+        """The same for a tensor that a module around has just taken from `before` to `source`.
+
+        Where that made a Partial sum of it (a residual that is added to Partial sums, all in one
+        all-reduce), what it was before is still there. Second: whether that is taken instead.
+        """
+        tensor = self.graph.tensors[name]
+        kind = (self.sizes.alike(name), tensor.dtype, tensor.differentiable)
+        at = (kind, before, source, target, run)
+        if at not in self._known:
+            instead = made_pending(before, source) and target != source
+            start = before if instead else source
+            self._known[at] = self.traffic(name, start, target, run), instead
+        return self._known[at]
+
+    def sends(self, boundary: Boundary, before: State, source: State, target: State) -> bool:
+        """Whether ranks send each other something at a boundary, forward or backward."""
+        traffic, _ = self.inner(boundary.source, before, source, target)
+        return traffic is not None and bool(traffic.forward or traffic.backward)
+
+    def nanoseconds(self, traffic: Traffic) -> tuple[int, int]:
+        """Time that a change of placement takes forward and backward."""
+        return (
+            self._nanoseconds(traffic.forward, traffic.copied),
+            self._nanoseconds(traffic.backward, traffic.copied_back),
+        )
+
+    def _nanoseconds(self, collectives: Sequence[Collective], copied: int) -> int:
+        sent = sum(self.device.collective(kind, size, n) for kind, size, n in collectives)
+        return sent + self.device.compute(0, copied, "float32")
+
+    def cost(self, name: str, before: State, source: State, target: State) -> TransitionCost | None:
+        """What `inner` takes in all passes; None if it cannot be."""
+        time, backward = 0, 0
+        for i, run in enumerate(self.sizes.passes):
+            traffic, _ = self.inner(name, before, source, target, run)
+            if traffic is None:
+                return None
+            ahead, back = self.nanoseconds(traffic)
+            time += run.times * (ahead + back * run.trains)
+            backward += back * (i == 0)
+        trains = any(run.trains for run in self.sizes.passes)
+        return TransitionCost(time, 0 if trains else backward)
+
+    def averaging(self, name: str, state: State) -> Traffic | None:
+        """What averages the gradient of a stored tensor over the copies of the model."""
+        copies = self.workload.replicas
+        if copies < 2 or not self.graph.tensors[name].differentiable or name not in self.read:
+            return None
+        size = self.sizes.bytes(name, state)
+        work = Work(size, size, copies)
+        divided = 2 * size
+        return Traffic((), _done([(ALL_REDUCE, work)])[0], 0, divided + ALL_REDUCE.copies(work))
+
+    def averaging_cost(self, name: str, state: State) -> TransitionCost:
+        """What that takes in all passes."""
+        found = self.averaging(name, state)
+        once = self.nanoseconds(found)[1] if found else 0
+        trained = sum(run.times for run in self.sizes.passes if run.trains)
+        return TransitionCost(trained * once, 0 if trained else once)
+
+    @cached_property
+    def read(self) -> frozenset[str]:
+        """The stored tensors that are read where it costs something."""
+        graph = self.graph
+        found = {n for op in graph.ops if graph.priced(op) for n in op.inputs}
+        found |= {b.source for b in graph.boundaries if graph.priced(b)}
+        return frozenset(u.stored for u in graph.uses if u.used in found)
+
+    @cached_property
+    def edges(self) -> list[Edge]:
+        """Every change of placement of the graph."""
+        return edges(self.graph)
+
+    @cached_property
+    def unpriced(self) -> frozenset[str]:
+        """Targets of changes of placement that cost nothing."""
+        graph = self.graph
+        return frozenset(b.target for b in graph.boundaries if not graph.priced(b))
+
+
+def edges(graph: Graph) -> list[Edge]:
+    """Every change of placement of a graph."""
+    out, outer = [], graph.outer()
+    readings = graph.readings()  # of a parameter: each makes a gradient of its own
+    for use in graph.uses:
+        out += [(use.stored, use.stored, use.used)] * max(readings[use.used], 1)
+    for boundary in graph.boundaries:
+        around = outer.get(boundary.target)
+        before = around.source if around else boundary.source
+        out.append((before, boundary.source, boundary.target))
+    return out
+
+
+def _done(work: Iterable[tuple[Action, Work]]) -> tuple[tuple[Collective, ...], int]:
+    """The collectives of some actions, and the bytes that are copied."""
+    done = [(action, on) for action, on in work if action is not IDENTITY]
+    calls = (action.collective(on) for action, on in done)
+    return tuple(c for c in calls if c), sum(action.copies(on) for action, on in done)

@@ -1,0 +1,70 @@
+"""What an op takes: the longer of its arithmetic and its memory traffic, in each pass.
+
+An op that is differentiated is counted three times where it trains: a product has two in the
+backward pass.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from shardwright.planner.cost.phases import Pass
+from shardwright.planner.cost.sizes import TensorSizes
+from shardwright.planner.devices.device import Device
+from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.graph.kv_cache import ATTENTION
+from shardwright.planner.graph.views import is_view
+from shardwright.planner.strategies.states import Strategy
+
+ONE_AT_A_TIME = ("_grouped_mm", "grouped_mm_fallback", "convolution")
+"""Ops in which a result takes one of the x of the rule: one expert, one place for each tap."""
+
+
+class OpCosts:
+    """Prices the ops of one graph on a device."""
+
+    def __init__(self, graph: Graph, sizes: TensorSizes, device: Device) -> None:
+        self.graph, self.sizes, self.device = graph, sizes, device
+
+    def compute(self, op: Op, strategy: Strategy) -> int:
+        """Nanoseconds that `op` takes in `strategy` on one rank, in all passes."""
+        return sum(run.times * self.once(op, strategy, run) for run in self.sizes.passes)
+
+    def once(self, op: Op, strategy: Strategy, run: Pass) -> int:
+        """Nanoseconds that `op` takes in one pass; a view takes none."""
+        if is_view(op.call) or not op.outputs or not self.graph.priced(op):
+            return 0
+        trained = run.trains and any(self.graph.tensors[n].differentiable for n in op.outputs)
+        factor = 3 if trained else 1
+        flops, traffic = self.flops(op, strategy, run), self.traffic(op, strategy, run)
+        dtype = str(op.call.result_dtypes[0]).removeprefix("torch.")
+        return self.device.compute(factor * flops, factor * traffic, dtype)
+
+    def traffic(self, op: Op, strategy: Strategy, run: Pass) -> int:
+        """Bytes that `op` reads and writes."""
+        rule = self.sizes.axes.rules.get(op.name)
+        found = [self.sizes.bytes_at(op, i, s, run) for i, s in enumerate(strategy.states)]
+        traffic, made = sum(found), sum(found[len(op.inputs) :])
+        if rule is not None and rule.lookup:  # it reads what it gives, not the whole table
+            traffic = min(traffic, 2 * made)
+            if any(x in rule.lookup for x, _, _ in strategy.split):
+                traffic += 2 * made  # the rows of other ranks are cleared
+        return traffic
+
+    def flops(self, op: Op, strategy: Strategy, run: Pass) -> int:
+        """Operations of the matrix products in `op`; of others, which wait for memory, none."""
+        sizes, axes = self.sizes, self.sizes.axes
+        rule = axes.rules.get(op.name)
+        if rule is None or not (rule.sum or op.call.op == ATTENTION):
+            return 0
+        cut = {x: frozenset((a, m) for y, a, m in strategy.split if y == x) for x in rule.axes()}
+        keys = sizes.keys.letters.get(op.name, ()) if run.keys != run.queries else ()
+        lengths = {
+            x: sizes.length(d, cut[x], run, x in keys) for x, d in axes.axes[op.name].items()
+        }
+        if op.call.op == ATTENTION:  # queries times keys, then weights times values
+            d, e = lengths.pop("d"), lengths.pop("e")
+            return 2 * prod(lengths.values()) * (d + e)
+        if op.call.op in ONE_AT_A_TIME:
+            lengths = {x: n for x, n in lengths.items() if not x.startswith("x")}
+        return 2 * prod(lengths.values())

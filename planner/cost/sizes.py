@@ -1,0 +1,135 @@
+"""How large things are: lengths of dims and bytes of tensors, in each pass of a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import prod
+
+from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.cost.phases import Pass, passes
+from shardwright.planner.graph.axes import ATOM, Axes, Dim, find, leaves_of
+from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.graph.kv_cache import Keys, counts_tokens, find_keys, last_of_two
+from shardwright.planner.strategies.states import Cut, State, cut_of
+from shardwright.planner.strategies.sub_axes import SubAxes
+from shardwright.rules.notation import letters
+
+TRACE_BATCH, TRACE_SEQ, TRACE_SOURCE, TRACE_ROWS = 3, 19, 23, 1009
+"""Sizes with which models are traced: primes, so that nothing splits them by accident. The last are
+the length of a sequence that another model encoded, and how many rows data selects of tokens."""
+
+
+class TensorSizes:
+    """Lengths and bytes of the tensors of one graph.
+
+    Args:
+        graph: The traced model.
+        axes: Its refined dims.
+        sub: The mesh dim that shards them.
+        workload: Whose passes these are.
+        keys: Which dims count keys of attention, and which tensors a cache holds, if it is known.
+    """
+
+    def __init__(
+        self, graph: Graph, axes: Axes, sub: SubAxes, workload: Workload, keys: Keys | None = None
+    ) -> None:
+        self.graph, self.axes, self.sub = graph, axes, sub
+        self.passes = passes(workload)
+        self._given_keys = keys
+        self._counts: dict[int, bool] = {}
+        self._bytes: dict[object, int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._alike: dict[str, int] = {}
+
+    def alike(self, name: str) -> int:
+        """A number that tensors have in common which have the same dims.
+
+        Copies of a block do: what hangs on the dims of a tensor is worked out once for all.
+        """
+        if (found := self._alike.get(name)) is None:
+            dims = tuple(find(dim).id for dim in self.axes.dims[name])
+            found = self._alike[name] = self._numbers.setdefault(dims, len(self._numbers))
+        return found
+
+    @cached_property
+    def run_time(self) -> dict[int, str]:
+        """Dims of run-time size: whether they are of the "batch" or the "seq", or "rows" of both.
+
+        A dim that a parameter has too (3 colours of an image) is no batch, whatever its size.
+        """
+        words = {TRACE_BATCH: "batch", TRACE_SEQ: "seq", TRACE_SOURCE: "seq"}
+        dims = [find(d) for name in self.graph.inputs for d in self.axes.dims[name]]
+        dims += [a for d in dims for a in leaves_of(d)]
+        stored = {u.stored for u in self.graph.uses}
+        known = {find(d).id for name in stored for d in self.axes.dims[name]}
+        out = {d.id: words[d.size] for d in dims if d.size in words and d.id not in known}
+        rows = {find(self.axes.dims[n][k]) for n, k in self.graph.fixed}
+        return out | {d.id: "rows" for d in rows if d.size == TRACE_ROWS and d.id not in known}
+
+    def counts_tokens(self, dim: Dim) -> bool:
+        """Whether the length of `dim` depends on that of the sequence."""
+        at = find(dim).id
+        if at not in self._counts:
+            self._counts[at] = counts_tokens(dim, self.run_time)
+        return self._counts[at]
+
+    @cached_property
+    def keys(self) -> Keys:
+        """Which dims count keys of attention, and which tensors a cache holds."""
+        return self._given_keys or find_keys(self.graph, self.axes, self.counts_tokens)
+
+    def length(self, dim: Dim, cut: Cut, run: Pass, keys: bool) -> int:
+        """Length of `dim` in a pass on the rank that holds most, with `cut` sharded.
+
+        `keys` says that a token in it is one that attention looks at, not one that is new.
+        """
+        dim = find(dim)
+        if dim.id in self.run_time:
+            tokens = run.keys if keys else run.queries
+            word = self.run_time[dim.id]
+            size = {"batch": run.batch, "seq": tokens, "rows": run.batch * tokens}[word]
+        elif dim.kind == ATOM:
+            size = dim.size
+        else:
+            parts = [self.length(c, cut, run, keys) for c in dim.children]
+            return prod(parts) if dim.kind == "product" else sum(parts)
+        ways = next((self.sub.size(m) for a, m in cut if a == dim.id), 1)
+        return -(-size // ways)
+
+    def bytes(
+        self, name: str, state: State, run: Pass | None = None, keys: frozenset[int] | None = None
+    ) -> int:
+        """Bytes of tensor `name` on the rank that holds most of it.
+
+        Args:
+            name: The tensor.
+            state: Its state.
+            run: The pass; else the first of the workload.
+            keys: Dims that count keys; else the last of a table of scores.
+        """
+        run = run or self.passes[0]
+        itemsize = self.graph.tensors[name].dtype.itemsize
+        at = (self.alike(name), itemsize, state.shards, run, keys)
+        if at not in self._bytes:
+            self._bytes[at] = self._measure(self.axes.dims[name], state, run, keys) * itemsize
+        return self._bytes[at]
+
+    def _measure(
+        self, dims: Sequence[Dim], state: State, run: Pass, keys: frozenset[int] | None
+    ) -> int:
+        if keys is None:
+            keys = frozenset() if run.keys == run.queries else last_of_two(dims, self.counts_tokens)
+        return prod(
+            self.length(d, cut_of(state.shards, k), run, k in keys) for k, d in enumerate(dims)
+        )
+
+    def bytes_at(self, op: Op, i: int, state: State, run: Pass) -> int:
+        """Bytes of number `i` of the operands and results of `op`, in a pass."""
+        name, rule = (*op.inputs, *op.outputs)[i], self.axes.rules.get(op.name)
+        found = self.keys.letters.get(op.name) if run.keys != run.queries else None
+        if not found or rule is None:
+            return self.bytes(name, state, run)
+        exprs = (*rule.operands, *rule.results)[i]
+        keys = {k for k, e in enumerate(exprs) if found & set(letters(e))}
+        return self.bytes(name, state, run, frozenset(keys))

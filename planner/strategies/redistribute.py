@@ -1,0 +1,75 @@
+"""From one state of a tensor to another: which transitions, over which sub-axes, in which order.
+
+The steps are those of `contract/redistribute.py`, told by masks, before there are placements.
+Sub-axes that make the same change make it together, in one collective; what changes in Partial sums
+alone does so while the tensor is sharded the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shardwright.planner.contract.transitions import TRANSITIONS, Kind, Transition
+from shardwright.planner.strategies.states import Shards, State, kind_on
+
+
+class MaskStep(NamedTuple):
+    """A transition over some sub-axes, and how the tensor is sharded before and after that."""
+
+    mask: int
+    transition: Transition
+    before: Shards
+    after: Shards
+
+
+def steps(
+    source: State, target: State, covered: tuple[int, int], bits: Iterable[int]
+) -> list[MaskStep] | None:
+    """The steps from one state to the other, in order; None if there is no way for a plan.
+
+    Args:
+        source: The state before.
+        target: The state after.
+        covered: Masks of the sub-axes over which all of the tensor is sharded, before and after.
+        bits: The masks of the single sub-axes.
+    """
+    left, right = _by_mask(source.shards), _by_mask(target.shards)
+    leaving, entering = sorted(left.keys() - right.keys()), sorted(right.keys() - left.keys())
+    stays = left.keys() & right.keys()
+    if (leaving and entering) or any(left[m] != right[m] for m in stays):
+        return None
+    most = source.shards | target.shards
+    changes: dict[tuple[Kind, Kind], int] = {}
+    for bit in bits:
+        kinds = kind_on(source, bit, covered[0]), kind_on(target, bit, covered[1])
+        if kinds[0] != kinds[1]:
+            changes[kinds] = changes.get(kinds, 0) | bit
+    out: list[MaskStep] = []
+    flags: list[MaskStep] = []
+    for kinds, mask in changes.items():
+        found = TRANSITIONS.get(kinds)
+        parts = [m for m in (*leaving, *entering) if m & mask]
+        if found is None or not found.planned or any(m & ~mask for m in parts):
+            return None
+        if not parts:
+            flags.append(MaskStep(mask, found, most, most))
+        none: Shards = frozenset()
+        out += [MaskStep(m, found, left.get(m, none), right.get(m, none)) for m in parts]
+    out.sort(key=lambda step: step.mask)
+    now = source.shards
+    for i, step in enumerate(out):
+        after = now - step.before | step.after
+        out[i] = step._replace(before=now, after=after)
+        now = after
+    flags.sort(key=lambda step: step.mask)
+    return [*out, *flags] if entering else [*flags, *out]
+
+
+def without(shards: Shards, mask: int) -> Shards:
+    """`shards` but for what is sharded over the sub-axes of `mask`."""
+    return frozenset(s for s in shards if not s[2] & mask)
+
+
+def _by_mask(shards: Shards) -> dict[int, Shards]:
+    return {m: frozenset(s for s in shards if s[2] == m) for m in {m for _, _, m in shards}}
