@@ -11,6 +11,7 @@ parts of one tensor hold all of it, and a collective makes a new tensor.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 from shardwright.planner.contract.plan_file import Memory
 from shardwright.planner.cost.cost import Costs
@@ -59,8 +60,30 @@ def passed(costs: Costs, assignment: Assignment) -> Iterator[tuple[str, str]]:
 
 def peak(costs: Costs, assignment: Assignment, run: Pass) -> int:
     """Most bytes of activations at one time in a pass; those kept for its backward pass stay."""
-    graph = costs.graph
-    base = memories(graph, passed(costs, assignment))
+    base = memories(costs.graph, passed(costs, assignment))
+    size = {
+        name: costs.sizes.bytes_at(op, i, assignment[name], run)
+        for op in costs.graph.ops
+        for i, name in enumerate(op.outputs, len(op.inputs))
+        if base[name] == name
+    }
+    change = [0] * (len(costs.graph.ops) + 2)
+    for root, (first, last) in lives(costs, base, run).items():
+        n = size.get(root) or costs.sizes.bytes(root, assignment[root], run)
+        change[first] += n
+        change[last + 1] -= n
+    return max(accumulate(change, initial=0))
+
+
+def lives(costs: Costs, base: Mapping[str, str], run: Pass) -> dict[str, tuple[int, int]]:
+    """Memory of activations -> the numbers of the first and of the last op during which it is held.
+
+    Args:
+        costs: Of the graph.
+        base: Tensor -> the one whose memory it is in.
+        run: The pass; what is kept for its backward pass stays to the end.
+    """
+    graph, end = costs.graph, len(costs.graph.ops)
     apart = {*costs.holdings.stored, *graph.inputs}
     last: dict[str, int] = {}
     born: dict[str, int] = {}
@@ -68,31 +91,13 @@ def peak(costs: Costs, assignment: Assignment, run: Pass) -> int:
         for name in (*op.inputs, *op.outputs):
             last[base[name]] = at
             born.setdefault(base[name], at)
-    size: dict[str, int] = {}
-    for op in graph.ops:
-        for i, name in enumerate(op.outputs, len(op.inputs)):
-            if base[name] == name:
-                size[name] = costs.sizes.bytes_at(op, i, assignment[name], run)
-    for root in apart:
-        born.pop(root, None)
-    end = len(graph.ops)
     stay = [*graph.outputs, *(Kept(graph).names() if run.trains else ())]
-    for root in {base[n] for n in stay} - apart:
+    for root in {base[n] for n in stay}:
         born.setdefault(root, end)
         last[root] = end
     for boundary in graph.boundaries:  # a collective has both at once
         if base[boundary.target] == boundary.target and boundary.target in born:
             root = base[boundary.source]
             last[root] = max(last.get(root, 0), born[boundary.target])
-            if root not in apart:
-                born.setdefault(root, born[boundary.target])
-    change = [0] * (end + 2)
-    for root, start in born.items():
-        n = size.get(root) or costs.sizes.bytes(root, assignment[root], run)
-        change[start] += n
-        change[last[root] + 1] -= n
-    most = now = 0
-    for step in change:
-        now += step
-        most = max(most, now)
-    return most
+            born.setdefault(root, born[boundary.target])
+    return {root: (start, last[root]) for root, start in born.items() if root not in apart}
