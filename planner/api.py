@@ -13,9 +13,9 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import read_mesh, replicas
 from shardwright.planner.contract.plan_file import Phase, Plan, Workload
 from shardwright.planner.cost.phases import parse_phases
-from shardwright.planner.cost.sizes import TRACE_SEQ
 from shardwright.planner.garbage import uncollected
 from shardwright.planner.graph.axes import refine
+from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.problem.pins import Pin, as_pins
 from shardwright.planner.problem.tp_plan import pins as hand_written_pins
 from shardwright.planner.problem.tp_plan import table_of
@@ -25,9 +25,11 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
 from shardwright.planner.trace.folded_trace import trace_all
+from shardwright.planner.trace.one_at_a_time import apart
 from shardwright.planner.trace.source import Source, read_source
 
 
+@apart
 @uncollected()
 def plan(
     model: Any,
@@ -110,6 +112,7 @@ def as_planned(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@apart
 @uncollected()
 def prepare(
     model: Any,

@@ -4,6 +4,8 @@ with watch() as stages:
     plan(model, tp=8)
 stages.seconds  # {"read": 0.1, "trace": 1.2, "axes": 0.1, ...}
 stages.figures  # {"variables": 1300, ...}
+
+What other threads plan meanwhile is not measured, nor what model code plans while it is traced.
 """
 
 from __future__ import annotations

@@ -51,11 +51,11 @@ def memory(
 
 def passed(costs: Costs, assignment: Assignment) -> Iterator[tuple[str, str]]:
     """(source, target) of the changes of placement for which no collective is made."""
-    for edge in costs.redistributions.edges:
-        before, source, target = (assignment[n] for n in edge)
-        traffic, _ = costs.redistributions.inner(edge[1], before, source, target)
+    inner = costs.redistributions.inner
+    for before, source, target in costs.redistributions.edges:
+        traffic, _ = inner(source, assignment[before], assignment[source], assignment[target])
         if traffic is None or not traffic.forward:
-            yield edge[1:]
+            yield source, target
 
 
 def peak(costs: Costs, assignment: Assignment, run: Pass) -> int:

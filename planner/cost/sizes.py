@@ -11,13 +11,10 @@ from shardwright.planner.cost.phases import Pass, passes
 from shardwright.planner.graph.axes import ATOM, Axes, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.graph.kv_cache import Keys, counts_tokens, find_keys, last_of_two
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_ROWS, TRACE_SEQ, TRACE_SOURCE
 from shardwright.planner.strategies.states import Cut, State, cut_of
 from shardwright.planner.strategies.sub_axes import SubAxes
 from shardwright.rules.notation import letters
-
-TRACE_BATCH, TRACE_SEQ, TRACE_SOURCE, TRACE_ROWS = 3, 19, 23, 1009
-"""Sizes with which models are traced: primes, so that nothing splits them by accident. The last are
-the length of a sequence that another model encoded, and how many rows data selects of tokens."""
 
 
 class TensorSizes:

@@ -14,7 +14,7 @@ from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import Atom, Dim
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.graph.graph import Graph, Op, SizeArgument
-from shardwright.planner.trace import provenance as origins
+from shardwright.planner.trace.expressions import Expression, attributes_of, evaluate
 from shardwright.planner.trace.tidy import slice_of
 
 Key = tuple[str, str]
@@ -52,11 +52,11 @@ def local_attributes(
     reads = [_sizes_read(graph, dims, at) for at in coords]
     for size in graph.sizes:
         target = _target(size, dims, producers)
-        if target is None or origins.attributes_of(size.expression):
+        if target is None or attributes_of(size.expression):
             continue
         if not _holds(size, target, {}, coords, reads):
             failed.append(Unsolvable(size))
-    groups = _groups([s for s in graph.sizes if origins.attributes_of(s.expression)])
+    groups = _groups([s for s in graph.sizes if attributes_of(s.expression)])
     for group in groups:
         targets = []
         for size in group:
@@ -95,13 +95,13 @@ def _groups(sizes: list[SizeArgument]) -> Iterator[list[SizeArgument]]:
         return key
 
     for size in sizes:
-        first, *rest = sorted(origins.attributes_of(size.expression))
+        first, *rest = sorted(attributes_of(size.expression))
         for other in rest:
             parent[root(other)] = root(first)
         root(first)
     found: dict[Key, list[SizeArgument]] = {}
     for size in sizes:
-        found.setdefault(root(min(origins.attributes_of(size.expression))), []).append(size)
+        found.setdefault(root(min(attributes_of(size.expression))), []).append(size)
     yield from found.values()
 
 
@@ -115,7 +115,7 @@ def _target(
     if op is None or op.call.op == "select":
         return None
     source = dims[op.inputs[0]][op.call.dim()]
-    value = origins.evaluate(size.expression, {})
+    value = evaluate(size.expression, {})
     whole = layout.dim_size(source)
     if whole is None or not any(a.mesh for a in layout.atoms(source)):
         return Atom(value)
@@ -181,7 +181,7 @@ def _solve(
     raise Unsolvable(worst, [s for s, _ in targets])
 
 
-def _values(expression: origins.Expression) -> dict[Key, int]:
+def _values(expression: Expression) -> dict[Key, int]:
     if expression[0] == "attribute":
         return {(expression[1], expression[2]): expression[3]}
     if expression[0] in ("constant", "read"):
@@ -221,6 +221,6 @@ def _holds(
 ) -> bool:
     for at, read in zip(coords, reads, strict=True):
         values = {k: layout.dim_size(d, at) or 0 for k, d in attempt.items()}
-        if origins.evaluate(size.expression, values, read) != layout.dim_size(target, at):
+        if evaluate(size.expression, values, read) != layout.dim_size(target, at):
             return False
     return True

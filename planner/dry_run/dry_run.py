@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -30,12 +29,17 @@ class DryRun:
     runs: Sequence[Run]
     opaque: Opaque
     watched: Sequence[tuple[str, str, str]]
+    _calls: list[Calls | None] = field(default_factory=list, init=False)
 
-    @cached_property
     def calls(self) -> Calls | None:
-        """What the code of the unsplit modules calls."""
-        with shortened(self.root, self.stacks):
-            return calls_of(self.root, self.runs, self.opaque)
+        """What the code of the unsplit modules calls.
+
+        (For a `cached_property` Python 3.11 holds a lock, and model code may plan, too.)
+        """
+        if not self._calls:
+            with shortened(self.root, self.stacks):
+                self._calls.append(calls_of(self.root, self.runs, self.opaque))
+        return self._calls[0]
 
     def mismatch(
         self, plan: Plan, coords: Coords, sizes: Mapping[str, tuple[int, ...]]
@@ -44,7 +48,7 @@ class DryRun:
         predicted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
         for module, slot, tensor in self.watched:
             predicted.setdefault((module, slot), []).append(sizes[tensor])
-        calls = self.calls
+        calls = self.calls()
         with shortened(self.root, self.stacks):
             here = {name for name, _ in self.root.named_modules()}
             spoken = {n: m for n, m in plan.modules.items() if "*" in n or n in here}

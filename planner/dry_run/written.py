@@ -24,6 +24,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.local_run import run_local
 from shardwright.planner.trace.boundaries import map_slots
 from shardwright.planner.trace.on_fake import calls_of, follow, run_on_fake
+from shardwright.planner.trace.one_at_a_time import apart
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.source import Source, read_source
 from shardwright.runtime.identity import check_identity
@@ -40,6 +41,7 @@ class Compared:
     shapes: int
 
 
+@apart
 def dry_run_written(plan: Plan, model: Any) -> Compared:
     """Compare `plan` with `model` (as `shardwright.plan` takes it); nothing is allocated.
 

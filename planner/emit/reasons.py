@@ -29,7 +29,7 @@ def replicated_parameters(
         layouts: The plan's layouts.
         possible: Per stored tensor, whether any plan at all could split it.
         pinned: Stored tensors that the user wants as they are.
-        failed: Tensors of which a split did not pass the trial -> what went wrong.
+        failed: Tensors of which a split did not pass a dry run -> what went wrong.
         unread: The reason for one that no op of the graph reads.
     """
     graph = layouts.graph

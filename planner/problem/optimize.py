@@ -2,26 +2,26 @@
 
 The price of a byte is the smallest power of two at which the plan needs no more than the least
 possible bytes plus a slack; a user's own budget is a hard cap. What does not hang on the price is
-eliminated first, once. The price is searched with the backtracking solver (`byte_price.py`, from
-`warm_start.py`); then the solver that was asked for proves its answer, or finds a better.
+eliminated first, once. The price is searched with the backtracking solver (`warm_start.py`,
+`byte_price.py`); then the solver that was asked for proves its answer, or finds a better
+(`proof.py`). Each sees the problem behind a chain of reductions.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from shardwright.errors import InfeasibleError, SolverError
 from shardwright.planner.problem.byte_price import find_byte_price
 from shardwright.planner.problem.objective import Digits, primary
+from shardwright.planner.problem.proof import prove
 from shardwright.planner.problem.warm_start import WarmStart
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.bucket_elimination import eliminate
-from shardwright.planner.solvers.presolve import Presolved, presolve
-from shardwright.planner.solvers.problem import CostVector, Problem, Result, Solver
-from shardwright.planner.solvers.reduction import Step, chain, solve_reduced
+from shardwright.planner.solvers.presolve import Presolved
+from shardwright.planner.solvers.problem import CostVector, Solver
+from shardwright.planner.solvers.reduction import chain
 
 SLACK = 0.05
 SHARE, CAPPED = 0.5, 0.05
@@ -103,9 +103,7 @@ def optimize(
     price, found = find_byte_price(warm_start, least, budget)
     best, proven = found, False
     if not alone:
-        steps = eliminate, presolve, partial(digits.fit, price=price)
-        end = start + seconds
-        best, proven = _prove(warm_start.priced(price), found, steps, prover, caps, end)
+        best, proven = prove(warm_start, price, found, prover, start + seconds)
 
     assignment = left.expand(best.assignment or ())
     costs = small.problem.accept(assignment)
@@ -113,32 +111,3 @@ def optimize(
     bound = min(digits.first(best.bound, price), objective)
     optimal = best.status == "optimal"
     return Optimum(small.expand(assignment), costs, price, objective, bound, optimal, not proven)
-
-
-def _prove(
-    problem: Problem,
-    found: Result,
-    steps: Sequence[Step],
-    prover: Solver,
-    caps: Mapping[int, int],
-    deadline: float,
-) -> tuple[Result, bool]:
-    """The cheaper of what was found and the prover's answer, and whether the prover proved it.
-
-    The bound is the higher of both.
-
-    Args:
-        problem: Component 0 is minimised.
-        found: By the warm start.
-        steps: What is done to the problem before the prover sees it.
-        prover: A solver.
-        caps: Component -> what it may be.
-        deadline: Of `time.monotonic`.
-    """
-    seconds = deadline - time.monotonic()
-    result = solve_reduced(problem, steps, prover, caps, found.assignment, seconds)
-    answers = [r.assignment for r in (found, result) if r.assignment is not None]
-    best = min(answers, key=lambda answer: problem.accept(answer)[0])
-    proven = result.status == "optimal"
-    status = result.status if proven else found.status
-    return Result(status, best, max(found.bound, result.bound)), proven

@@ -11,7 +11,8 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.attributes import Unsolvable, local_attributes
 from shardwright.planner.dry_run.conflict import Conflict, of_module, of_size
 from shardwright.planner.dry_run.local_run import Mismatch
-from shardwright.planner.emit.module_plans import Differs, module_plans
+from shardwright.planner.emit.module_plans import module_plans
+from shardwright.planner.emit.redistributions import Differs
 from shardwright.planner.search.plan import make_plan
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task

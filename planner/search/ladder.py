@@ -15,6 +15,7 @@ from shardwright.planner.search import steps
 from shardwright.planner.search.situation import Situation, start
 from shardwright.planner.search.solution import Asked
 from shardwright.planner.search.task import Task
+from shardwright.planner.trace.one_at_a_time import apart
 
 
 class Step(NamedTuple):
@@ -24,16 +25,16 @@ class Step(NamedTuple):
     take: Callable[[Situation], Situation | None]
 
 
-TABLES_FREE = Step("infeasible: split tables of tokens as is cheapest", steps.free_tables)
+TABLES_FREE = Step("infeasible: tables of tokens split as is cheapest", steps.free_tables)
 
 SOLVING = (
     Step("solve, with tables of tokens split by rows", steps.solve_first),
     TABLES_FREE,
-    Step("weights that no op can use in parts: gather them as they are read", steps.gather),
+    Step("over memory, or much can be used whole only: gather such weights", steps.gather),
     TABLES_FREE,
-    Step("attention is left whole without need: split it", steps.split_attention),
+    Step("attention is whole without need: split it", steps.split_attention),
     TABLES_FREE,
-    Step("infeasible: leave attention as is cheapest", steps.leave_attention),
+    Step("infeasible: leave attention as it was", steps.leave_attention),
 )
 """The way to a solution, which is optimal and checked, but not yet tried."""
 
@@ -46,7 +47,7 @@ LADDER = (
 """The way to a plan."""
 
 Tell = Callable[[str, Situation], None]
-"""Is told of each step that was taken: what it is for, and what came of it."""
+"""Is told of each step that was taken: what it is for, and what came of it (see `record.py`)."""
 
 
 def climb(now: Situation, ladder: Sequence[Step] = LADDER, tell: Tell | None = None) -> Situation:
@@ -67,6 +68,7 @@ def climb(now: Situation, ladder: Sequence[Step] = LADDER, tell: Tell | None = N
     return now
 
 
+@apart
 @uncollected()
 def run(task: Task, asked: Asked | None = None, tell: Tell | None = None) -> Plan:
     """The cheapest plan that passes its dry run.

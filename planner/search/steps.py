@@ -33,7 +33,7 @@ def attempt(now: Situation, **changes: object) -> Situation:
         formulation = formulate(now.task, restrictions)
         outcome = solve(now.task, formulation, now.asked)
     except InfeasibleError as error:
-        outcome = error
+        outcome = error.with_traceback(None)  # which would keep all of this attempt
     return replace(now, restrictions=restrictions, formulation=formulation, outcome=outcome)
 
 

@@ -1,9 +1,9 @@
 """What a tensor can be on a mesh dim, and which states an op lets its tensors have together.
 
-A state is a set of axes that are split, and what is pending: nothing, a sum of the value (each rank
-holds one term), or a sum of the gradient (each rank holds the value, and computes one term of its
-gradient). An op that computes with a split operand sees its whole operands with a pending gradient.
-Where only some parts of a concatenation are split, the pending gradient is that of the others.
+A state is a set of axes that are sharded, and the sub-axes over which the value or the gradient is
+Partial; over each sub-axis that makes one `Kind` of `contract/transitions.py`. An op that computes
+with a sharded operand sees its replicated operands with a Partial gradient. Where only some parts
+of a concatenation are sharded, the Partial gradient is that of the others.
 
 The mesh dim may be a product of sub-axes (see `sub_axes.py`). All of the above then holds for each
 of them by itself: an axis is split over some, a sum is pending over some. A set of sub-axes is a
@@ -36,7 +36,7 @@ OpShards = frozenset[tuple[str, int, int]]
 
 
 class State(NamedTuple):
-    """Split axes of a tensor, and the sub-axes over which a sum is pending."""
+    """Sharded axes of a tensor, and the sub-axes over which its value or gradient is Partial."""
 
     shards: Shards = frozenset()
     partial: int = 0

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch.overrides import TorchFunctionMode
 
-from shardwright.planner.trace.provenance import COUNTING, LITERAL, SIZED, SPLIT
+from shardwright.planner.trace.size_functions import COUNTING, LITERAL, SIZED, SPLIT
 
 MOVING = {*LITERAL, *SPLIT} | set(
     """

@@ -1,7 +1,7 @@
 """What a module could be given, by the names of its arguments and what its config says of sizes.
 
-Towers take images as pixels or patches, and sounds as frames of some bands. Which of these a guess
-is right about shows when it is tried.
+Towers take images as pixels or patches, and sounds as frames of some bands. Which of these an
+example is right about shows when it is tried.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.cost.sizes import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 
 FRAMES = 296
 """Frames of sound; halved three times it is still a size that can be told from others."""
@@ -25,7 +25,7 @@ BANDS = (80, 128)
 Shape = tuple[int, ...]
 
 
-def guesses(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Tensor | None]]:
+def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Tensor | None]]:
     """Inputs on meta that `module` may run with, by name; none if its first is not known.
 
     What is real is of `dtype`.

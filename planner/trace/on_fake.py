@@ -17,7 +17,9 @@ from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.numbers import Questions
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.fake_ops import LikeReal
-from shardwright.planner.trace.opaque import Opaque, Spec
+from shardwright.planner.trace.made_up_data import Spec
+from shardwright.planner.trace.one_at_a_time import alone
+from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.traced_calls import Run, Runner, cast
 from shardwright.runtime.attention import by_heads
 
@@ -84,6 +86,7 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     like_real = LikeReal()
     asked = Asked(Questions(opaque, value=like_real.known.value))
     with (
+        alone(),
         torch.no_grad(),
         opaque.standing_in(module, empty),
         fake,

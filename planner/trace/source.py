@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
-from shardwright.planner.cost.sizes import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace.duplicate import duplicate
+from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
 from shardwright.runtime.config import read_config
@@ -24,6 +27,9 @@ from shardwright.runtime.identity import config_hash
 
 MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
 """Arguments that say which tokens are padding -> that with the tokens."""
+
+OF_A_TRACE = (FakeTensor, FunctionalTensor)
+"""What tensors are that model code makes while it is traced: it may plan a model with them."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +72,10 @@ def read_source(
     """
     if isinstance(model, (str, Path)):
         model = read_config(model)
-    if not isinstance(model, nn.Module):
+    made = not isinstance(model, nn.Module)
+    if made:
         model = from_config(model, dtype)
-    module = on_meta(model)
+    module = model if made else copy_on_meta(model)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
     if args or kwargs:
@@ -89,7 +96,7 @@ def from_config(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
         )
     cls: Any = model_class(config)
     chosen = dtype or getattr(config, "dtype", None) or torch.float32
-    with torch.device("meta"), _Uninitialised():
+    with alone(), torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
     return model.eval()
 
@@ -103,22 +110,37 @@ class _Uninitialised(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def on_meta(module: nn.Module) -> nn.Module:
-    """`module` itself if it is on meta, else a copy of it there: weights are not copied."""
+def copy_on_meta(module: nn.Module) -> nn.Module:
+    """A copy of `module` on meta, for this plan alone: weights are not copied.
+
+    It is in eval mode, but for that of a module that is on meta already.
+    """
     stores = (s for m in module.modules() for s in (m._parameters, m._buffers) if s)
     tensors = [t for store in stores for t in store.values() if t is not None]
-    if all(t.is_meta for t in tensors):
-        return module
+    if all(t.is_meta and not isinstance(t, OF_A_TRACE) for t in tensors):
+        return duplicate(module)
     memo: dict[int, Any] = {}
     for t in {id(t): t for t in tensors}.values():
-        empty = torch.empty_like(t, device="meta")
+        empty = _like_on_meta(t)
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
     return duplicate(module, memo).eval()
 
 
+def _like_on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, OF_A_TRACE):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.empty_like(tensor, device="meta")
+
+
 def to_meta(value: Any) -> Any:
     """The same inputs with tensors on meta."""
-    return tree_map(lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, value)
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, OF_A_TRACE):
+            return _like_on_meta(leaf)
+        return leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf
+
+    return tree_map(moved, value)
 
 
 def text_inputs(module: nn.Module) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument
 from shardwright.planner.graph.views import is_view
-from shardwright.planner.trace import provenance as origins
+from shardwright.planner.trace.expressions import evaluate
 
 
 def carried(graph: Graph, root: nn.Module) -> set[str]:
@@ -195,7 +195,7 @@ def slice_of(producers: Mapping[str, Op], size: SizeArgument) -> Op | None:
     """The slice or select that `size` is a bound of; one index expression makes several."""
     if not size.bound:
         return None
-    value = origins.evaluate(size.expression, {})
+    value = evaluate(size.expression, {})
     key = {"start": "start", "stop": "end", "index": "index"}[size.bound]
     op = producers.get(size.tensor)
     while op is not None and op.call.op in ("slice", "select", "unsqueeze"):

@@ -1,7 +1,7 @@
 """Trace a module on meta into an ATen graph in which every module boundary is a node.
 
-The module's own Python code runs once (`record.py`). Hooks put a marker where a tensor enters or
-leaves a module (`boundaries.py`), and what sizes come from is noted on the way (`origins.py`).
+The module's own Python code runs once (`recorder.py`). Hooks put a marker where a tensor enters or
+leaves a module (`boundaries.py`), and it is noted where sizes come from (`provenance.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from torch import nn
 from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.trace import boundaries as boundaries
-from shardwright.planner.trace import provenance as origins
-from shardwright.planner.trace import tidy
+from shardwright.planner.trace import boundaries, sourced_attributes, tidy
 from shardwright.planner.trace.data_dependent.loop_masks import as_long_as_the_model_says
-from shardwright.planner.trace.opaque import DATA_DEPENDENT, Opaque, Unknown
-from shardwright.planner.trace.recorder import Record, record
+from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Unknown
+from shardwright.planner.trace.expressions import attributes_of
+from shardwright.planner.trace.one_at_a_time import alone
+from shardwright.planner.trace.opaque import Opaque
+from shardwright.planner.trace.provenance import Provenance
+from shardwright.planner.trace.record import Record
+from shardwright.planner.trace.recorder import record
 from shardwright.planner.trace.traced_calls import Run, Runner
 from shardwright.planner.trace.translate import translate
 from shardwright.runtime.attention import by_heads
@@ -48,7 +51,7 @@ def trace(
     runs = [Run("", args, kwargs), *more]
     graph = _traced(module, runs, opaque)
     if not as_long_as_the_model_says(graph, graph.masks):
-        opaque.stop_guessing()
+        opaque.drop_stand_ins()
         graph = _traced(module, runs, opaque)
     last = len(runs) - unpriced
     graph.unpriced = frozenset(turn for turn, (run, _) in enumerate(graph.ways) if run >= last)
@@ -57,18 +60,17 @@ def trace(
 
 def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     """The graph of `runs`, with all that is known of it."""
-    found = run(module, runs, opaque)
-    graph = translate(found, module, origins.SIZES, origins.SOURCES)
-    graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.guesses
-    graph.ways = opaque.ways
-    graph.pinned = set(origins.PINNED) | inside(graph)
-    reads_as_numbers, reads_as_counts = set(origins.FIXED), set(origins.COUNTED)
+    found, provenance = run(module, runs, opaque)
+    graph = translate(found, module, provenance.sizes, provenance.sources)
+    graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.stand_ins
+    graph.ways = opaque.branch_paths
+    graph.pinned = provenance.pinned | inside(graph)
     graph.carried = tidy.carried(graph, module)
     tidy.prune_boundaries(graph)
     graph.overwritten = tidy.overwritten(graph)
     tidy.name_literals(graph)
-    graph.fixed = tidy.fixed(graph, reads_as_numbers) | graph.made_up
-    graph.counted = {(graph.reads[n], dim) for n, dim in reads_as_counts if n in graph.reads}
+    graph.fixed = tidy.fixed(graph, provenance.fixed) | graph.made_up
+    graph.counted = {(graph.reads[n], dim) for n, dim in provenance.counted if n in graph.reads}
     if any(run.module for run in runs):
         graph.joined = tidy.joined(graph, module)
     if "labels" in inspect.signature(module.forward).parameters:
@@ -76,23 +78,26 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     return graph
 
 
-def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Record:
-    """Make `runs` with markers; what sizes in them come from is in `origins` afterwards.
+def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record, Provenance]:
+    """Make `runs` with markers, and note what sizes in them come from.
 
     Modules in it that branch on data are put into `opaque`, and it is run again without them. So it
     is as if with data where its code does not work under export.
     """
-    with warnings.catch_warnings(), by_heads(module):
+    with alone(), warnings.catch_warnings(), by_heads(module):
         warnings.simplefilter("ignore")
         exported = True
         while True:
             entered: list[str] = []
             try:
                 top = Runner(module)
-                with boundaries.marked(module) as entered, origins.marked(module, top):
+                with (
+                    boundaries.marked(module) as entered,
+                    sourced_attributes.marked(module, top) as provenance,
+                ):
                     found = record(top, runs, entered, opaque, exported)
                 if not (around := opaque.used_from_outside(called(found))):
-                    return found
+                    return found, provenance
                 entered = around
                 raise Unknown(f"a module in '{around[-1]}' is called from outside of it too")
             except ShardwrightError:
@@ -120,5 +125,5 @@ def called(found: Record) -> set[str]:
 
 def inside(graph: Graph) -> set[tuple[str, str]]:
     """Attributes of modules that are not traced: they run as they are."""
-    read = {a for size in graph.sizes for a in origins.attributes_of(size.expression)}
+    read = {a for size in graph.sizes for a in attributes_of(size.expression)}
     return {a for a in read if any(is_within(a[0], n) for n in graph.untraced)}

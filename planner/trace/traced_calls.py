@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shardwright.planner.contract.names import is_within
-from shardwright.planner.trace.data_dependent import branch_paths as ways
+from shardwright.planner.trace.data_dependent import branch_paths
 
 
 class Run(NamedTuple):
@@ -21,7 +21,8 @@ class Run(NamedTuple):
 
     Where it has a `dtype`, the module runs in that instead of its own: how it is best split does
     not depend on it. No other run may use the module then. Where its code goes on either way from
-    questions that only data answers, `answers` are those of the first of them (see `ways.py`).
+    questions that only data answers, `answers` are those of the first of them (see
+    `branch_paths.py`).
     """
 
     module: str
@@ -61,7 +62,7 @@ class Runner(nn.Module):
     def __init__(
         self,
         root: nn.Module,
-        begin: Callable[[int], None] = lambda turn: None,
+        begin: Callable[[int], None] = lambda traced_call: None,
         on_fake: bool = False,
     ) -> None:
         super().__init__()
@@ -70,8 +71,8 @@ class Runner(nn.Module):
     def forward(self, runs: Sequence[Run]) -> list[Any]:
         """What each of `runs` returns, in their order."""
         found = []
-        for turn, run in enumerate(runs):
-            self.begin(turn)
-            with ways.taken(turn, run.answers, not self.on_fake):
+        for traced_call, run in enumerate(runs):
+            self.begin(traced_call)
+            with branch_paths.taken(traced_call, run.answers, not self.on_fake):
                 found.append(self.root.get_submodule(run.module)(*run.args, **run.kwargs))
         return found

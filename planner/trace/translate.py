@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument, Tensor, Use
 from shardwright.planner.trace import boundaries as boundaries
 from shardwright.planner.trace.data_dependent.loops import SAME
-from shardwright.planner.trace.provenance import Fact
-from shardwright.planner.trace.recorder import Call, Record
+from shardwright.planner.trace.expressions import SizeFact
+from shardwright.planner.trace.record import Call, Record
 from shardwright.rules.call import OpCall, Operand
 from shardwright.rules.normalization import UPDATED
 from shardwright.rules.pointwise import TABLE as ELEMENTWISE
@@ -29,10 +29,10 @@ IGNORED = {
 def translate(
     record: Record,
     module: nn.Module,
-    sizes: Iterable[tuple[torch.Tensor, Fact]],
+    sizes: Iterable[tuple[torch.Tensor, SizeFact]],
     sources: Mapping[int, torch.Tensor],
 ) -> Graph:
-    """The `Graph` of a run of `module`, with what `origins` noted of sizes in it.
+    """The `Graph` of a run of `module`, with what `Provenance` has of sizes in it.
 
     Args:
         record: The run.
@@ -196,7 +196,7 @@ class _Translator:
             module, side, slot = boundaries.read_tag(call.args[1])
             has_parameters = module in self.owners
             self.graph.boundaries.append(
-                Boundary(module, side, slot, source, target, has_parameters, call.turn)
+                Boundary(module, side, slot, source, target, has_parameters, call.traced_call)
             )
         else:
             self.op(call, name, differentiable)
@@ -245,7 +245,7 @@ class _Translator:
                 tuple(outputs),
                 call.module,
                 call.source,
-                turn=call.turn,
+                turn=call.traced_call,
             )  # fmt: skip
         )
 

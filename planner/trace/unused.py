@@ -2,8 +2,8 @@
 
 A parameter that no traced run uses stays whole, since nothing is known of it. But a decoder that
 can attend to an encoder does so where it is given `encoder_hidden_states`, and a module with a
-config of its own can be run by itself (`guesses.py`). What does not run on meta is left
-alone.
+config of its own can be run by itself (`example_inputs.py`). What does not run on meta is
+left alone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from torch import nn
 
 from shardwright.planner.blocks.stacks import find_stacks, shortened
 from shardwright.planner.contract.names import is_within, pattern
-from shardwright.planner.cost.sizes import TRACE_BATCH, TRACE_SOURCE
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SOURCE
+from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT
 from shardwright.planner.trace.duplicate import duplicate
-from shardwright.planner.trace.example_inputs import guesses, number
+from shardwright.planner.trace.example_inputs import example_inputs, number
 from shardwright.planner.trace.on_fake import follow, run_on_fake
-from shardwright.planner.trace.opaque import DATA_DEPENDENT, Opaque
+from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.traced_calls import Run
 
 ENCODED = ("encoder_hidden_states", "encoder_outputs")
@@ -65,7 +66,7 @@ def _alone(name: str, module: nn.Module) -> Iterator[Run]:
     """Calls of a module: in its own dtype, and in float32, in case its code runs in few."""
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     for dtype in dict.fromkeys((own, torch.float32)):
-        for inputs in guesses(module, dtype):
+        for inputs in example_inputs(module, dtype):
             yield Run(name, (), inputs, None if dtype == own else dtype)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shardwright.errors import ModelError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.written import output_shapes
-from shardwright.planner.trace import opaque
+from shardwright.planner.trace import made_up_data
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.source import Source, to_meta
 from tests.planner.equal import Inputs, assert_equal, features
@@ -222,7 +222,7 @@ def test_weights_too_large_to_be_made_up_one_by_one(monkeypatch: pytest.MonkeyPa
         return planned(Model(Block), features(WIDTH))
 
     before = plan()
-    monkeypatch.setattr(opaque, "LARGE", 1)
+    monkeypatch.setattr(made_up_data, "LARGE", 1)
     assert plan() == before
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from shardwright.planner.contract.mesh import coords_of
 from shardwright.planner.contract.redistribute import steps as done
 from shardwright.planner.contract.transitions import Kind
-from shardwright.planner.emit import Layouts
+from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.strategies.redistribute import steps
 from shardwright.planner.strategies.states import States, kind_on
@@ -55,9 +55,10 @@ def test_what_is_priced_is_what_is_done(module: type[nn.Module], ranks: int) -> 
                 found = steps(a, b, covered, sub.bits)
                 if found is None:
                     continue
-                placements = (layouts.placement(one, s, stored=True) for s in (a, b))
-                told = [(s.mesh, s.transition) for s in done(*placements, coords)]
+                before, after = (layouts.placement(one, s, stored=True) for s in (a, b))
+                told = [(s.mesh, s.transition) for s in done(before, after, coords)]
                 assert [(sub.text(s.mask), s.transition) for s in found] == told
-                seen |= {tuple(map(kind_on, (a, b), (m, m), covered)) for m in sub.bits}  # type: ignore[misc]
+                for bit in sub.bits:
+                    seen.add((kind_on(a, bit, covered[0]), kind_on(b, bit, covered[1])))
     assert (Kind.PARTIAL, Kind.SHARD) in seen and (Kind.REPLICATE, Kind.GRAD_PARTIAL) in seen
     assert ((Kind.SEGMENTS, Kind.SEGMENTS_GRAD_PARTIAL) in seen) == (module is Segments)

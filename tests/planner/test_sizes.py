@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.trace import provenance as origins
+from shardwright.planner.trace.expressions import attributes_of, evaluate, reads_of
+from shardwright.planner.trace.provenance import Provenance, SourcedInt
 from shardwright.planner.trace.trace import trace
 from tests.planner.mlps import WIDTH, InverseSize
 from tests.planner.modules import (
@@ -29,7 +30,7 @@ from tests.planner.test_trace import features, traced  # noqa
 
 
 def sizes(graph: Graph) -> set[tuple[str, int]]:
-    return {a for s in graph.sizes for a in origins.attributes_of(s.expression)}  # type: ignore[misc]
+    return {a for s in graph.sizes for a in attributes_of(s.expression)}  # type: ignore[misc]
 
 
 @dataclass
@@ -86,7 +87,7 @@ def test_sizes_are_what_the_tensors_have() -> None:
         for size in graph.sizes:
             if not size.bound:
                 found = graph.tensors[size.tensor].shape[size.dim]
-                assert origins.evaluate(size.expression, {}) == found
+                assert evaluate(size.expression, {}) == found
 
 
 class OfNumpy(nn.Module):
@@ -103,18 +104,18 @@ def test_sizes_of_numpy_are_sizes() -> None:
     found = {
         (size.dim, size.expression[:2])
         for size in traced(OfNumpy()).sizes
-        if origins.evaluate(size.expression, {}) > 1
+        if evaluate(size.expression, {}) > 1
     }
     assert found == {(0, ("read", 3)), (2, ("read", WIDTH)), (1, ("constant", 2))}
 
 
 def test_local_values_go_into_expressions() -> None:
     expression = ("*", ("attribute", "m", "h", 4), ("-", ("read", 20, 0, 1), ("constant", 4)))
-    assert origins.evaluate(expression, {}) == 64
-    assert origins.evaluate(expression, {("m", "h"): 2}) == 32
-    assert origins.evaluate(expression, {("m", "h"): 2}, {(0, 1): 12}) == 16
-    assert origins.attributes_of(expression) == {("m", "h")}
-    assert origins.reads_of(expression) == {(0, 1)}
+    assert evaluate(expression, {}) == 64
+    assert evaluate(expression, {("m", "h"): 2}) == 32
+    assert evaluate(expression, {("m", "h"): 2}, {(0, 1): 12}) == 16
+    assert attributes_of(expression) == {("m", "h")}
+    assert reads_of(expression) == {(0, 1)}
 
 
 def test_numbers_are_pinned() -> None:
@@ -168,15 +169,15 @@ def test_the_module_is_left_as_it_was(module: nn.Module) -> None:
     assert module.__dict__.get("config") is config
     assert "forward" not in module.__dict__
     for m in module.modules():
-        assert not any(isinstance(v, origins.Origin) for v in m.__dict__.values())
+        assert not any(isinstance(v, SourcedInt) for v in m.__dict__.values())
 
 
-def test_origins_are_ints() -> None:
+def test_integers_that_remember_are_ints() -> None:
     """They count, index and print as the numbers that they are."""
-    n = origins.Origin.make(4, ("attribute", "m", "h", 4))
+    n = SourcedInt.make(4, ("attribute", "m", "h", 4), Provenance())
     assert n == 4 and f"{n}" == "4" and list(range(n)) == [0, 1, 2, 3] and [0, 1, 2, 3, 5][n] == 5
     twice, negative = 2 * n, -n
-    assert isinstance(twice, origins.Origin) and twice.expression[0] == "*"
-    assert isinstance(negative, origins.Origin)
+    assert isinstance(twice, SourcedInt) and twice.expression[0] == "*"
+    assert isinstance(negative, SourcedInt)
     assert negative.expression == ("-", ("constant", 0), ("attribute", "m", "h", 4))
     assert type(n & 1) is int and n / 8 == 0.5

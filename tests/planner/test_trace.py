@@ -16,7 +16,7 @@ import shardwright
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace import boundaries as boundaries
-from shardwright.planner.trace import provenance as origins
+from shardwright.planner.trace.expressions import attributes_of
 from shardwright.planner.trace.source import from_config
 from shardwright.planner.trace.trace import trace
 from tests.planner.mlps import WIDTH, InverseSize, Mlp
@@ -187,7 +187,7 @@ def test_what_is_written_in_place_is_in_the_graph() -> None:
             seen.add(op.call.op)
             names += op.inputs
     assert {"sin", "cos", "mul", "empty"} <= seen
-    assert {a for s in graph.sizes for a in origins.attributes_of(s.expression)} == {
+    assert {a for s in graph.sizes for a in attributes_of(s.expression)} == {
         ("", "part"), ("", "width"),
     }  # fmt: skip
 

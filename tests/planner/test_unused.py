@@ -14,7 +14,7 @@ import shardwright
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.written import dry_run_written
 from shardwright.planner.trace import folded_trace
-from shardwright.planner.trace.example_inputs import guesses
+from shardwright.planner.trace.example_inputs import example_inputs
 from shardwright.planner.trace.source import read_source
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
@@ -202,11 +202,11 @@ def test_shapes_come_from_the_config() -> None:
     tower.config = Config(image_size=[SIZE, SIZE], num_channels=1, patch_size=4)
     shapes = [
         tuple(g["pixel_values"].shape)
-        for g in guesses(tower, torch.float64)
+        for g in example_inputs(tower, torch.float64)
         if g["pixel_values"] is not None
     ]
     assert shapes == [(3, 1, SIZE, SIZE), (3, 19, 16)]
-    assert [*guesses(Strange(), torch.float64)] == []
+    assert [*example_inputs(Strange(), torch.float64)] == []
 
 
 BART: dict[str, Any] = {

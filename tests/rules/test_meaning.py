@@ -185,8 +185,8 @@ def check_gradients(
     """The gradient of a part is part of the gradient; those of whole operands add up to it.
 
     Where the results are pending sums, each rank gets the whole gradient of the result; where they
-    are whole, each rank gets one term of it, as the `copied` state of
-    `planner/strategies/states.py` says.
+    are whole, each rank gets one term of it, as a grad-Partial tensor of
+    `planner/contract/transitions.py` does.
     """
     used = split[0].keys()
     reduced = bool(used & (rule.sum | rule.lookup))

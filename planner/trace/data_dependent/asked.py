@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.cost.sizes import TRACE_ROWS
+from shardwright.planner.graph.trace_sizes import TRACE_ROWS
 from shardwright.planner.trace.data_dependent.known import on_data
 from shardwright.planner.trace.data_dependent.loops import known
 from shardwright.planner.trace.data_dependent.model_code import is_plumbing
 from shardwright.planner.trace.data_dependent.numbers import Number, Questions
-from shardwright.planner.trace.opaque import Unknown
+from shardwright.planner.trace.data_dependent.unknown import Unknown
 
 WRAPPERS = ("torch.overrides", "torch._tensor", __name__)
 """Modules through which functions of tensors are called."""

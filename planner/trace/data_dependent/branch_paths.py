@@ -7,48 +7,49 @@ such questions depends on data as a whole.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 Answers = tuple[bool, ...]
-Ways = tuple[tuple[int, Answers], ...]
-"""(number of a run, answers to the first questions that it asks) of each run that is made."""
+BranchPaths = tuple[tuple[int, Answers], ...]
+"""(number of a run that is asked for, answers to the first questions that it asks), traced call by
+traced call."""
 
 MOST = 2
 """Questions of a run that are answered both ways."""
 
-_present = threading.local()
+_present: ContextVar[tuple[int, Iterator[bool]]] = ContextVar("present")
+"""The traced call that is made now: its number, and the answers that are left."""
 
 
-def both(ways: Ways, turn: int) -> Ways | None:
-    """`ways` where run number `turn` answers one question more, both ways; None if that is many."""
-    run, answers = ways[turn]
+def both(paths: BranchPaths, traced_call: int) -> BranchPaths | None:
+    """`paths` where a traced call answers one question more, both ways; None if that is many."""
+    run, answers = paths[traced_call]
     if len(answers) >= MOST:
         return None
     more = ((run, (*answers, False)), (run, (*answers, True)))
-    return (*ways[:turn], *more, *ways[turn + 1 :])
+    return (*paths[:traced_call], *more, *paths[traced_call + 1 :])
 
 
 @contextmanager
-def taken(turn: int, answers: Answers, all_asked: bool = True) -> Iterator[None]:
-    """Within, which is run number `turn`, the first questions have these answers.
+def taken(traced_call: int, answers: Answers, all_asked: bool = True) -> Iterator[None]:
+    """Within, which is traced call number `traced_call`, the first questions have these answers.
 
     Raises:
         RuntimeError: fewer are asked, though it should be all: what was run before has changed
             something.
     """
-    before = getattr(_present, "state", None)
-    _present.state = turn, (rest := iter(answers))
+    token = _present.set((traced_call, rest := iter(answers)))
     try:
         yield
     finally:
-        _present.state = before
+        _present.reset(token)
     if all_asked and next(rest, None) is not None:
         raise RuntimeError("code that depends on data does otherwise when it is run again")
 
 
 def answer() -> tuple[int, bool | None]:
-    """The number of the run, and the answer to its next question if it has one."""
-    turn, rest = _present.state
-    return turn, next(rest, None)
+    """The number of the traced call, and the answer to its next question if it has one."""
+    traced_call, rest = _present.get()
+    return traced_call, next(rest, None)

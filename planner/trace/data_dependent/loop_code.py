@@ -171,8 +171,8 @@ class _Pass:
                     raise Refused("a pass calls what may keep something for the next")
             case ast.If():
                 self.read(node.test, have)
-                ways = [self.block(body, have) for body in (node.body, node.orelse)]
-                known = [way for way in ways if way is not None]
+                ends = [self.block(body, have) for body in (node.body, node.orelse)]
+                known = [names for names in ends if names is not None]
                 return set.intersection(*known) if known else None
             case ast.For():
                 self.read(node.iter, have)

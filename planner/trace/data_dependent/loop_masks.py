@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from shardwright.planner.graph.axes import leaves_of, refine
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.trace.provenance import reads_of
+from shardwright.planner.trace.expressions import reads_of
 
 
 def as_long_as_the_model_says(graph: Graph, masks: Sequence[str]) -> bool:

@@ -3,7 +3,7 @@
 Model code gets a stand-in for such a number, and may do two things with it: cut a tensor into so
 many rows (`x.split(counts)`: some sizes are made up, and that dim is never split over ranks), and
 ask it a question. One that it goes on from in one way only, because the other way raises (an
-assert), is answered so, any other both ways (`ways.py`). It may also select so many rows
+assert), is answered so, any other both ways (`branch_paths.py`). It may also select so many rows
 (`mask.nonzero()`, `x[mask]`), and make a pass of a loop for each of them (`loops.py`). What is read
 must be whole, so that all ranks read the same. Anything else is `Unknown`: then the module depends
 on data as a whole.
@@ -28,7 +28,8 @@ from shardwright.planner.trace.data_dependent.loop_code import (
 from shardwright.planner.trace.data_dependent.loop_rows import rows_to_try
 from shardwright.planner.trace.data_dependent.loops import Loop, inner, known
 from shardwright.planner.trace.data_dependent.model_code import model_frame, only_way, truth
-from shardwright.planner.trace.opaque import Opaque, Undecided, Unknown
+from shardwright.planner.trace.data_dependent.unknown import Undecided, Unknown
+from shardwright.planner.trace.opaque import Opaque
 
 
 class Number:
@@ -113,9 +114,9 @@ class Questions:
         Raises:
             Unknown: nothing is to be read.
         """
-        if not self.opaque.guesses:
+        if not self.opaque.stand_ins:
             raise Unknown("it reads numbers off data")
-        self.opaque.guessed = True
+        self.opaque.stood_in = True
         self.note_read(x)
 
     def answer(self) -> bool:
@@ -134,9 +135,9 @@ class Questions:
         if found is None and self.running:
             raise Unknown("it branches on data in a pass of a loop over rows")
         if found is None:
-            turn, found = answer()
+            traced_call, found = answer()
             if found is None:
-                raise Undecided(turn)
+                raise Undecided(traced_call)
         return found
 
     def passes(self, mask: Tensor, rows: Tensor) -> Iterator[Tensor]:

@@ -1,0 +1,72 @@
+"""What changes its placement on the way into modules and out of them."""
+
+from __future__ import annotations
+
+from shardwright.planner.contract.plan_file import Redistribution
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.graph.graph import Boundary
+from shardwright.planner.strategies.states import State, made_pending
+
+
+class Differs(Exception):
+    """A module would take a tensor in one call as it is, in another as it was around it."""
+
+    def __init__(self, module: str, slot: str) -> None:
+        super().__init__(f"'{slot}' is taken otherwise in another call")
+        self.module = module
+
+
+def redistributions(layouts: Layouts) -> dict[tuple[str, str], list[Redistribution]]:
+    """(module, "in" or "out") -> what happens there, in the order of arguments and outputs.
+
+    Where a tensor changes at a slot in one call, what comes there in others is named as well.
+
+    Raises:
+        Differs: there is no such plan.
+    """
+    graph, assignment = layouts.graph, layouts.assignment
+    outer = graph.outer()
+    changed = {
+        graph.slot(b)[:3] for b in graph.boundaries if assignment[b.source] != assignment[b.target]
+    }
+    sides: dict[tuple[str, str], dict[tuple[str, int], Redistribution]] = {}
+    for boundary in graph.boundaries:
+        slot = graph.slot(boundary)
+        if slot[:3] in changed:
+            found = _redistribution(layouts, boundary, outer.get(boundary.target))
+            slots = sides.setdefault((boundary.module, boundary.side), {})
+            if slot[2:] in slots and slots[slot[2:]].before != found.before:
+                raise Differs(boundary.module, boundary.slot)
+            slots[slot[2:]] = found
+    return {side: [c for _, c in sorted(slots.items())] for side, slots in sides.items()}
+
+
+def _redistribution(
+    layouts: Layouts, boundary: Boundary, around: Boundary | None
+) -> Redistribution:
+    """What happens at a boundary; `around` is that at which its tensor came in, further out."""
+    graph, assignment = layouts.graph, layouts.assignment
+    source, target = assignment[boundary.source], assignment[boundary.target]
+    before = None
+    if around and made_pending(assignment[around.source], source):
+        before = _path(boundary, around)
+        source = assignment[around.source]
+    return Redistribution(
+        slot=boundary.slot,
+        source=str(layouts.placement(boundary.source, source)),
+        target=str(layouts.placement(boundary.target, target)),
+        length=layouts.length(source, target),
+        deferred=boundary.target in graph.logits and _split_by_axes(layouts, source),
+        before=before,
+    )
+
+
+def _path(boundary: Boundary, around: Boundary) -> str:
+    """The slot of a module around, as seen from one within: a dot for each level."""
+    levels = boundary.module.removeprefix(around.module).count(".") + (not around.module)
+    return "." * levels + around.slot
+
+
+def _split_by_axes(layouts: Layouts, state: State) -> bool:
+    """Whether a tensor is split, and not along the sequence."""
+    return bool(state.shards) and layouts.length(state) is None

@@ -1,0 +1,9 @@
+"""Sizes with which models are traced: primes, so that nothing splits them by accident."""
+
+TRACE_BATCH, TRACE_SEQ = 3, 19
+
+TRACE_SOURCE = 23
+"""The length of a sequence that another model encoded."""
+
+TRACE_ROWS = 1009
+"""How many rows data selects of tokens."""

@@ -1,0 +1,58 @@
+"""What a size was computed from, as a nested tuple: see `SizeArgument` of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+Expression = tuple[Any, ...]
+
+
+class SizeFact(NamedTuple):
+    """A size of a tensor: what it was computed from, its dim, and which bound of a slice it is."""
+
+    expression: Expression
+    dim: int
+    bound: str = ""
+
+
+def evaluate(
+    expression: Expression,
+    attributes: Mapping[tuple[str, str], int],
+    reads: Mapping[tuple[int, int], int] | None = None,
+) -> int:
+    """The value of `expression` where attributes (module, name) and reads have these values."""
+    head, *rest = expression
+    if head == "constant":
+        return int(rest[0])
+    if head == "read":
+        return (reads or {}).get((rest[1], rest[2]), int(rest[0]))
+    if head == "attribute":
+        return attributes.get((rest[0], rest[1]), rest[2])
+    left, right = (evaluate(tuple(e), attributes, reads) for e in rest)
+    if head == "+":
+        return left + right
+    if head == "-":
+        return left - right
+    if head == "*":
+        return left * right
+    return left // right if right else 0
+
+
+def attributes_of(expression: Expression) -> set[tuple[str, str]]:
+    """The attributes (module, name) in `expression`."""
+    return {(leaf[1], leaf[2]) for leaf in _leaves(expression) if leaf[0] == "attribute"}
+
+
+def reads_of(expression: Expression) -> set[tuple[int, int]]:
+    """The reads (number of the tensor, dim) in `expression`."""
+    return {(leaf[2], leaf[3]) for leaf in _leaves(expression) if leaf[0] == "read"}
+
+
+def _leaves(expression: Expression) -> Iterator[Expression]:
+    """What `expression` is computed from."""
+    if expression[0] in ("constant", "attribute", "read"):
+        yield expression
+    else:
+        for part in expression[1:]:
+            yield from _leaves(tuple(part))

@@ -1,0 +1,161 @@
+"""What a module gives out: found by running a copy of it on made-up data.
+
+It is run several times: only what comes out alike each time counts as known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from shardwright.planner.trace.data_dependent.unknown import Fails, Unknown
+from shardwright.planner.trace.duplicate import duplicate
+from shardwright.planner.trace.one_at_a_time import exporting
+
+SCALES = (0.1, 0.01, 1.0)
+"""Of the weights in each of the runs."""
+
+LARGE = 1 << 26
+"""Bytes from which on the elements of a parameter are a single one in memory."""
+
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+
+class Spec(NamedTuple):
+    """A tensor that comes out."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def empty(self) -> Tensor:
+        """Such a tensor on meta."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+
+Given = tuple[Any, ...]
+"""Leaves of what goes in: (shape, dtype) of tensors, and plain values."""
+
+
+def outcome(
+    name: str, module: nn.Module, given: Given, spec: TreeSpec
+) -> tuple[list[Any], TreeSpec]:
+    """What `module`, called `name`, gives out: `Spec` for tensors, and plain values.
+
+    Raises:
+        Unknown: that depends on data, or the module does more than to compute it.
+    """
+    found: list[Any] = []
+    # No mode is on in another thread.
+    with ThreadPoolExecutor(1) as thread, exporting(False):
+        for seed in range(len(SCALES)):
+            try:
+                run = _run, module, given, spec, seed
+                found.append(thread.submit(copy_context().run, *run).result())
+            except Fails:  # of some data nothing comes out
+                if seed - len(found) > 0:
+                    raise
+    if any(other != found[0] for other in found):
+        raise Unknown(f"what '{name}' gives out depends on its data in shape")
+    return found[0]
+
+
+def stated(leaf: Any) -> Any:
+    """What is known of an argument without data, as in `Given`.
+
+    Raises:
+        Unknown: it is neither a tensor nor a plain value.
+    """
+    if isinstance(leaf, Tensor):
+        return tuple(int(n) for n in leaf.shape), leaf.dtype
+    if not isinstance(leaf, PLAIN):
+        raise Unknown(f"a {type(leaf).__name__} is among its arguments")
+    if isinstance(leaf, bool):
+        return bool(leaf)  # where only data has it, on one of its branch paths
+    if isinstance(leaf, int):
+        float(leaf)  # an integer that remembers where it comes from is a mere number from here on
+        return int(leaf)
+    return leaf
+
+
+def state(module: nn.Module) -> Iterator[Tensor]:
+    """Its parameters, then its buffers."""
+    for kind in ("_parameters", "_buffers"):
+        for part in module.modules():
+            yield from (t for t in getattr(part, kind).values() if t is not None)
+
+
+def _held(module: nn.Module) -> list[Tensor]:
+    """All tensors that the module and those within it hold, in any way."""
+    leaves = (leaf for m in module.modules() for leaf in tree_leaves(dict(m.__dict__)))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int, g: torch.Generator) -> Tensor:
+    """Made-up data: of integers, 0 and 1 are good indices nearly everywhere, and 0 everywhere."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.randint(0, 2 if seed else 1, shape, generator=g).to(dtype)
+    return torch.randn(shape, generator=g, dtype=torch.float32).to(dtype)
+
+
+def _weights(like: Tensor, seed: int, g: torch.Generator) -> Tensor:
+    """Data for a parameter or buffer, each time larger: what is near a threshold crosses it."""
+    shape = tuple(like.shape)
+    large = math.prod(shape) * like.element_size() >= LARGE
+    drawn = _draw((1,) * len(shape) if large else shape, like.dtype, seed, g)
+    if like.dtype.is_floating_point:
+        drawn *= SCALES[seed]
+    return drawn.expand(shape)
+
+
+def _real(module: nn.Module, seed: int, g: torch.Generator) -> nn.Module:
+    """A copy of `module` with data in the place of what is on meta."""
+    memo: dict[int, Any] = {}
+    for t in _held(module):
+        if t.is_meta and id(t) not in memo:
+            new = _weights(t, seed, g)
+            memo[id(t)] = nn.Parameter(new, False) if isinstance(t, nn.Parameter) else new
+    return duplicate(module, memo)
+
+
+def _run(module: nn.Module, given: Given, spec: TreeSpec, seed: int) -> tuple[list[Any], TreeSpec]:
+    """Run a copy of `module` once on data made up from `seed`."""
+    g = torch.Generator().manual_seed(seed)
+    real = _real(module, seed, g)
+    leaves = [_draw(v[0], v[1], seed, g) if type(v) is tuple else v for v in given]
+    args, kwargs = tree_unflatten(leaves, spec)
+    held = _held(real)
+    taken = [*held, *(t for t in leaves if isinstance(t, Tensor))]
+    versions = [t._version for t in taken]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            found, out = tree_flatten(real(*args, **kwargs))
+    except Exception as error:  # whatever model code raises
+        text = str(error).strip().split("\n")[0][:200]
+        raise Fails(f"on the CPU it fails as well: {type(error).__name__}: {text}") from error
+    if versions != [t._version for t in taken] or list(map(id, held)) != list(map(id, _held(real))):
+        raise Unknown("it changes what it is given, or keeps something")
+    # What is then changed in place would change twice, or not at all.
+    made = [_place(t) for t in found if isinstance(t, Tensor) and t.numel()]
+    if len(set(made)) < len(made) or not set(made).isdisjoint(map(_place, taken)):
+        raise Unknown("it hands on what it is given")
+    return [_spec(v) for v in found], out
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _spec(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return Spec(tuple(leaf.shape), leaf.stride(), leaf.dtype)
+    if not isinstance(leaf, PLAIN):
+        raise Unknown(f"a {type(leaf).__name__} is among its results")
+    return leaf

@@ -1,0 +1,69 @@
+"""What ran: calls of ops on fake tensors, and what went in and came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shardwright.planner.trace.data_dependent.loops import Loop
+
+
+@dataclass(frozen=True)
+class Untraced:
+    """Stands for the op of a call of a whole module."""
+
+    _opname: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op. The tensors in it are fake; they are told apart by identity."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+    module: str
+    source: str
+    traced_call: int
+    """Number of that which it was made in."""
+
+
+@dataclass
+class Record:
+    """What ran: the calls in order, and the tensors that went in and came out."""
+
+    calls: list[Call]
+    stored: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Parameters and buffers by name; those with several names are a tensor under each."""
+
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    """What was returned, after the new values of inputs and buffers that were changed in place."""
+
+    written: dict[str, torch.Tensor] = field(default_factory=dict)
+    """New values of parameters that were changed in place, by name."""
+
+    read: list[torch.Tensor] = field(default_factory=list)
+    """Tensors that numbers were read off."""
+
+    cut: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    """Tensors, and a dim of each that is as long as data says."""
+
+    overwritten: list[torch.Tensor] = field(default_factory=list)
+    """What tensors were before code changed them in place."""
+
+    replaced: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """What they are after that, and before; not those that are parts of others."""
+
+    loops: list[Loop] = field(default_factory=list)
+    """Loops that may make fewer passes than they did."""
+
+    carried: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """What those changed in place, before and after each change."""
+
+    scores: list[torch.Tensor] = field(default_factory=list)
+    """What of them runs of the root returned."""

@@ -1,0 +1,55 @@
+"""Let the integers that modules and their configs hold remember where they come from."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from shardwright.planner.trace.provenance import Provenance, SourcedInt
+from shardwright.planner.trace.size_mode import SizeMode
+
+
+@contextmanager
+def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
+    """Within, int attributes of modules and their configs are `SourcedInt`s.
+
+    Gives what is noted of sizes while `top` runs, which has `root` in it.
+    """
+    provenance = Provenance()
+    undo = [(m, dict(m.__dict__), dict(m._buffers)) for m in root.modules()]
+    for path, module in root.named_modules():
+        _mark(module.__dict__, path, "", provenance)
+        config = module.__dict__.get("config")
+        if config is not None and hasattr(config, "__dict__") and hasattr(config, "to_dict"):
+            module.__dict__["config"] = local = copy.copy(config)
+            _mark(local.__dict__, path, "config.", provenance)
+    forward = top.forward
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with SizeMode(provenance):
+            output = forward(*args, **kwargs)
+        provenance.close()
+        return output
+
+    functools.update_wrapper(watched, forward)
+    top.__dict__["forward"] = watched
+    try:
+        yield provenance
+    finally:
+        for module, attributes, buffers in undo:  # whatever a forward kept is gone as well
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+
+
+def _mark(attributes: dict[str, Any], path: str, prefix: str, provenance: Provenance) -> None:
+    for key, value in list(attributes.items()):
+        if type(value) is int and not key.startswith("_"):
+            source = ("attribute", path, f"{prefix}{key}", value)
+            attributes[key] = SourcedInt.make(value, source, provenance)

@@ -1,0 +1,199 @@
+"""Plans made at the same time, and inside of each other, are those that are made alone."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shardwright
+from shardwright.planner.solvers import lp
+from tests import zoo
+from tests.planner.mlps import WIDTH, Gated, GatedByAttribute, InverseSize, Mlp
+from tests.planner.modules import Attention, DividedByHeads
+from tests.planner.test_data_numbers import Branches
+from tests.planner.test_opaque import Block, Model
+
+ROUNDS = 2
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "dense": lambda: zoo.build("llama")[1],
+    "experts": lambda: zoo.build("mixtral")[1],
+    "encoder": lambda: zoo.build("bert", kind="masked")[1],
+    "masks by loops": lambda: zoo.build("xmod", kind="masked")[1],
+    "sizes of attributes": Attention,
+    "numbers of attributes": DividedByHeads,
+    "numbers of sizes": InverseSize,
+    "both ways": Branches,
+    "untraced": lambda: Model(Block, 2),
+}
+
+
+def features(device: str = "cpu") -> tuple[Tensor]:
+    """What a module takes that is no text model."""
+    return (torch.zeros(3, 19, WIDTH, device=device),)
+
+
+def plan(model: nn.Module, solver: str | None = None) -> str:
+    """Its plan for two ranks, as text."""
+    args = () if hasattr(model, "config") else features()
+    return shardwright.plan(model, tp=2, args=args, solver=solver).to_json()
+
+
+@cache
+def made(kind: str) -> nn.Module:
+    """A model; `alone` makes it first: no thread, and no code of another model."""
+    return MODELS[kind]()
+
+
+@cache
+def alone(kind: str) -> str:
+    """Its plan when nothing else is planned."""
+    return plan(made(kind))
+
+
+@pytest.fixture(autouse=True)
+def restless() -> Iterator[None]:
+    """Threads take turns much more often than they do; all that is shared is left as it was."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+    assert gc.isenabled()
+    assert not torch.compiler.is_exporting() and not torch.compiler.is_compiling()
+
+
+def at_once(jobs: list[Callable[[], str]]) -> list[str]:
+    """What each of `jobs` gives in a thread of its own, all begun at the same time."""
+    barrier = Barrier(len(jobs))
+
+    def run(job: Callable[[], str]) -> str:
+        barrier.wait()
+        return job()
+
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        return list(threads.map(run, jobs))
+
+
+# --- at the same time
+
+
+@pytest.mark.parametrize("kinds", [list(MODELS)[:4], list(MODELS)[4:]], ids=["text", "modules"])
+def test_plans_of_several_models_in_threads(kinds: list[str]) -> None:
+    want = [alone(kind) for kind in kinds]
+    for _ in range(ROUNDS):
+        assert at_once([lambda kind=kind: plan(made(kind)) for kind in kinds]) == want
+
+
+def test_plans_of_the_same_module_in_threads() -> None:
+    """It is on meta, so nothing had to be copied from it."""
+    model = zoo.build("llama")[1].to("meta")
+    want = plan(model)
+    assert at_once([lambda: plan(model)] * 3) == [want] * 3
+
+
+# --- inside of each other
+
+
+class Planning(Gated):
+    """Its code, or that of a module within, may plan another model as it runs."""
+
+    def __init__(self, inner: Callable[[], str] | None) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def between(self, y: Tensor) -> Tensor:
+        if self.inner is not None:
+            FOUND.append(self.inner())
+        half = y.shape[-1] // 2
+        return nn.functional.silu(y[..., :half]) * y[..., half:]
+
+
+FOUND: list[str] = []
+
+
+@pytest.mark.parametrize("kind", ["dense", *list(MODELS)[4:]])
+def test_a_plan_in_model_code(kind: str) -> None:
+    want, outer = alone(kind), plan(Planning(None))
+    FOUND.clear()
+    assert plan(Planning(lambda: plan(made(kind)))) == outer
+    assert FOUND and set(FOUND) == {want}
+
+
+def test_a_plan_in_model_code_of_what_it_makes() -> None:
+    """The module is made where all that is made is traced; its sizes are read off a tensor."""
+
+    class Makes(Planning):
+        def between(self, y: Tensor) -> Tensor:
+            module = GatedByAttribute()
+            if self.inner is not None:
+                x = (y.new_zeros(3, y.shape[1], WIDTH),)
+                FOUND.append(shardwright.plan(module, tp=2, args=x).to_json())
+            return super().between(y)
+
+    FOUND.clear()
+    want = plan(Makes(None))
+    assert plan(Makes(lambda: "")) == want
+    assert set(FOUND) == {plan(GatedByAttribute()), ""}
+
+
+def test_a_plan_in_a_plan_in_a_plan() -> None:
+    want, outer = alone("sizes of attributes"), plan(Planning(None))
+    FOUND.clear()
+    inside = Planning(lambda: plan(made("sizes of attributes")))
+    assert plan(Planning(lambda: plan(inside))) == outer
+    assert set(FOUND) == {want, outer}
+
+
+def test_plans_in_model_code_in_threads() -> None:
+    kinds = ["both ways", "sizes of attributes", "untraced"]
+    want, outer = [alone(kind) for kind in kinds], plan(Planning(None))
+    FOUND.clear()
+    jobs = [lambda kind=kind: plan(Planning(lambda: plan(made(kind)))) for kind in kinds]
+    assert at_once(jobs) == [outer] * len(kinds)
+    assert set(FOUND) == set(want)
+
+
+class AskingAndPlanning(Mlp):
+    """It depends on data, so that it runs on made-up data, in another thread: a plan is made."""
+
+    def __init__(self, inner: Callable[[], str] | None) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.inner is not None:
+            FOUND.append(self.inner())
+        return super().forward(x) / (1 + x.abs().max().item())
+
+
+def test_a_plan_in_code_that_is_not_traced() -> None:
+    def model(inner: Callable[[], str] | None) -> nn.Module:
+        return nn.Sequential(Mlp(), AskingAndPlanning(inner))
+
+    want, outer = alone("sizes of attributes"), plan(model(None))
+    FOUND.clear()
+    assert plan(model(lambda: plan(made("sizes of attributes")))) == outer
+    assert FOUND and set(FOUND) == {want}
+
+
+@pytest.mark.parametrize("kind", ["dense", "untraced"])
+def test_a_plan_in_a_solver(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def solve(*args: Any, original: Any = lp.solve, **kwargs: Any) -> Any:
+        FOUND.append(plan(made("sizes of attributes"), "backtracking"))
+        return original(*args, **kwargs)
+
+    inner = plan(made("sizes of attributes"), "backtracking")
+    want = alone(kind)
+    FOUND.clear()
+    monkeypatch.setattr(lp, "solve", solve)
+    assert plan(made(kind)) == want
+    assert FOUND and set(FOUND) == {inner}

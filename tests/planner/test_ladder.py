@@ -1,0 +1,121 @@
+"""What is tried after what: the steps that a search takes, and what it says of each."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+import torch
+
+from shardwright.errors import InfeasibleError
+from shardwright.planner.api import prepare
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.dry_run import dry_run
+from shardwright.planner.dry_run.local_run import Mismatch
+from shardwright.planner.problem.conventions import PROJECTIONS, TABLES
+from shardwright.planner.search.ladder import LADDER, SOLVING, climb, run
+from shardwright.planner.search.record import Attempted, attempted
+from shardwright.planner.search.restrictions import Restrictions
+from shardwright.planner.search.situation import start
+from shardwright.planner.search.solution import Asked
+from shardwright.planner.search.task import Task
+from tests import zoo
+from tests.planner import mlps
+from tests.planner import modules as m
+from tests.planner.equal import RUN, features
+from tests.planner.test_conventions import TABLE, TINY, config, slim
+from tests.planner.test_gathered import WIDTH, Between
+from tests.planner.test_search import Within
+
+SOLVE, FREE, GATHER, SPLIT, LEAVE = (
+    step.what
+    for step in dict.fromkeys(SOLVING)  # one stands there several times
+)
+TRY, FORBID, ALONG = (step.what for step in LADDER[len(SOLVING) :])
+
+
+def task_of(model: Any, tp: int = 2, **options: Any) -> Task:
+    if isinstance(model, torch.nn.Module) and not hasattr(model, "config"):
+        batch, seq = RUN
+        options |= {"args": features(m.WIDTH)(3, 19), "batch": batch, "seq": seq}
+    return prepare(model, tp, **options)
+
+
+def story(task: Task, asked: Asked | None = None) -> tuple[list[Attempted], Plan | None]:
+    """What was tried, and the plan if there is one."""
+    told: list[Attempted] = []
+    try:
+        return told, run(task, asked, lambda what, now: told.append(attempted(what, now)))
+    except InfeasibleError:
+        return told, None
+
+
+def test_the_first_solution_may_do() -> None:
+    told, plan = story(task_of(config("LlamaForCausalLM", TINY)))
+    assert plan is not None and [t.what for t in told] == [SOLVE, TRY]
+    assert told[0].outcome.startswith("proven optimal by lp (objective")
+    assert told[0].figures["bytes"] > 0 and told[0].figures["time_ns"] == plan.predicted.time_ns
+    assert told[0].restrictions == Restrictions()
+    assert (told[1].outcome, told[1].figures) == ("holds", {"failed before": 0})
+
+
+def test_telling_changes_nothing() -> None:
+    task = task_of(config("LlamaForCausalLM", TINY))
+    assert story(task)[1] == run(task) == climb(start(task)).plan
+
+
+def test_attention_is_split_in_a_second_attempt() -> None:
+    told, _ = story(task_of(slim("Olmo2ForCausalLM")))
+    assert [t.what for t in told] == [SOLVE, SPLIT, TRY]
+    assert told[1].restrictions.conventions == {TABLES, PROJECTIONS}
+
+
+def test_weights_are_gathered_in_a_second_attempt() -> None:
+    task = prepare(Between().double(), 2, args=features(WIDTH)(3, 19))
+    told, _ = story(task)
+    assert [t.what for t in told] == [SOLVE, GATHER, TRY]
+    assert not told[0].restrictions.gathered and len(told[1].restrictions.gathered) == 2
+
+
+def test_over_memory_all_else_is_tried_before_the_sequence() -> None:
+    told, plan = story(task_of(zoo.build("llama")[1]), Asked(memory=10))
+    assert plan is None
+    assert [t.what for t in told] == [SOLVE, FREE, ALONG, SOLVE, FREE]
+    assert told[0].restrictions.conventions == {TABLES} and not told[1].restrictions.conventions
+    assert told[1].figures["budget"] == 10 < told[1].figures["least"]
+    assert "no plan fits 10 bytes a rank" in told[1].outcome
+    assert told[2].outcome == "starts over"
+
+
+def test_what_pins_forbid_is_not_tried_otherwise() -> None:
+    """With table and head pinned, no convention is left to give up."""
+    model = config("LlamaForCausalLM", TINY)
+    pins = {TABLE: "shard:1", "lm_head.weight": "shard:1"}
+    told, plan = story(task_of(model, pins=pins))
+    assert plan is None and [t.what for t in told] == [SOLVE]
+    assert "lm_head.weight=shard:1 cannot hold" in told[0].outcome
+
+
+def test_what_fails_its_dry_run_is_forbidden_until_a_plan_holds(monkeypatch: Any) -> None:
+    def fails_if_split(*run: Any) -> Mismatch | None:
+        return Mismatch("inner.up", "no") if run[2].module("inner.up") else None
+
+    monkeypatch.setattr(dry_run, "run_local", fails_if_split)
+    told, plan = story(task_of(Within(mlps.Mlp())))
+    rounds = sum(t.what == FORBID for t in told)
+    others = [t.what for t in told if t.what != GATHER]  # which may serve where splits do not
+    assert others == [SOLVE, TRY, FORBID] * rounds + [SOLVE, TRY]
+    assert told[1].outcome == "fails in 'inner.up': no" and told[1].figures["splits"] > 0
+    sizes = [len(t.restrictions.forbidden) for t in told if t.what == SOLVE]
+    assert sizes == sorted(set(sizes)) and sizes[0] == 0
+    assert plan is not None and told[-1].figures == {"failed before": rounds}
+
+
+def test_a_task_is_never_changed() -> None:
+    """So that another search of it comes to the same, whatever was found out in one."""
+    task = prepare(Between().double(), 2, args=features(WIDTH)(3, 19))
+    first, second = story(task), story(task)
+    assert first == second
+    with pytest.raises(FrozenInstanceError):
+        task.pins = ()  # type: ignore[misc]
