@@ -1,4 +1,4 @@
-"""One call of an ATen op as a rule sees it: names, shapes and numbers, no tensors and no graph."""
+"""One call of an op as a rule sees it: names, shapes and numbers, no tensors and no graph."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class OpCall:
     """An op, its arguments by schema name (tensors as `Operand`), and the shapes in and out."""
 
     op: str
+    """See `name_of`."""
+
     arguments: Mapping[str, Any]
     operands: tuple[Shape, ...]
     results: tuple[Shape, ...]
@@ -59,7 +61,26 @@ class OpCall:
 
 RuleMaker = Callable[[OpCall], str | None]
 Table = dict[str, str | RuleMaker]
-"""Op name (`linear`, no namespace, no overload) -> rule text, or a function that returns one."""
+"""Op (`linear`, no overload; see `name_of`) -> rule text, or a function that returns one."""
+
+OWN_NAMESPACE = "aten"
+
+
+def name_of(op: Any) -> str:
+    """An overload's op: `linear` for one of ATen, `namespace::name` for any other."""
+    name = op._opname if hasattr(op, "_opname") else op.__name__
+    return qualified(getattr(op, "namespace", OWN_NAMESPACE), name)
+
+
+def qualified(namespace: str, name: str) -> str:
+    """What an op is called here."""
+    return name if namespace == OWN_NAMESPACE else f"{namespace}::{name}"
+
+
+def packet_named(name: str) -> Any:
+    """All overloads of an op, as `torch.ops` has them; None where there is no such op."""
+    namespace, _, bare = name.rpartition("::")
+    return getattr(getattr(torch.ops, namespace or OWN_NAMESPACE), bare, None)
 
 
 def make_rule(entry: str | RuleMaker, call: OpCall) -> Rule | None:

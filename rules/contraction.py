@@ -70,7 +70,7 @@ TABLE: Table = {
     "bmm": "b m k, b k n -> b m n | sum k | linear 0 1",
     "convolution": _convolution,
     "dot": "k, k -> | sum k | linear 0 1",
-    "grouped_mm_fallback": _grouped_mm,  # transformers' own op for what _grouped_mm cannot do
+    "transformers::grouped_mm_fallback": _grouped_mm,  # for what _grouped_mm cannot do
     "linear": _linear,
     "mm": "m k, k n -> m n | sum k | linear 0 1",
     "mv": "m k, k -> m | sum k | linear 0 1",

@@ -5,7 +5,8 @@
     VocabParallelEmbedding   weight split by rows, output a pending sum
     LocalModule              anything else: its own code on local parameters
 
-The first three can also be made directly, with whole sizes and a `Group`.
+The first three are layer styles: `planner/contract/styles.py` says which modules become what, also
+for styles of other packages. They can be made directly, too, with whole sizes and a `Group`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.errors import PlanError
+from shardwright.errors import PlanError, PluginError
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
-from shardwright.planner.contract.styles import style_of
+from shardwright.planner.contract.styles import LOCAL, needed
 from shardwright.runtime.attributes import set_local, set_sizes
 from shardwright.runtime.classes import calls_super, check_forward, local_class
 from shardwright.runtime.lengths import Length, Lengths
@@ -28,7 +29,7 @@ from shardwright.runtime.parameters import LocalTensors
 from shardwright.runtime.reshard import ByDims, LastDim, Reshard
 from shardwright.runtime.slots import index_of, keys_of, positions
 from shardwright.runtime.split_logits import SplitHead
-from shardwright.runtime.vocab import VocabLookup, split_rows
+from shardwright.runtime.vocab import VocabLookup
 
 
 class ColumnParallelLinear(LocalModule, nn.Linear):
@@ -130,15 +131,6 @@ class VocabParallelEmbedding(LocalModule, VocabLookup):
         _alone(self, group, parameters, {}, [], outputs if reduce_output else [])
 
 
-LAYERS: dict[str, type] = {
-    "ColumnParallelLinear": ColumnParallelLinear,
-    "LocalModule": LocalModule,
-    "RowParallelLinear": RowParallelLinear,
-    "VocabParallelEmbedding": VocabParallelEmbedding,
-}
-"""Name in a plan -> class; `planner/contract/styles.py` has what each takes the place of."""
-
-
 def apply_module(
     module: nn.Module,
     spec: ModulePlan,
@@ -168,7 +160,7 @@ def apply_module(
         raise PlanError(f"'{path}' is split already: a plan is applied to a whole model, once")
     check_forward(module, path)
     original, state = type(module), LocalState(mesh, spec.layer, path)
-    bases = _bases(original, spec.layer, path)
+    cls, bases = _classes(original, spec.layer, path)
     lengths = lengths or Lengths()
     names, varargs = positions(original.forward)
     for slot, changes in _by_slot(spec.inputs).items():
@@ -184,28 +176,31 @@ def apply_module(
     _place(module, spec, state, tensors or LocalTensors())
     for attribute, dim in spec.attributes.items():
         set_local(module, attribute, dim, mesh)
-    if spec.layer == "VocabParallelEmbedding":
-        split_rows(module, state)
     module._shardwright = state  # type: ignore[assignment]
-    module.__class__ = local_class(original, spec.layer, bases, tuple(sorted(state.uses)))
+    module.__class__ = local_class(original, cls.__name__, bases, tuple(sorted(state.uses)))
+    if hasattr(cls, "set_up"):
+        cls.set_up(module)
 
 
-def _bases(original: type, layer: str, path: str) -> tuple[type, ...]:
-    if layer not in LAYERS:
-        raise PlanError(f"'{path}' should become a {layer}; known are {', '.join(LAYERS)}")
-    style = style_of(layer)
-    cls, plain = LAYERS[layer], style.replaced if style else nn.Module
+def _classes(original: type, layer: str, path: str) -> tuple[type, tuple[type, ...]]:
+    """The class of a layer style, and the bases of what a module of class `original` becomes."""
+    if layer == LOCAL:
+        return LocalModule, (LocalModule, original)
+    style = needed(layer)
+    cls, plain = style.becomes, style.replaced
+    if cls.__bases__[0] is not LocalModule or not issubclass(cls, plain):
+        raise PluginError(f"'{style.layer}' should be a class of LocalModule and {plain.__name__}")
     if not issubclass(original, plain):
-        raise PlanError(f"'{path}' is a {original.__name__}, which cannot become a {layer}")
-    if original in (cls, plain) and plain is not nn.Module:
-        return (cls,)
-    if plain is nn.Embedding:
-        if original.forward is not nn.Embedding.forward and not calls_super(original):
-            raise PlanError(
-                f"'{path}', a {original.__name__}, looks rows up by itself: they cannot be split"
-            )
-        return (LocalModule, original, VocabLookup)
-    return (LocalModule, original)
+        raise PlanError(f"'{path}' is a {original.__name__}, which cannot become a {cls.__name__}")
+    if original in (cls, plain):
+        return cls, (cls,)
+    behind = cls.__bases__[1]
+    own_code = original.forward is not plain.forward and not calls_super(original)
+    if own_code and behind.forward is not plain.forward:
+        raise PlanError(
+            f"'{path}', a {original.__name__}, computes by itself what {cls.__name__} replaces"
+        )
+    return cls, (LocalModule, original, behind)
 
 
 def _by_slot(changes: list[Redistribution]) -> dict[str, list[Redistribution]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,6 +19,22 @@ class VocabLookup(nn.Embedding):
     """
 
     _shardwright: LocalState
+
+    def set_up(self) -> None:
+        """Note which rows this rank holds.
+
+        Raises:
+            PlanError: they cannot be split.
+        """
+        state = self._shardwright
+        placement: Placement | None = state.placements.get("weight")
+        if placement is None:
+            raise PlanError(f"'{state.path}' is to be split by rows, but its weight is not placed")
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(self, option):
+                raise PlanError(f"'{state.path}' has {option} set: its rows cannot be split")
+        state.rows = tuple(local_ranges(placement.dims[0], state.mesh.coords))
+        state.vocabulary = placement.shape[0] or 0
 
     def forward(self, input: Tensor) -> Tensor:
         """Whole ids [...] -> [..., embedding_dim], one term of a sum over the ranks."""
@@ -48,15 +62,3 @@ class VocabLookup(nn.Embedding):
                 return self.padding_idx - start + held
             held += stop - start
         return None
-
-
-def split_rows(module: Any, state: LocalState) -> None:
-    """Note in `state` which rows this rank holds; raise PlanError if they cannot be split."""
-    placement: Placement | None = state.placements.get("weight")
-    if placement is None:
-        raise PlanError(f"'{state.path}' is to be split by rows, but its weight is not placed")
-    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
-        if getattr(module, option):
-            raise PlanError(f"'{state.path}' has {option} set: its rows cannot be split")
-    state.rows = tuple(local_ranges(placement.dims[0], state.mesh.coords))
-    state.vocabulary = placement.shape[0] or 0

@@ -14,6 +14,8 @@ import networkx as nx
 import pytest
 
 import shardwright
+from shardwright.planner.contract.styles import STYLES
+from shardwright.planner.exports.exports import EMITTERS
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("planner", "rules", "runtime")
@@ -49,7 +51,9 @@ def test_version_is_that_of_pyproject() -> None:
     "target",
     [
         *PYPROJECT["project"]["scripts"].values(),
-        *PYPROJECT["project"]["entry-points"]["shardwright.solvers"].values(),
+        *EMITTERS.values(),
+        *(style.layer for style in STYLES.values()),
+        *(style.module for style in STYLES.values()),
     ],
 )
 def test_entry_point_leads_to_a_callable(target: str) -> None:

@@ -115,14 +115,7 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
     def like(name: str) -> set[str]:
         return classes.get(graph.one(name), {name})
 
-    # What holds in one block holds in those like it.
-    graph.fixed = {(n, d) for name, d in graph.fixed for n in like(name)}
-    graph.counted = {(n, d) for name, d in graph.counted for n in like(name)}
-    graph.carried = {n for name in graph.carried for n in like(name)}
-    graph.shown = {n for name in graph.shown for n in like(name)}
-    graph.looped = {n for name in graph.looped for n in like(name)}
-    graph.overwritten = {n for name in graph.overwritten for n in like(name)}
-    graph.joined = {n for name in graph.joined for n in like(name)}
+    graph.marks = graph.marks.spread(like)
     return folding
 
 
@@ -140,10 +133,10 @@ def segments_of(graph: Graph, stack: Stack, shared: frozenset[str]) -> list[Segm
     What the module around does between two blocks belongs to the second of them.
     """
     row = [Segment(stack, place) for place in range(len(stack.picks))]
-    turns: dict[int, list[Item]] = {}
+    calls: dict[int, list[Item]] = {}
     for item in timeline(graph):
-        turns.setdefault(item.turn, []).append(item)
-    for items in turns.values():
+        calls.setdefault(item.traced_call, []).append(item)
+    for items in calls.values():
         if any(place_of(stack, item.module) is not None for item in items):
             _cut(items, row)
     for segment in row:
@@ -230,7 +223,7 @@ def _behind(name: str, segment: Segment, row: Sequence[Segment]) -> bool:
 def _same(a: Item, b: Item, one: Segment, other: Segment) -> bool:
     if a.module.removeprefix(one.module) != b.module.removeprefix(other.module):
         return False
-    if a.turn != b.turn:
+    if a.traced_call != b.traced_call:
         return False
     if isinstance(a, Boundary) or isinstance(b, Boundary):
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from shardwright.planner.blocks.fold import Folding, Item, Segment, Unfoldable, place_of, timeline
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Use
+from shardwright.planner.graph.marks import Names
 
 
 @dataclass
@@ -107,9 +108,9 @@ class _Unfolder:
             segment = within.get(id(item))
             if segment is None:
                 self.add_items(Columns([item]), self.outside)
-            elif item.turn not in (turns := done.setdefault(segment.stack.path, set())):
-                self.add_blocks(segment.stack.path, item.turn, not turns)
-                turns.add(item.turn)
+            elif item.traced_call not in (calls := done.setdefault(segment.stack.path, set())):
+                self.add_blocks(segment.stack.path, item.traced_call, not calls)
+                calls.add(item.traced_call)
         for use in g.uses:
             for copy in self.copies_of(self.folding.owner.get(use.used)):
                 stored, used = copy.tensors[use.stored], copy.tensors[use.used]
@@ -117,27 +118,26 @@ class _Unfolder:
         for module, slot, name in g.watched:
             for copy in self.copies_of(self.around(module)):
                 out.watched.append((copy.modules[module], slot, copy.tensors[name]))
-        for used, after in g.written:
-            for copy in self.copies_of(self.folding.owner.get(after)):
-                out.written.append((copy.tensors[used], copy.tensors[after]))
-        for before, after in g.rounds:
-            for copy in self.copies_of(self.folding.owner.get(after)):
-                out.rounds.append((copy.tensors[before], copy.tensors[after]))
+        out.marks = g.marks.copied(self.everywhere)
+        for copies in (self.everywhere((n,)) for n in g.marks.names()):
+            out.alike |= {copy: copies[0][0] for (copy,) in copies[1:]}
+        out.pinned, out.unpriced = g.pinned, g.unpriced
         out.inputs = list(g.inputs)
         out.outputs = [self.outside.tensors[n] for n in g.outputs]
-        self.add_marks()
         return Unfolded(out, self.origin)
 
-    def add_blocks(self, path: str, turn: int, first: bool) -> None:
-        """Add the copies of all blocks of a stack as they ran in one turn, maybe their first."""
-        columns = [Columns([i for i in s.items if i.turn == turn]) for s in self.rows[path]]
+    def add_blocks(self, path: str, traced_call: int, first: bool) -> None:
+        """Add the copies of all blocks of a stack as they ran in a traced call, maybe the first."""
+        columns = [
+            Columns([i for i in s.items if i.traced_call == traced_call]) for s in self.rows[path]
+        ]
         for copy in self.blocks[path]:
             assert copy.segment is not None
             if first:
                 self.add_tensors(copy.tensors)  # its own: those of others are not known yet
             start = len(self.out.ops)
             self.add_items(columns[copy.segment.place], copy)
-            tensors, kind = tuple(copy.tensors.values()), hash((id(copy.segment), turn))
+            tensors, kind = tuple(copy.tensors.values()), hash((id(copy.segment), traced_call))
             self.out.blocks.append(Block(kind, tensors, start, len(self.out.ops)))
 
     def add_tensors(self, names: Mapping[str, str]) -> None:
@@ -149,38 +149,21 @@ class _Unfolder:
     def add_items(self, items: Columns, copy: _Copy) -> None:
         """Add the copies of ops and boundaries."""
         out, name, module = self.out, copy.tensors.__getitem__, copy.modules.__getitem__
-        names, calls, inputs, outputs, modules, sources, literals, turns = items.ops
+        names, calls, inputs, outputs, modules, sources, literals, numbers = items.ops
         made = [n + copy.at for n in names]
         taken = [tuple(map(name, each)) for each in inputs]
         given = [tuple(map(name, each)) for each in outputs]
         placed = map(module, modules)
-        out.ops += map(Op, made, calls, taken, given, placed, sources, literals, turns)
+        out.ops += map(Op, made, calls, taken, given, placed, sources, literals, numbers)
         self.origin.update(zip(made, names, strict=True))
-        modules, sides, slots, sources, targets, flags, turns = items.boundaries
+        modules, sides, slots, sources, targets, flags, numbers = items.boundaries
         ends = map(name, sources), map(name, targets)
-        out.boundaries += map(Boundary, map(module, modules), sides, slots, *ends, flags, turns)
+        out.boundaries += map(Boundary, map(module, modules), sides, slots, *ends, flags, numbers)
 
-    def add_marks(self) -> None:
-        """What is known of some tensors holds for all their copies."""
-        g, out = self.folded, self.out
-        dims = {*g.fixed, *g.counted}
-        marked = {*g.logits, *g.carried, *g.joined, *g.shown, *g.overwritten, *g.looped}
-        marked |= {n for n, _ in dims}
-        copies: dict[str, list[str]] = {n: [] for n in marked}
-        for copy, name in self.origin.items():
-            if name in marked:
-                copies[name].append(copy)
-        out.alike = {c: same[0] for same in copies.values() for c in same[1:]}
-
-        def spread(names: Iterable[str]) -> set[str]:
-            return {c for n in names for c in copies[n]}
-
-        out.logits, out.carried = spread(g.logits), spread(g.carried)
-        out.overwritten, out.shown = spread(g.overwritten), spread(g.shown)
-        out.joined, out.looped = spread(g.joined), spread(g.looped)
-        out.fixed = {(c, d) for n, d in g.fixed for c in copies[n]}
-        out.counted = {(c, d) for n, d in g.counted for c in copies[n]}
-        out.pinned, out.unpriced = g.pinned, g.unpriced
+    def everywhere(self, names: Names) -> list[Names]:
+        """Tensors of the folded graph as all copies of the block that makes the last have them."""
+        copies = self.copies_of(self.folding.owner.get(names[-1]))
+        return [tuple(copy.tensors[n] for n in names) for copy in copies]
 
     def copies_of(self, segment: Segment | None) -> list[_Copy]:
         """The blocks that are copies of `segment`, or what is outside of all."""

@@ -11,6 +11,7 @@ from shardwright.planner.cli.check import check
 from shardwright.planner.cli.console import Commands
 from shardwright.planner.cli.diff import diff
 from shardwright.planner.cli.explain import explain
+from shardwright.planner.cli.export import export
 from shardwright.planner.cli.plan import plan
 from shardwright.planner.cli.schema import schema
 from shardwright.planner.cli.show import show
@@ -23,7 +24,7 @@ Examples:
   shardwright explain plan.json 'model.layers.*.mlp' ./my-model
   shardwright check plan.json ./my-model --numeric --layers 2
 """
-COMMANDS = (plan, show, explain, diff, check, calibrate, schema)
+COMMANDS = (plan, show, explain, diff, export, check, calibrate, schema)
 
 
 @click.group(

@@ -68,7 +68,10 @@ class ParameterPlan(_Part):
 class ModulePlan(_Part):
     """What changes in one module; modules that are not named in a plan stay as they are."""
 
-    layer: str = Field(default="LocalModule", description="class in shardwright.runtime.layers")
+    layer: str = Field(
+        default="LocalModule",
+        description="layer style; 'package:name' for one that another package brings",
+    )
     parameters: dict[str, ParameterPlan] = {}
     inputs: list[Redistribution] = []
     outputs: list[Redistribution] = []

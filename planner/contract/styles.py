@@ -1,45 +1,117 @@
 """The styles of parallel layers: what a module becomes where its weight is split.
 
-The planner picks the first that fits, reports say its word, and the runtime has a class of its name
-(`runtime/layers.py`). A module that none fits runs its own code on local parameters: `LOCAL`.
+The planner picks the first that fits, reports say its word, the runtime makes modules its class. A
+plan names one of ours as it is, another package's as "package:name", so that it says what must be
+installed. A module that none fits runs its own code on local parameters: `LOCAL`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pkgutil import resolve_name
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from shardwright import plugins
+from shardwright.errors import PlanError, PluginError
 
 LOCAL = "LocalModule"
 
 
 class LayerStyle(NamedTuple):
-    """One style.
+    """For which modules a style is and what they become; classes as "package.module:Class".
 
     Attributes:
-        layer: Name of the layer, as plans have it.
-        module: Class of modules that it takes the place of, as "package.module:Class".
-        dim: The dim of `weight` that is split, as it is stored and as the module sees it.
+        module: Modules of this class, or one derived from it, get the style.
+        dim: Where this dim of their `weight` is split, as it is stored and as the module sees it.
         word: What reports say of such a weight.
+        layer: What they become: `class Layer(LocalModule, Module)`, where Module is `module` or a
+            class derived from it with a forward for local parameters. If the class has `set_up`,
+            that is called once, when the parameters are in place.
     """
 
-    layer: str
     module: str
     dim: int
     word: str
+    layer: str
 
     @property
     def replaced(self) -> type:
         """The class of modules that the layer takes the place of."""
-        return resolve_name(self.module)
+        return _resolved(self.module)
+
+    @property
+    def becomes(self) -> type:
+        """The class of the layer."""
+        return _resolved(self.layer)
 
 
-STYLES = (
-    LayerStyle("ColumnParallelLinear", "torch.nn:Linear", 0, "column"),
-    LayerStyle("RowParallelLinear", "torch.nn:Linear", 1, "row"),
-    LayerStyle("VocabParallelEmbedding", "torch.nn:Embedding", 0, "vocab"),
-)
+_OURS = "shardwright.runtime.layers:"
+STYLES = {
+    "ColumnParallelLinear": LayerStyle(
+        "torch.nn:Linear", 0, "column", _OURS + "ColumnParallelLinear"
+    ),
+    "RowParallelLinear": LayerStyle("torch.nn:Linear", 1, "row", _OURS + "RowParallelLinear"),
+    "VocabParallelEmbedding": LayerStyle(
+        "torch.nn:Embedding", 0, "vocab", _OURS + "VocabParallelEmbedding"
+    ),
+}
+"""Name in a plan -> style, our own; where two fit, the first counts."""
 
 
-def style_of(layer: str) -> LayerStyle | None:
-    """The style of a layer of this name; None for `LOCAL`, or one that is not known."""
-    return next((style for style in STYLES if style.layer == layer), None)
+def styles() -> Iterator[tuple[str, LayerStyle]]:
+    """Every style and its name in plans: those of other packages first, for they are more special.
+
+    One that does not load is a line in the log: a model without such modules needs none.
+    """
+    for package, name, found in plugins.load_all("layers"):
+        yield f"{package}:{name}", _checked(f"{package}:{name}", found)
+    yield from STYLES.items()
+
+
+def style_of(name: str) -> LayerStyle | None:
+    """The style that a plan calls `name`; None where its package is not installed.
+
+    Raises:
+        PluginError: it does not load.
+    """
+    if name in STYLES:
+        return STYLES[name]
+    package, colon, short = name.partition(":")
+    found = plugins.load("layers", short, package) if colon else None
+    return None if found is None else _checked(name, found)
+
+
+def needed(name: str) -> LayerStyle:
+    """The same.
+
+    Raises:
+        PlanError: it is not installed; the message says what to install.
+        PluginError: it does not load.
+    """
+    found = style_of(name)
+    if found is None and ":" in name:
+        package, _, short = name.partition(":")
+        raise PlanError(f"layer style '{short}' is of package {package}: install it on each rank")
+    if found is None:
+        raise PlanError(
+            f"there is no layer style '{name}'; known are {', '.join((*STYLES, LOCAL))}"
+        )
+    return found
+
+
+def _resolved(text: str) -> Any:
+    """The class that a style names.
+
+    Raises:
+        PluginError: there is none.
+    """
+    try:
+        return resolve_name(text)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PluginError(f"a layer style names '{text}', which is not there: {error}") from None
+
+
+def _checked(name: str, found: Any) -> LayerStyle:
+    if not isinstance(found, LayerStyle):
+        raise PluginError(f"'{name}' for shardwright.layers is no LayerStyle: {found!r:.80}")
+    return found

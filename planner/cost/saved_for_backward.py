@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.graph.kv_cache import ATTENTION
-from shardwright.rules.call import Operand
+from shardwright.rules.call import Operand, packet_named
 
 
 class Kept:
@@ -71,7 +71,7 @@ def _call(op: Op, given: list[torch.Tensor]) -> Any:
             return given[value.index]
         return [swap(v) for v in value] if isinstance(value, (list, tuple)) else value
 
-    packet = getattr(torch.ops.aten, op.call.op, None)
+    packet = packet_named(op.call.op)
     for overload in packet.overloads() if packet is not None else ():
         call = getattr(packet, overload)
         names = [a.name for a in call._schema.arguments]

@@ -61,7 +61,7 @@ class TensorSizes:
         stored = {u.stored for u in self.graph.uses}
         known = {find(d).id for name in stored for d in self.axes.dims[name]}
         out = {d.id: words[d.size] for d in dims if d.size in words and d.id not in known}
-        rows = {find(self.axes.dims[n][k]) for n, k in self.graph.fixed}
+        rows = {find(self.axes.dims[n][k]) for n, k in self.graph.marks.fixed}
         return out | {d.id: "rows" for d in rows if d.size == TRACE_ROWS and d.id not in known}
 
     def counts_tokens(self, dim: Dim) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from shardwright import plugins
 from shardwright.errors import UsageError
 
 FOLDER = Path(__file__).parent
@@ -88,24 +89,35 @@ def _ceil(a: int, b: int) -> int:
 
 
 def names() -> list[str]:
-    """The profiles that come with Shardwright."""
-    return sorted(path.stem for path in FOLDER.glob("*.json"))
+    """The profiles that come with Shardwright, and those of other packages."""
+    return sorted({*_own(), *plugins.names("devices")})
 
 
 def device(name: str) -> Device:
     """The profile of that name, or in the file of that name (which ends in .json).
 
+    Another package's is a JSON file or what would be in it, under the entry-point group
+    `shardwright.devices`.
+
     Raises:
         UsageError: there is none, or the file is no profile; the message says what is wrong where.
+        PluginError: another package's does not load.
     """
     if name.endswith(".json"):
         return read(Path(name))
-    if name not in names():
+    if name in _own():
+        return read(_own()[name])
+    found = plugins.load("devices", name)
+    if found is None:
         raise UsageError(
             f"unknown device '{name}'; known: {', '.join(names())}, "
             "or a file profile.json as `shardwright calibrate` writes it"
         )
-    return read(FOLDER / f"{name}.json")
+    return read(Path(found)) if isinstance(found, str | Path) else checked(found, name)
+
+
+def _own() -> dict[str, Path]:
+    return {path.stem: path for path in FOLDER.glob("*.json")}
 
 
 def read(path: Path) -> Device:
@@ -120,9 +132,18 @@ def read(path: Path) -> Device:
         raise UsageError(f"cannot read device profile {path}: {error.strerror}") from None
     except ValueError as error:  # not text, or not JSON
         raise UsageError(f"device profile {path} is not JSON: {error}") from None
+    return checked(data, str(path))
+
+
+def checked(data: Any, where: str) -> Device:
+    """The profile that `data` is.
+
+    Raises:
+        UsageError: it is none.
+    """
     try:
         return Device.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the profile"
-        raise UsageError(f"device profile {path} does not hold: {place}: {first['msg']}") from None
+        raise UsageError(f"device profile {where} does not hold: {place}: {first['msg']}") from None

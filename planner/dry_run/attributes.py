@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
+import networkx as nx
+
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import Atom, Dim
 from shardwright.planner.contract.mesh import Coords
@@ -87,21 +89,13 @@ def _sizes_read(
 
 def _groups(sizes: list[SizeArgument]) -> Iterator[list[SizeArgument]]:
     """Equations that share attributes, together."""
-    parent: dict[Key, Key] = {}
-
-    def root(key: Key) -> Key:
-        while parent.setdefault(key, key) != key:
-            key = parent[key]
-        return key
-
+    shared = nx.Graph()
     for size in sizes:
-        first, *rest = sorted(attributes_of(size.expression))
-        for other in rest:
-            parent[root(other)] = root(first)
-        root(first)
-    found: dict[Key, list[SizeArgument]] = {}
+        nx.add_path(shared, sorted(attributes_of(size.expression)))
+    number = {key: i for i, keys in enumerate(nx.connected_components(shared)) for key in keys}
+    found: dict[int, list[SizeArgument]] = {}
     for size in sizes:
-        found.setdefault(root(min(attributes_of(size.expression))), []).append(size)
+        found.setdefault(number[min(attributes_of(size.expression))], []).append(size)
     yield from found.values()
 
 

@@ -11,7 +11,7 @@ from shardwright.planner.contract.dims import is_split, simplify
 from shardwright.planner.contract.names import fold
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan
-from shardwright.planner.contract.styles import LOCAL, STYLES
+from shardwright.planner.contract.styles import LOCAL, styles
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
 from shardwright.planner.strategies.states import REPLICATED
@@ -69,8 +69,8 @@ def _layer(module: nn.Module, parameters: Mapping[str, ParameterPlan]) -> str:
         return LOCAL
     ends = parse(entry.placement).dims, parse(entry.use or entry.placement).dims
     split = {i for i, pair in enumerate(zip(*ends, strict=True)) if all(map(is_split, pair))}
-    fits = (s for s in STYLES if s.dim in split and isinstance(module, s.replaced))
-    return next((style.layer for style in fits), LOCAL)
+    fits = (n for n, s in styles() if s.dim in split and isinstance(module, s.replaced))
+    return next(fits, LOCAL)
 
 
 def folded(root: nn.Module, plans: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:

@@ -56,7 +56,7 @@ def _redistribution(
         source=str(layouts.placement(boundary.source, source)),
         target=str(layouts.placement(boundary.target, target)),
         length=layouts.length(source, target),
-        deferred=boundary.target in graph.logits and _split_by_axes(layouts, source),
+        deferred=boundary.target in graph.marks.logits and _split_by_axes(layouts, source),
         before=before,
     )
 

@@ -15,7 +15,7 @@ from itertools import count
 from math import prod
 
 from shardwright.planner.graph.graph import Graph, Op, Slot
-from shardwright.rules.notation import ONE, Expr, Rule
+from shardwright.rules.notation import ONE, Dims, Expr, Rule, letters
 from shardwright.rules.notation import Concat as ConcatExpr
 from shardwright.rules.notation import Product as ProductExpr
 from shardwright.rules.registry import rule_for
@@ -104,10 +104,8 @@ def _link(dim: Dim, target: Dim) -> None:
 
 
 def _factors(dim: Dim) -> list[Dim]:
-    dim = find(dim)
-    if dim.size == 1:
-        return []
-    return [f for child in dim.children for f in _factors(child)] if dim.kind == PRODUCT else [dim]
+    """Those that are longer than 1."""
+    return [f for f in factors_of(dim) if f.size != 1]
 
 
 def _split_minor(dim: Dim, minor: int) -> tuple[Dim | None, Dim]:
@@ -261,6 +259,16 @@ class Axes:
     rules: dict[str, Rule | None] = field(default_factory=dict)
     conflicts: list[tuple[Op, str]] = field(default_factory=list)
 
+    def sides(self, op: Op) -> list[tuple[str, Dims]]:
+        """The operands and results of an op, with their dims as its rule has them; none without."""
+        rule = self.rules.get(op.name)
+        if rule is None:
+            return []
+        return [
+            *zip(op.inputs, rule.operands, strict=True),
+            *zip(op.outputs, rule.results, strict=True),
+        ]
+
 
 def refine(graph: Graph, solid: int | None = None) -> Axes:
     """Refine all dims of `graph`; run-time sizes (those of the inputs) come out as whole.
@@ -327,11 +335,7 @@ def _unify_repeated_slots(graph: Graph, out: Axes) -> None:
 
 def _bind(op: Op, rule: Rule, out: Axes) -> None:
     axes = out.axes[op.name] = {name: Dim(rule.sizes.get(name, 1)) for name in rule.axes()}
-    sides = [
-        *zip(op.inputs, rule.operands, strict=True),
-        *zip(op.outputs, rule.results, strict=True),
-    ]
-    for name, dims in sides:
+    for name, dims in out.sides(op):
         for dim, expr in zip(out.dims[name], dims, strict=True):
             if expr == ONE or dim.size <= 1:
                 continue
@@ -339,19 +343,9 @@ def _bind(op: Op, rule: Rule, out: Axes) -> None:
                 _unify_expr(dim, expr, axes)
             except Conflict as conflict:
                 out.conflicts.append((op, str(conflict)))
-                for root in [dim, *(axes[a] for a in _names(expr))]:
+                for root in [dim, *(axes[a] for a in letters(expr))]:
                     for atom in [find(root), *atoms_of(root)]:
                         atom.unshardable = True
-
-
-def _names(expr: Expr) -> list[str]:
-    if isinstance(expr, str):
-        return [] if expr == ONE else [expr]
-    return [
-        n
-        for e in (expr.factors if isinstance(expr, ProductExpr) else expr.terms)
-        for n in _names(e)
-    ]
 
 
 def _unify_expr(dim: Dim, expr: Expr, axes: dict[str, Dim]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shardwright.planner.graph.marks import Marks
 from shardwright.rules.call import OpCall
 
 
@@ -28,8 +29,8 @@ class Tensor:
 class Op(NamedTuple):
     """One ATen call; `inputs` and `outputs` are tensor names in the order of the call.
 
-    `literals` names the slice bounds that the model's code states as bare numbers; `turn` is the
-    number of the run that made the call.
+    `literals` names the slice bounds that the model's code states as bare numbers; `traced_call` is
+    the number of that which made it.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Op(NamedTuple):
     module: str
     source: str
     literals: frozenset[str] = frozenset()
-    turn: int = 0
+    traced_call: int = 0
 
 
 class Boundary(NamedTuple):
@@ -51,7 +52,7 @@ class Boundary(NamedTuple):
     source: str
     target: str
     has_parameters: bool = True
-    turn: int = 0
+    traced_call: int = 0
 
 
 class Slot(NamedTuple):
@@ -114,66 +115,27 @@ class Graph:
     uses: list[Use] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
-    guesses: bool = True
+    marks: Marks = field(default_factory=Marks)
+    """What else is known of tensors."""
+
+    stand_ins: bool = True
     """Whether numbers that only data has got stand-ins while it was traced."""
 
-    ways: tuple[tuple[int, tuple[bool, ...]], ...] = ()
-    """Which runs were made (see `tracing/ways.py`)."""
+    branch_paths: tuple[tuple[int, tuple[bool, ...]], ...] = ()
+    """Which runs were made (see `trace/data_dependent/branch_paths.py`)."""
 
     unpriced: frozenset[int] = frozenset()
-    """Turns that cost nothing: runs that say what must hold besides."""
-
-    shown: set[str] = field(default_factory=set)
-    """Tensors that code reads numbers off: every rank must read the same."""
-
-    overwritten: set[str] = field(default_factory=set)
-    """Tensors that code changes in place: autograd lets nobody do that to what only looks new."""
-
-    scores: list[str] = field(default_factory=list)
-    """The outputs of runs of the root."""
-
-    written: list[tuple[str, str]] = field(default_factory=list)
-    """(parameter as its module sees it, tensor that is written into it): in one state, as stored.
-
-    So with itself: what is written there only when the model trains, statistics of batches say.
-    """
-
-    made_up: set[tuple[str, int]] = field(default_factory=set)
-    """Dims that are as long as data says."""
-
-    masks: list[str] = field(default_factory=list)
-    """Masks for whose true elements a loop makes a pass each."""
-
-    rounds: list[tuple[str, str]] = field(default_factory=list)
-    """Tensors before and after a pass of such a loop changes them: in one state, for it may not be
-    made."""
-
-    looped: set[str] = field(default_factory=set)
-    """Parameters that such passes read, and tensors behind boundaries in them: nothing is sent
-    there."""
+    """Traced calls that cost nothing: runs that say what must hold besides."""
 
     sizes: list[SizeArgument] = field(default_factory=list)
     reads: dict[int, str] = field(default_factory=dict)
     """Number in a "read" expression -> the tensor whose size was read."""
 
-    fixed: set[tuple[str, int]] = field(default_factory=set)
-    """Dims (of a tensor) that the code gives a bare number, or computes with: never split."""
-
-    counted: set[tuple[str, int]] = field(default_factory=set)
-    """Dims whose length makes new tensors (positions, masks): those would be of a part's length."""
-
     pinned: set[tuple[str, str]] = field(default_factory=set)
+    """Attributes of modules, with their names, that must stay as they are."""
+
     untraced: frozenset[str] = frozenset()
     """Modules that stand in it as one op each."""
-
-    carried: set[str] = field(default_factory=set)
-    """Tensors that one block of a stack hands to the next: users see them as hidden states."""
-
-    joined: set[str] = field(default_factory=set)
-    """Tensors that code which is not traced may join with what a part of the model gives: whole."""
-
-    logits: set[str] = field(default_factory=set)
-    """Tensors that become the scores of a loss: never a pending sum, so a loss gathers nothing."""
 
     watched: list[tuple[str, str, str]] = field(default_factory=list)
     """(module, slot, tensor) of every module output, in the order of the calls."""
@@ -193,7 +155,7 @@ class Graph:
 
     def priced(self, item: Op | Boundary) -> bool:
         """Whether an op or a change of placement costs what it takes."""
-        return item.turn not in self.unpriced
+        return item.traced_call not in self.unpriced
 
     def one(self, name: str) -> str:
         """The tensor whose state `name` has."""
@@ -231,7 +193,7 @@ class Graph:
 
     def first_run(self) -> Graph:
         """The graph of the first run alone, with everything that is stored; this one if it is."""
-        return self._only(lambda item: not item.turn)
+        return self._only(lambda item: not item.traced_call)
 
     def priced_runs(self) -> Graph:
         """The graph of the runs that cost something, with everything that is stored."""
@@ -252,8 +214,7 @@ class Graph:
             boundaries=boundaries,
             inputs=[n for n in self.inputs if n in seen],
             outputs=[n for n in self.outputs if n in seen],
-            written=[(n, after) for n, after in self.written if after in seen],
-            rounds=[(n, after) for n, after in self.rounds if after in seen],
+            marks=self.marks.kept(seen),
             watched=[each for each in self.watched if each[-1] in seen],
             blocks=[],
         )

@@ -19,9 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+import networkx as nx
+
+from shardwright.planner.graph.as_networkx import sources
 from shardwright.planner.graph.axes import Axes, Dim, find, leaves_of
-from shardwright.planner.graph.graph import Graph, Op
-from shardwright.planner.graph.views import is_move
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.graph.views import moved
 from shardwright.rules.notation import letters
 
 ATTENTION = "scaled_dot_product_attention"
@@ -64,15 +67,10 @@ def counts_tokens(dim: Dim, run_time: Mapping[int, str]) -> bool:
 
 def find_keys(graph: Graph, axes: Axes, counts: Callable[[Dim], bool]) -> Keys:
     """Keys and caches of a graph; `counts` says which dims count tokens."""
-    out, producers = Keys(), graph.producers()
-    sources = {b.target: b.source for b in graph.boundaries}
+    out, moves = Keys(), sources(graph, moved)
     for op in graph.ops:
-        rule = axes.rules.get(op.name)
-        if rule is None:
-            continue
-        sides = [*zip(op.inputs, rule.operands, strict=True)]
-        sides += zip(op.outputs, rule.results, strict=True)
-        keys = {"k"} if op.call.op == ATTENTION else set[str]()
+        sides = axes.sides(op)
+        keys = {"k"} if sides and op.call.op == ATTENTION else set[str]()
         queries: set[str] = set()
         for name, exprs in sides:
             last = last_of_two(axes.dims[name], counts)
@@ -87,7 +85,7 @@ def find_keys(graph: Graph, axes: Axes, counts: Callable[[Dim], bool]) -> Keys:
             has = {x for expr in exprs for x in letters(expr)}
             cached = has & keys and not has & asked and graph.tensors[name].differentiable
             if cached and graph.priced(op):
-                _trace_back(name, graph, axes, counts, producers, sources, out)
+                _trace_back(name, graph, axes, counts, moves, out)
     out.cached = list(dict.fromkeys(out.cached))
     return out
 
@@ -97,23 +95,14 @@ def _trace_back(
     graph: Graph,
     axes: Axes,
     counts: Callable[[Dim], bool],
-    producers: Mapping[str, Op],
-    sources: Mapping[str, str],
+    moves: nx.DiGraph,
     out: Keys,
 ) -> None:
     """Follow what attention reads back to where it was computed; note the ops on the way."""
-    best = name
-    while True:
-        if prod(graph.tensors[name].shape) < prod(graph.tensors[best].shape):
-            best = name
-        if name in sources:
-            name = sources[name]
-            continue
-        op = producers.get(name)
-        if op is None or not is_move(op.call):
-            break
-        out.letters[op.name] = frozenset(
-            x for x, d in axes.axes.get(op.name, {}).items() if counts(d)
-        )
-        name = op.inputs[0]
-    out.cached.append(best)
+    way = [*nx.dfs_edges(moves, name)]
+    for op in (moves.edges[edge]["op"] for edge in way):
+        if op is not None:
+            found = axes.axes.get(op.name, {}).items()
+            out.letters[op.name] = frozenset(x for x, d in found if counts(d))
+    names = [name, *(before for _, before in way)]
+    out.cached.append(min(names, key=lambda n: prod(graph.tensors[n].shape)))

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import TypeVar
 
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.redistribution import TransitionCost
 from shardwright.planner.graph.graph import Boundary, Graph
+from shardwright.planner.graph.marks import Demand
 from shardwright.planner.graph.repeated_calls import Sizes, repeats
 from shardwright.planner.solvers.problem import Problem, Row
 from shardwright.planner.strategies.states import REPLICATED, State, States, looks_new
@@ -30,6 +31,13 @@ BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
 T = TypeVar("T")
 Vector = tuple[int, ...]
 FREE: Vector = (0,) * len(COMPONENTS)
+
+MEETS: Mapping[Demand, Callable[[State], bool]] = {
+    Demand.REPLICATED: lambda state: state == REPLICATED,
+    Demand.READABLE: lambda state: not state.shards and not state.partial,
+    Demand.SUMMED: lambda state: not state.partial,
+}
+"""Which states do where a tensor by itself has a mark."""
 
 
 @dataclass
@@ -114,7 +122,7 @@ class _Builder:
         self.problem.factor(label, self.scope((one, other)), [Row(p, FREE) for p in pairs])
 
     def add_demands(self) -> None:
-        """What outputs, hidden states and scores must be, and how ties are broken."""
+        """What outputs, hidden states and marks ask for, and how ties are broken."""
         graph = self.graph
         for name, label in tie_names(graph).items():
             times = graph.times(name)
@@ -122,25 +130,20 @@ class _Builder:
                 s: zlib.crc32(f"{label} {i}".encode()) % 4096 for s, i in self.index[name].items()
             }
             self.unary(name, "tie", {s: (0, 0, 0, 0, times * h) for s, h in hashes.items()})
-        for name in dict.fromkeys([*graph.outputs, *sorted(graph.joined)]):
+        for name in dict.fromkeys(graph.outputs):
             self.unary(name, "output", {REPLICATED: FREE})
-        for name in sorted(graph.shown):
-            domain = self.states.domain(name)
-            same = {s: FREE for s in domain if not s.shards and not s.partial}
-            self.unary(name, "shown", same)
-        stored = {u.used: u.stored for u in graph.uses}
-        for used, after in graph.written:
-            for a, b in ((stored[used], used), (used, after)):
-                self.same(f"written {a}", a, b)
-        for before, after in graph.rounds:
-            self.same(f"round {after}", before, after)
+        for kind, demand, names in graph.marks.demands():
+            if demand is Demand.ONE_STATE:
+                for one, other in pairwise(names):
+                    self.same(f"{kind} {one}", one, other)
+                continue
+            for name in names:
+                domain = self.states.domain(name)
+                self.unary(name, kind, {s: FREE for s in domain if MEETS[demand](s)})
         sequence = self.states.sequence
         for name, allowed in self.states.handed().items():
             must = sequence is not None and name in sequence.handed
             self.unary(name, "handed" if must else "carried", dict.fromkeys(allowed, FREE))
-        for name in sorted(graph.logits):
-            domain = self.states.domain(name)
-            self.unary(name, "logits", {s: FREE for s in domain if not s.partial})
 
     def add_stores(self) -> None:
         """Bytes of what is held, and the time to average gradients over copies of the model."""
@@ -186,7 +189,9 @@ class _Builder:
                     cost = self.costs.redistributions.cost(use.stored, s, s, t)
                     if traffic is None or cost is None:
                         continue
-                    if (traffic.forward or traffic.backward) and use.used in self.graph.looped:
+                    if (
+                        traffic.forward or traffic.backward
+                    ) and use.used in self.graph.marks.looped:
                         continue
                     if not traffic.forward or use.stored in self.costs.gathered:
                         rows.append(Row((i, j), paid(cost, int(s != t), times)))
@@ -210,9 +215,9 @@ class _Builder:
                 cost = self.costs.redistributions.cost(boundary.source, before, s, t)
                 if sequence and sequence.misplaced(boundary, s.shards, t.shards):
                     continue
-                if boundary.target in self.graph.overwritten and looks_new(s, t):
+                if boundary.target in self.graph.marks.overwritten and looks_new(s, t):
                     continue
-                if boundary.target in self.graph.looped and self.costs.redistributions.sends(
+                if boundary.target in self.graph.marks.looped and self.costs.redistributions.sends(
                     boundary, before, s, t
                 ):
                     continue

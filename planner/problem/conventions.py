@@ -26,10 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 
+import networkx as nx
+
+from shardwright.planner.graph.as_networkx import sources
 from shardwright.planner.graph.axes import Axes, atoms_of
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.graph.kv_cache import ATTENTION
-from shardwright.planner.graph.views import is_move
+from shardwright.planner.graph.views import moved
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.states import State, States, mask_of
@@ -42,6 +45,7 @@ def token_tables(graph: Graph, states: States) -> dict[str, frozenset[State]]:
     """Tables of tokens and heads, as stored, that can be split by rows -> the states that do."""
     stored = {u.used: u.stored for u in graph.uses}
     given, width = _given(graph), _width(graph, states.axes)
+    scores = graph.marks.logits
     found: dict[str, frozenset[State]] = {}
     for op in graph.ops if states.ranks > 1 else ():
         rule = states.axes.rules.get(op.name)
@@ -49,7 +53,7 @@ def token_tables(graph: Graph, states: States) -> dict[str, frozenset[State]]:
             table, tokens = op.inputs[0], op.inputs[1]
             if tokens not in given or not width & _atoms(states.axes, op.outputs[0], -1):
                 continue
-        elif op.call.op == "linear" and op.outputs[0] in graph.logits and op.inputs[1] in stored:
+        elif op.call.op == "linear" and op.outputs[0] in scores and op.inputs[1] in stored:
             table = op.inputs[1]
         else:
             continue
@@ -116,21 +120,13 @@ def _ways(state: State, axes: Container[int] | None = None) -> int:
 
 def _given(graph: Graph) -> set[str]:
     """The inputs of the model, and what is the same but for its shape."""
-    made = {b.target: b.source for b in graph.boundaries}
-    made |= {out: op.inputs[0] for op in graph.ops if is_move(op.call) for out in op.outputs}
-    out = set(graph.inputs)
-    for name in graph.tensors:
-        chain = [name]
-        while chain[-1] in made and chain[-1] not in out:
-            chain.append(made[chain[-1]])
-        if chain[-1] in out:
-            out.update(chain)
-    return out
+    moves = sources(graph, moved)
+    return {n for name in graph.inputs for n in (name, *nx.ancestors(moves, name))}
 
 
 def _width(graph: Graph, axes: Axes) -> set[int]:
     """Axes of the last dim of hidden states."""
-    return set().union(*(_atoms(axes, name, -1) for name in graph.carried))
+    return set().union(*(_atoms(axes, name, -1) for name in graph.marks.carried))
 
 
 def _atoms(axes: Axes, name: str, dim: int) -> set[int]:

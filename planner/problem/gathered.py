@@ -34,7 +34,7 @@ def unsplittable(
             readers.setdefault(name, []).append(op.name)
     sizes: dict[str, int] = {}
     read: dict[str, list[str]] = {}
-    written = {u.stored for u in graph.uses if u.used in graph.overwritten}
+    written = {u.stored for u in graph.uses if u.used in graph.marks.overwritten}
     for use in graph.uses:
         tensor = graph.tensors[use.stored]
         sizes[use.stored] = graph.times(use.stored) * prod(tensor.shape) * tensor.dtype.itemsize

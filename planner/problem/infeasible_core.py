@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.graph.graph import Graph
+from shardwright.planner.graph.marks import KINDS
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.solvers.cores import core
@@ -16,11 +17,9 @@ WORDS = {
     "use": "a rank uses {0} as it stores it: weights do not travel",
     "carried": "what one block hands to the next is whole on every rank",
     "handed": "what one block hands to the next is split along the sequence",
-    "shown": "every rank reads the same numbers off a tensor",
-    "written": "what is written into a parameter lies as it does: {0}",
-    "logits": "the scores of a loss are no pending sum",
     "output": "what the model gives out is whole on every rank",
     "unsummed": "the gradient of {0} is not summed over the ranks",
+    **{name: kind.reason for name, kind in KINDS.items() if kind.reason},
 }
 BOUNDARIES = {
     "boundary": "no collective does that on the way {0}",

@@ -16,15 +16,17 @@ from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan, Prediction
-from shardwright.planner.graph.axes import atoms_of
+from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.problem.conventions import token_tables
 from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.pins import Pin, matches, parameters
+from shardwright.planner.report.tied import Link, tied_to
 from shardwright.planner.search.ladder import LADDER, SOLVING, climb
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.situation import start
 from shardwright.planner.search.solution import Asked, predicted
 from shardwright.planner.search.task import Task
+from shardwright.planner.strategies.states import States
 from shardwright.planner.wording import placement_in_words
 from shardwright.runtime.identity import check_identity
 
@@ -47,9 +49,10 @@ class Alternative:
 class Explanation:
     """Parameters that a plan treats alike, and what keeps them as they are.
 
-    `together` names the parameters that share the axes which are split here, and their dim;
-    `whole` is what the plan itself gives as the reason that a large one is whole, `convention` says
-    that one of `planner/problem/conventions.py` settled it, whatever the alternatives take.
+    `together` names the parameters that share the axes which are split here, and their dim; `ties`
+    says of each why: the shortest chain of ops from this parameter to that one. `whole` is what the
+    plan itself gives as the reason that a large one is whole, `convention` says that one of
+    `planner/problem/conventions.py` settled it, whatever the alternatives take.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Explanation:
     whole: str | None = None
     convention: bool = False
     together: list[str] = field(default_factory=list)
+    ties: dict[str, list[Link]] = field(default_factory=dict)
     alternatives: list[Alternative] = field(default_factory=list)
 
 
@@ -86,8 +90,9 @@ def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
         raise UsageError(f"'{name}' has buffers only, and every rank holds those whole")
     learnt = _restrictions(task, plan)
     posed = formulate(task, replace(learnt, conventions=frozenset()))
-    usual = token_tables(task.graph, posed.network.states).keys() - posed.pinned.keys()
-    return [_explain(task, plan, learnt, group, counts[group], usual) for group in asked]
+    states = posed.network.states
+    usual = token_tables(task.graph, states).keys() - posed.pinned.keys()
+    return [_explain(task, plan, learnt, states, g, counts[g], usual) for g in asked]
 
 
 def from_plan(plan: Plan, name: str) -> list[Explanation]:
@@ -130,24 +135,14 @@ def _restrictions(task: Task, plan: Plan) -> Restrictions:
     return Restrictions(found.pins, found.forbidden, found.gathered)
 
 
-def _together(task: Task, name: str, dim: int) -> list[str]:
-    """Parameters that have the axes of dim `dim` of the parameter `name`, and in which dim."""
-    dims = task.axes.dims
-    stored = {u.fqn: u.stored for u in task.graph.uses if not u.is_buffer}
-    axes = {a.id for a in atoms_of(dims[stored[name]][dim])}
-    return sorted(
-        {
-            f"{pattern(other)}, dim {i}"
-            for other, tensor in stored.items()
-            for i, tree in enumerate(dims[tensor])
-            if tensor != stored[name] and axes & {a.id for a in atoms_of(tree)}
-            if pattern(other) != pattern(name)
-        }
-    )
-
-
 def _explain(
-    task: Task, plan: Plan, learnt: Restrictions, group: str, count: int, usual: Collection[str]
+    task: Task,
+    plan: Plan,
+    learnt: Restrictions,
+    states: States,
+    group: str,
+    count: int,
+    usual: Collection[str],
 ) -> Explanation:
     traced = [u.fqn for u in task.graph.uses if not u.is_buffer]
     names = [n for n in traced if _group(plan, n) == group]
@@ -157,6 +152,8 @@ def _explain(
     held = [f"{n}={p}" for n, p in plan.pins.items() if names[0] in parameters(task.graph, n)]
     shape = task.graph.tensors[stored].shape
     others = [d for d in (None, *range(len(shape))) if d != now]
+    layouts = Layouts(task.graph, states, {})
+    tied = {} if now is None else tied_to(plan, layouts, names[0], now)
     return Explanation(
         name=group,
         shape=list(shape),
@@ -167,7 +164,8 @@ def _explain(
             (w.reason for w in plan.replicated if pattern(w.parameter) == pattern(group)), None
         ),
         convention=stored in usual and now == 0,
-        together=[] if now is None else _together(task, names[0], now),
+        together=[*tied],
+        ties=tied,
         alternatives=[_alternative(task, plan, learnt, names, dim) for dim in others],
     )
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from os.path import commonprefix
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from shardwright.planner.contract.names import pattern
 from shardwright.planner.report.explain import Alternative, Explanation
+from shardwright.planner.report.tied import Link
 from shardwright.planner.units import human_bytes, human_time
 
 CHEAPEST = (
     "it is the cheapest: fewest bytes first, with 5 % to spare but for attention, then least time"
 )
+
+LONG = 8
+"""More ops in a chain than so many are not all named."""
 
 
 def explain_report(found: list[Explanation]) -> RenderableType:
@@ -40,13 +46,34 @@ def _one(one: Explanation) -> RenderableType:
     else:
         grid.add_row("  because", _convention(one) if one.convention else CHEAPEST)
     if one.together:
-        grid.add_row("  same axis", "\n".join(one.together))
+        lines = (f"{other}\n  {chain_in_words(one.ties[other])}" for other in one.together)
+        grid.add_row("  same axis", "\n".join(lines))
     rows: list[RenderableType] = [title, grid]
     priced = [a for a in one.alternatives if not a.impossible]
     if priced:
         rows.append(Padding(_prices(priced), (0, 0, 0, 2)))
     rows += [_obstacles(a) for a in one.alternatives if a.impossible]
     return Group(*rows)
+
+
+def chain_in_words(chain: Sequence[Link]) -> str:
+    """Those ops in a row that compute something, and a module where it is not that of the last."""
+    chain = [link for link in chain if not link.moves]
+    modules = [pattern(link.module) for link in chain]
+    around = _block(modules)
+    words = [
+        link.op if module == before else f"{link.op} ({module.removeprefix(around) or 'the model'})"
+        for link, module, before in zip(chain, modules, [None, *modules], strict=False)
+    ]
+    if len(words) > LONG:
+        words[LONG // 2 : -LONG // 2] = [f"... {len(words) - LONG + 1} more ..."]
+    return f"by {' > '.join(words)}"
+
+
+def _block(modules: Sequence[str]) -> str:
+    """What the names of modules begin with up to the number of the block that all are in."""
+    stem, star, _ = commonprefix([f"{module}." for module in modules]).rpartition("*.")
+    return stem + star
 
 
 def _convention(one: Explanation) -> str:

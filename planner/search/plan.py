@@ -83,6 +83,6 @@ def without_rule(graph: Graph, axes: Axes) -> dict[str, int]:
     runs: dict[int, Counter[str]] = {}
     for op in graph.ops:
         if axes.rules.get(op.name) is None:
-            runs.setdefault(op.turn, Counter())[op.call.op] += graph.times(op.name)
+            runs.setdefault(op.traced_call, Counter())[op.call.op] += graph.times(op.name)
     most = reduce(or_, runs.values(), Counter[str]())
     return dict(sorted(most.items()))

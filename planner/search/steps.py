@@ -11,23 +11,19 @@ from shardwright.planner.problem.gathered import unsplittable
 from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.planner.problem.optimize import SLACK
 from shardwright.planner.search.dry_run import dry_run
-from shardwright.planner.search.restrictions import bare, formulate
+from shardwright.planner.search.restrictions import Restrictions, bare, formulate
 from shardwright.planner.search.situation import Situation, start
 from shardwright.planner.search.solution import Solution, possible, solve
+from shardwright.planner.search.task import Task
 from shardwright.planner.solvers.presolve import presolve
+from shardwright.planner.strategies.states import States
 
 ATTEMPTS = 40
 """How many plans may fail their dry run before the search gives up."""
 
 
-def attempt(now: Situation, **changes: object) -> Situation:
-    """Solve the problem under these restrictions.
-
-    Args:
-        now: Where the search stands.
-        changes: Fields of `Restrictions` that become others.
-    """
-    restrictions = replace(now.restrictions, **changes)  # type: ignore[arg-type]
+def attempt(now: Situation, restrictions: Restrictions) -> Situation:
+    """Solve the problem under other restrictions."""
     formulation = None
     try:
         formulation = formulate(now.task, restrictions)
@@ -39,7 +35,7 @@ def attempt(now: Situation, **changes: object) -> Situation:
 
 def solve_first(now: Situation) -> Situation | None:
     """Solve the problem as it stands."""
-    return attempt(now) if now.outcome is None else None
+    return attempt(now, now.restrictions) if now.outcome is None else None
 
 
 def free_tables(now: Situation) -> Situation | None:
@@ -48,7 +44,8 @@ def free_tables(now: Situation) -> Situation | None:
         return None
     if TABLES not in now.formulation.followed:
         return None
-    return attempt(now, conventions=now.restrictions.conventions - {TABLES})
+    others = now.restrictions.conventions - {TABLES}
+    return attempt(now, replace(now.restrictions, conventions=others))
 
 
 def gather(now: Situation) -> Situation | None:
@@ -56,21 +53,26 @@ def gather(now: Situation) -> Situation | None:
 
     Over memory all of it, else if it is more than the slack of bytes.
     """
-    task, found = now.task, now.outcome
-    if isinstance(found, Solution) and not now.restrictions.pins:
-        states, can = found.layouts.states, found.possible
-    elif isinstance(found, (Solution, OverMemory)):
-        costs, network = bare(task, now.restrictions)
-        small = presolve(network.problem)
-        states, can = costs.states, possible(network, small) if small else {}
-    else:
+    found, restrictions = now.outcome, now.restrictions
+    if not isinstance(found, (Solution, OverMemory)):
         return None
+    if isinstance(found, Solution) and not restrictions.pins:
+        states, can = found.layouts.states, found.possible
+    else:
+        states, can = _without_pins(now.task, restrictions)
     least = SLACK if isinstance(found, Solution) else 0
-    gathered = now.restrictions.gathered
-    more = unsplittable(task.graph, states, can, least) - gathered
+    more = unsplittable(now.task.graph, states, can, least) - restrictions.gathered
     if not more:
         return None
-    return attempt(now, gathered=gathered | more, conventions=frozenset({TABLES}))
+    gathered = restrictions.gathered | more
+    return attempt(now, replace(restrictions, gathered=gathered, conventions=frozenset({TABLES})))
+
+
+def _without_pins(task: Task, restrictions: Restrictions) -> tuple[States, dict[str, bool]]:
+    """Domains, and which tensors a solution without pins and conventions could split."""
+    costs, network = bare(task, restrictions)
+    small = presolve(network.problem)
+    return costs.states, possible(network, small) if small else {}
 
 
 def split_attention(now: Situation) -> Situation | None:
@@ -84,7 +86,8 @@ def split_attention(now: Situation) -> Situation | None:
     usual, placed = projections(now.task.graph, found.layouts.states), found.layouts.assignment
     if all(placed[n] in usual[n] for n in usual.keys() - found.pinned.keys()):
         return None
-    return replace(attempt(now, conventions=frozenset({TABLES, PROJECTIONS})), before=now)
+    wanted = replace(now.restrictions, conventions=frozenset({TABLES, PROJECTIONS}))
+    return replace(attempt(now, wanted), before=now)
 
 
 def leave_attention(now: Situation) -> Situation | None:

@@ -70,7 +70,7 @@ class Task:
     def untraced(self) -> Opaque:
         """The modules of the whole model that are like one that was not traced."""
         found = {n: t for n, t in self.traced_names.items() if t in self.graph.untraced}
-        return Opaque(self.source.module, found, self.graph.guesses, self.graph.ways)
+        return Opaque(self.source.module, found, self.graph.stand_ins, self.graph.branch_paths)
 
     @cached_property
     def traced_names(self) -> dict[str, str]:
@@ -121,7 +121,7 @@ class Task:
         if not brief:
             return [full]
         graph = self.graph
-        opaque = Opaque(root, {n: n for n in graph.untraced}, graph.guesses, graph.ways)
+        opaque = Opaque(root, {n: n for n in graph.untraced}, graph.stand_ins, graph.branch_paths)
         return [full, DryRun(root, stacks, runs, opaque, graph.watched)]
 
     def ranks(self, states: States) -> list[Coords]:

@@ -1,26 +1,25 @@
-"""Solvers, found through the entry-point group `shardwright.solvers`.
+"""Solvers: our own, and those of other packages in the entry-point group `shardwright.solvers`.
 
 A solver is a function `solve(problem, component, caps, hint, seconds) -> Result`; see
-`planner/solvers/problem.py`. A package of anyone's can add one.
+`planner/solvers/problem.py`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 
+from shardwright import plugins
 from shardwright.errors import SolverError, UsageError
 from shardwright.planner.solvers.problem import Solver
 
-GROUP = "shardwright.solvers"
 OWN = ("backtracking", "cpsat", "lp")
 DEFAULT = "lp"
 
 
 def names() -> list[str]:
     """Names of the solvers that are installed."""
-    return sorted({e.name for e in entry_points(group=GROUP)} | {*OWN})
+    return sorted({*OWN, *plugins.names("solvers")})
 
 
 def load(name: str) -> Solver:
@@ -28,13 +27,14 @@ def load(name: str) -> Solver:
 
     Raises:
         UsageError: there is none.
+        PluginError: another package's does not load.
     """
-    for entry in entry_points(group=GROUP):
-        if entry.name == name:
-            return entry.load()
     if name in OWN:
         return import_module(f"{__name__}.{name}").solve
-    raise UsageError(f"unknown solver '{name}'; installed: {', '.join(names())}")
+    found = plugins.load("solvers", name)
+    if found is None:
+        raise UsageError(f"unknown solver '{name}'; installed: {', '.join(names())}")
+    return found
 
 
 def needs_ortools(name: str) -> SolverError:

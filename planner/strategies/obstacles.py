@@ -20,7 +20,7 @@ def obstacle(graph: Graph, states: States, stored: str, dim: int) -> str:
     read = {n for op in graph.ops for n in op.inputs} | {b.source for b in graph.boundaries}
     if not any(u.used in read for u in uses):
         return "the traced forward does not use it"
-    if (stored, dim) in graph.fixed:
+    if (stored, dim) in graph.marks.fixed:
         return "the code gives its size as a bare number"
     tree = states.axes.dims[stored][dim]
     for op, text in states.axes.conflicts:

@@ -99,7 +99,7 @@ def open_sequence(graph: Graph, axes: Axes, size: int) -> OpenSequence:
     between = _between(graph, local)
     handed: dict[str, tuple[int, int]] = {}
     ends: dict[str, tuple[int, int]] = {}
-    for name in sorted(graph.carried):
+    for name in sorted(graph.marks.carried):
         places = [(i, find(d).id) for i, d in enumerate(axes.dims[name]) if find(d).id in found]
         if len(places) != 1:  # a bias of attention has two; it is no hidden state
             continue
@@ -151,7 +151,7 @@ def _closed(graph: Graph, axes: Axes) -> Iterator[tuple[str, int]]:
             names |= {*op.inputs, *op.outputs}
     for name in names:
         yield from ((name, i) for i in range(len(axes.dims[name])))
-    yield from graph.counted
+    yield from graph.marks.counted
 
 
 def _has_concat(dim: Dim) -> bool:

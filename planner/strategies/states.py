@@ -192,7 +192,7 @@ class States:
         """
         read = {n for op in self.graph.ops for n in op.inputs}
         read |= {b.source for b in self.graph.boundaries}
-        written = {name for name, _ in self.graph.written}
+        written = {used for _, used, _ in self.graph.marks.written}
         uses = (u for u in self.graph.uses if u.used in read)
         used = {u.stored for u in uses if not u.is_buffer or u.used in written}
         return self._stored - used
@@ -211,7 +211,7 @@ class States:
         """
         out = {
             n: tuple(s for s in self.domain(n) if not s.shards and not s.partial)
-            for n in sorted(self.graph.carried)
+            for n in sorted(self.graph.marks.carried)
         }
         if self.sequence:
             for name, place in self.sequence.ends.items():
@@ -236,7 +236,7 @@ class States:
         """Every way to split one dim of tensor `name` over the sub-axes of `mask`."""
         out: list[Shards] = []
         for i, dim in enumerate(self.axes.dims[name]):
-            if (name, i) not in self.graph.fixed:
+            if (name, i) not in self.graph.marks.fixed:
                 allowed = self.allowed[mask]
                 if self.sequence and mask == self.sub.full:
                     allowed |= self.sequence.open(name, i, dim)

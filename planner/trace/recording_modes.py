@@ -21,6 +21,8 @@ from shardwright.planner.trace.data_dependent.known import Known
 from shardwright.planner.trace.data_dependent.loops import inner
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.record import Call, Untraced
+from shardwright.rules.added import added
+from shardwright.rules.call import name_of
 
 aten = torch.ops.aten
 
@@ -38,8 +40,13 @@ LEAVES = {
 """Ops that have a rule of their own and so are not taken apart."""
 
 
+def is_leaf(op: Any) -> bool:
+    """Whether `op` is not taken apart: one of LEAVES, or somebody added a rule for it."""
+    return op in LEAVES or (op.namespace != "prim" and added(name_of(op)) is not None)
+
+
 class Functional(FunctionalTensorMode):
-    """Functionalization that leaves LEAVES and boundaries in one piece."""
+    """Functionalization that leaves leaves and boundaries in one piece."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,9 +64,9 @@ class Functional(FunctionalTensorMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Hand on `func`, or the calls that compute the same without changing a tensor."""
-        if func in LEAVES or func is BOUNDARY:
+        if func is BOUNDARY or is_leaf(func):
             args, kwargs = tree_map(inner, (tuple(args), kwargs or {}))
-            return self.wrap(func(*args, **kwargs))
+            return tree_map(self.wrap, func(*args, **kwargs))
         pairs = zip(func._schema.arguments, args, strict=False) if func._schema.is_mutable else ()
         changed = [
             x
@@ -108,7 +115,7 @@ class Recorder(FakeTensorMode):
             return args[0]
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default
-        if func not in LEAVES and func is not aten.detach.default:
+        if func is not aten.detach.default and not is_leaf(func):
             with self:
                 parts = self.table.get(func, func.decompose)(*args, **kwargs)
             if parts is not NotImplemented:

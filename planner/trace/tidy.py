@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+import networkx as nx
 from torch import nn
 
+from shardwright.planner.graph.as_networkx import as_networkx, sources
 from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.trace.expressions import evaluate
@@ -66,24 +68,17 @@ def prune_boundaries(graph: Graph) -> None:
     But keep a module's entrance where its own ops and modules within both take the tensor: a
     residual may become a pending sum there while the modules within take it as it was.
     """
+    flow = as_networkx(graph)
     read_by_ops = {name for op in graph.ops for name in op.inputs}
     enters_again = {b.source for b in graph.boundaries if b.side == "in"}
     forks = {b.target for b in graph.boundaries if b.side == "in"} & read_by_ops & enters_again
-    consumers: dict[str, int] = {}
-    for op in graph.ops:
-        for name in op.inputs:
-            consumers[name] = consumers.get(name, 0) + 1
-    for boundary in graph.boundaries:
-        consumers[boundary.source] = consumers.get(boundary.source, 0) + 1
-    names = {n for pair in graph.rounds for n in pair}
-    for name in (*graph.outputs, *graph.shown, *names, *(after for _, after in graph.written)):
-        consumers[name] = consumers.get(name, 0) + 1
+    demanded = {*graph.outputs, *(n for *_, names in graph.marks.demands() for n in names)}
     # The root's own inputs are given whole: a module within it takes them from there.
     makers = {b.target: _key(b) for b in graph.boundaries if b.module or b.side == "out"}
     before: dict[Key, set[Key | None]] = {}
     for boundary in graph.boundaries:
-        single = consumers[boundary.source] == 1 and boundary.target not in forks
-        maker = makers.get(boundary.source) if single else None
+        single = flow.out_degree(boundary.source) == 1 and boundary.source not in demanded
+        maker = makers.get(boundary.source) if single and boundary.target not in forks else None
         before.setdefault(_key(boundary), set()).add(maker)
     # A module does the same in each of its calls, so all of them must come behind the same
     # boundary.
@@ -105,15 +100,7 @@ def prune_boundaries(graph: Graph) -> None:
     graph.boundaries = kept
     graph.ops = [op._replace(inputs=tuple(rename.get(n, n) for n in op.inputs)) for op in graph.ops]
     graph.outputs = [rename.get(n, n) for n in graph.outputs]
-    graph.shown = {rename.get(n, n) for n in graph.shown}
-    graph.overwritten = {rename.get(n, n) for n in graph.overwritten}
-    graph.made_up = {(rename.get(n, n), dim) for n, dim in graph.made_up}
-    graph.masks = [rename.get(n, n) for n in graph.masks]
-    graph.rounds = [(rename.get(a, a), rename.get(b, b)) for a, b in graph.rounds]
-    graph.looped -= rename.keys()
-    graph.written = [(n, rename.get(after, after)) for n, after in graph.written]
-    graph.scores = [rename.get(n, n) for n in graph.scores]
-    graph.carried = {rename.get(n, n) for n in graph.carried}
+    graph.marks = graph.marks.renamed(rename)
     graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
     graph.reads = {n: rename.get(t, t) for n, t in graph.reads.items()}
 
@@ -121,10 +108,10 @@ def prune_boundaries(graph: Graph) -> None:
 def overwritten(graph: Graph) -> set[str]:
     """The tensors in whose memory those lie that code changes in place, they included."""
 
-    def viewed(_: str, op: Op) -> str | None:
+    def viewed(op: Op, _: str) -> str | None:
         return op.inputs[0] if is_view(op.call) else None
 
-    return _behind(graph, graph.overwritten, viewed)
+    return _behind(graph, graph.marks.overwritten, viewed)
 
 
 def joined(graph: Graph, root: nn.Module) -> set[str]:
@@ -133,7 +120,7 @@ def joined(graph: Graph, root: nn.Module) -> set[str]:
     What a part of the model gives (an image, a sound) is joined to it on the way, by code that is
     not traced: both must be whole, and so must their gradients.
     """
-    return graph.carried | {
+    return graph.marks.carried | {
         b.target
         for b in graph.boundaries
         if b.side == "out" and isinstance(root.get_submodule(b.module), nn.Embedding)
@@ -143,29 +130,20 @@ def joined(graph: Graph, root: nn.Module) -> set[str]:
 def logits(graph: Graph) -> set[str]:
     """The root's outputs, and what ops that keep the shape make of one real operand on the way."""
 
-    def reshaped(name: str, op: Op) -> str | None:
+    def reshaped(op: Op, name: str) -> str | None:
         sources = [n for n in op.inputs if graph.tensors[n].differentiable]
         alike = len(sources) == 1 and graph.tensors[sources[0]].shape == graph.tensors[name].shape
         return sources[0] if alike else None
 
-    return _behind(graph, graph.scores, reshaped)
+    return _behind(graph, graph.marks.logits, reshaped)
 
 
 def _behind(
-    graph: Graph, names: Iterable[str], source: Callable[[str, Op], str | None]
+    graph: Graph, names: Iterable[str], operand: Callable[[Op, str], str | None]
 ) -> set[str]:
-    """`names`, and what they come from: by boundaries, by ops where `source` names an operand."""
-    producers = graph.producers()
-    origin = {b.target: b.source for b in graph.boundaries}
-    out, queue = set[str](), list(names)
-    while queue:
-        name = queue.pop()
-        out.add(name)
-        op = producers.get(name)
-        before = origin.get(name) or (op and source(name, op))
-        if before:
-            queue.append(before)
-    return out
+    """`names`, and what they come from."""
+    before = sources(graph, operand)
+    return {n for name in names for n in (name, *nx.descendants(before, name))}
 
 
 def name_literals(graph: Graph) -> None:

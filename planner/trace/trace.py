@@ -50,11 +50,11 @@ def trace(
     opaque = Opaque(module)
     runs = [Run("", args, kwargs), *more]
     graph = _traced(module, runs, opaque)
-    if not as_long_as_the_model_says(graph, graph.masks):
+    if not as_long_as_the_model_says(graph):
         opaque.drop_stand_ins()
         graph = _traced(module, runs, opaque)
     last = len(runs) - unpriced
-    graph.unpriced = frozenset(turn for turn, (run, _) in enumerate(graph.ways) if run >= last)
+    graph.unpriced = frozenset(i for i, (run, _) in enumerate(graph.branch_paths) if run >= last)
     return graph
 
 
@@ -62,19 +62,21 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     """The graph of `runs`, with all that is known of it."""
     found, provenance = run(module, runs, opaque)
     graph = translate(found, module, provenance.sizes, provenance.sources)
-    graph.untraced, graph.guesses = frozenset(opaque.alike), opaque.stand_ins
-    graph.ways = opaque.branch_paths
+    graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
+    graph.branch_paths = opaque.branch_paths
     graph.pinned = provenance.pinned | inside(graph)
-    graph.carried = tidy.carried(graph, module)
+    marks = graph.marks
+    marks.carried = tidy.carried(graph, module)
     tidy.prune_boundaries(graph)
-    graph.overwritten = tidy.overwritten(graph)
     tidy.name_literals(graph)
-    graph.fixed = tidy.fixed(graph, provenance.fixed) | graph.made_up
-    graph.counted = {(graph.reads[n], dim) for n, dim in provenance.counted if n in graph.reads}
+    marks = graph.marks
+    marks.overwritten = tidy.overwritten(graph)
+    marks.fixed = tidy.fixed(graph, provenance.fixed) | marks.made_up
+    marks.counted = {(graph.reads[n], dim) for n, dim in provenance.counted if n in graph.reads}
     if any(run.module for run in runs):
-        graph.joined = tidy.joined(graph, module)
-    if "labels" in inspect.signature(module.forward).parameters:
-        graph.logits = tidy.logits(graph)
+        marks.joined = tidy.joined(graph, module)
+    has_loss = "labels" in inspect.signature(module.forward).parameters
+    marks.logits = tidy.logits(graph) if has_loss else set()
     return graph
 
 

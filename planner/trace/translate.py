@@ -14,7 +14,7 @@ from shardwright.planner.trace import boundaries as boundaries
 from shardwright.planner.trace.data_dependent.loops import SAME
 from shardwright.planner.trace.expressions import SizeFact
 from shardwright.planner.trace.record import Call, Record
-from shardwright.rules.call import OpCall, Operand
+from shardwright.rules.call import OpCall, Operand, name_of
 from shardwright.rules.normalization import UPDATED
 from shardwright.rules.pointwise import TABLE as ELEMENTWISE
 
@@ -54,19 +54,17 @@ def translate(
         translator.call(call, differentiable=id(call) in read)
     graph = translator.graph
     graph.outputs = [translator.name_of(t) for t in record.outputs]
-    for one, other in record.carried:
-        graph.rounds.append((translator.name_of(one), translator.name_of(other)))
-    names = translator.names
-    graph.made_up = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
-    graph.masks = [translator.name_of(loop.mask) for loop in record.loops]
-    graph.looped = _looped(record, names)
-    before = (names.get(id(t)) for t in record.overwritten)
-    graph.overwritten = {name for name in before if name is not None}
-    graph.shown = {translator.name_of(t) for t in record.read}
+    marks, names = graph.marks, translator.names
+    marks.rounds = {(translator.name_of(a), translator.name_of(b)) for a, b in record.carried}
+    marks.made_up = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
+    marks.masks = {translator.name_of(loop.mask) for loop in record.loops}
+    marks.looped = _looped(record, names)
+    marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
+    marks.shown = {translator.name_of(t) for t in record.read}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
-    graph.written += [(name, name) for name in trained(graph)]
-    graph.scores = [translator.name_of(t) for t in record.scores]
+    marks.written |= {(use.stored, use.used, use.used) for use in trained(graph)}
+    marks.logits = {translator.name_of(t) for t in record.scores}
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
     graph.sizes = [
         SizeArgument(expression, translator.names[id(t)], dim, bound)
@@ -103,15 +101,14 @@ def alive(calls: Sequence[Call], results: Iterable[torch.Tensor]) -> list[Call]:
     return [call for i, call in enumerate(calls) if i in found]
 
 
-def trained(graph: Graph) -> list[str]:
-    """Parameters and buffers, as used, that ops change in place when the model trains."""
-    used = {use.used for use in graph.uses}
-    found = (
+def trained(graph: Graph) -> list[Use]:
+    """Parameters and buffers that ops change in place when the model trains."""
+    changed = {
         op.inputs[op.call.arguments[name].index]
         for op in graph.ops
         for name in UPDATED.get(op.call.op, ())
-    )
-    return [name for name in dict.fromkeys(found) if name in used]
+    }
+    return [use for use in graph.uses if use.used in changed]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -181,18 +178,18 @@ class _Translator:
                 self.graph.outputs.append(after)
                 return
             (name,) = op.inputs
-        self.graph.written.append((use.used, after))
+        self.graph.marks.written.add((use.stored, use.used, after))
 
     def call(self, call: Call, differentiable: bool) -> None:
         """An op, or a marker."""
-        name = call.op._opname if hasattr(call.op, "_opname") else call.op.__name__
+        name = name_of(call.op)
         if name in IGNORED:
             return
         if name in SAME:
             self.names[id(call.result)] = self.name_of(call.args[0])
         elif call.op is boundaries.BOUNDARY:
             source = self.name_of(call.args[0])
-            (target,) = self.results(call, self.fresh(name), differentiable)
+            (target,) = self.results(call, self.fresh("boundary"), differentiable)
             module, side, slot = boundaries.read_tag(call.args[1])
             has_parameters = module in self.owners
             self.graph.boundaries.append(
@@ -226,7 +223,7 @@ class _Translator:
             return [swap(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
 
         arguments = {k: swap(v) for k, v in named_arguments(call).items()}
-        unique = self.fresh(name)
+        unique = self.fresh(name.rpartition("::")[2])
         outputs = self.results(call, unique, differentiable)
         tensors = self.graph.tensors
         seen = OpCall(
@@ -245,7 +242,7 @@ class _Translator:
                 tuple(outputs),
                 call.module,
                 call.source,
-                turn=call.traced_call,
+                traced_call=call.traced_call,
             )  # fmt: skip
         )
 

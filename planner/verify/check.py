@@ -13,6 +13,7 @@ from shardwright.errors import SolverError
 from shardwright.planner.contract.transitions import Kind, kind_of
 from shardwright.planner.graph.axes import atoms_of
 from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Slot
+from shardwright.planner.graph.marks import KINDS, Demand
 from shardwright.planner.graph.repeated_calls import Sizes
 from shardwright.planner.strategies.sequence import OpenSequence
 from shardwright.planner.strategies.states import (
@@ -65,30 +66,35 @@ def check(
     for use in graph.uses:
         if assignment[use.stored].partial or assignment[use.stored].grad_partial:
             raise SolverError(f"the plan stores '{use.fqn}' as {assignment[use.stored]}")
-    for name in graph.shown:
-        if assignment[name].shards or assignment[name].partial:
-            raise SolverError(f"the plan lets ranks read other numbers off '{name}'")
-    stored = {u.used: u.stored for u in graph.uses}
-    for used, after in graph.written:
-        if not assignment[stored[used]] == assignment[used] == assignment[after]:
-            raise SolverError(f"the plan writes '{after}' into '{used}', which lies otherwise")
-    for before, after in graph.rounds:
-        if assignment[before] != assignment[after]:
-            raise SolverError(f"the plan changes '{before}' in a pass that may not be made")
-    for name in graph.logits:
-        if assignment[name].partial:
-            raise SolverError(f"the plan leaves the scores '{name}' a pending sum")
+    for kind, demand, names in graph.marks.demands():
+        found = [assignment[n] for n in names]
+        if not meets(demand, found):
+            raise SolverError(
+                f"the plan leaves {[*names]} {found}, but {KINDS[kind].reason.format(names[0])}"
+            )
     for name in graph.outputs:
         if assignment[name] != REPLICATED:
             raise SolverError(f"the plan leaves output '{name}' of the model {assignment[name]}")
-    for name in graph.joined:
-        if assignment[name] != REPLICATED:
-            raise SolverError(f"the plan leaves '{name}' {assignment[name]}: it may be joined")
     for name, allowed in states.handed().items():
         if assignment[name] not in allowed:
             raise SolverError(f"the plan leaves hidden state '{name}' {assignment[name]}")
     if states.sequence:
         _check_sequence(graph, states.sequence, assignment)
+
+
+def meets(demand: Demand, found: Sequence[State]) -> bool:
+    """Whether tensors with such a mark may be in these states."""
+    match demand:
+        case Demand.REPLICATED:
+            return all(s == REPLICATED for s in found)
+        case Demand.READABLE:
+            return not any(s.shards or s.partial for s in found)
+        case Demand.SUMMED:
+            return not any(s.partial for s in found)
+        case Demand.ONE_STATE:
+            return all(s == found[0] for s in found)
+        case Demand.NOTHING:
+            return True
 
 
 def distinct(graph: Graph, states: States, assignment: Assignment) -> list[tuple[Op, int]]:
@@ -146,7 +152,7 @@ def _check_boundaries(
         change = (assignment[boundary.source], assignment[boundary.target])
         if boundary.module in rigid and change[0] != change[1]:
             raise SolverError(f"the plan changes {_where(boundary)}, where nothing may change")
-        if boundary.target in graph.overwritten and looks_new(*change):
+        if boundary.target in graph.marks.overwritten and looks_new(*change):
             raise SolverError(f"the plan changes {_where(boundary)}, which is changed in place")
         source, before = done.setdefault(graph.slot(boundary), (boundary.source, change))
         if change[0] == change[1] and before[0] == before[1]:

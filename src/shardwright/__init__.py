@@ -19,6 +19,7 @@ from shardwright.errors import (
     InfeasibleError,
     ModelError,
     PlanError,
+    PluginError,
     ShardwrightError,
     SolverError,
     UsageError,
@@ -27,6 +28,8 @@ from shardwright.errors import (
 if TYPE_CHECKING:
     from shardwright.planner.api import plan
     from shardwright.planner.contract.plan_file import Plan
+    from shardwright.planner.exports.exports import export
+    from shardwright.rules.registry import register_rule
     from shardwright.runtime.api import apply, load, save
     from shardwright.runtime.gather import full_tensors
 
@@ -39,23 +42,28 @@ __all__ = [
     "ModelError",
     "Plan",
     "PlanError",
+    "PluginError",
     "ShardwrightError",
     "SolverError",
     "UsageError",
     "__version__",
     "apply",
+    "export",
     "full_tensors",
     "load",
     "plan",
+    "register_rule",
     "save",
 ]
 
 _HOME = {
     "Plan": "shardwright.planner.contract.plan_file",
     "apply": "shardwright.runtime.api",
+    "export": "shardwright.planner.exports.exports",
     "full_tensors": "shardwright.runtime.gather",
     "load": "shardwright.runtime.api",
     "plan": "shardwright.planner.api",
+    "register_rule": "shardwright.rules.registry",
     "save": "shardwright.runtime.api",
 }
 

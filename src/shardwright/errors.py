@@ -6,6 +6,7 @@
     ├── PlanError             a plan file is damaged, of another version, or of another model
     ├── InfeasibleError       no plan satisfies the constraints (memory, pins)
     ├── SolverError           a solver is missing, failed, or disagrees with the checker
+    ├── PluginError           what another package adds cannot be loaded or does not hold
     ├── CheckpointError       weights are missing, surplus, truncated or of another shape or dtype
     └── DistributedError      too few ranks, ranks that disagree, a rank that died
 
@@ -39,6 +40,10 @@ class InfeasibleError(ShardwrightError):
 
 class SolverError(ShardwrightError):
     """A solver is missing, failed, or returned what the checker refuses."""
+
+
+class PluginError(ShardwrightError):
+    """A rule, layer style, solver, profile or format of another package does not hold."""
 
 
 class CheckpointError(ShardwrightError):

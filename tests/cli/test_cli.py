@@ -26,6 +26,7 @@ OPTIONS = {
     "show": "--help --json -h",
     "explain": "--help --json -h",
     "diff": "--help --json -h",
+    "export": "--help --output --to -h -o",
     "check": "--dtype --help --json --layers --numeric -h",
     "calibrate": "--help --output --quick -h -o",
     "schema": "--help -h",

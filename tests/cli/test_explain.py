@@ -50,6 +50,25 @@ def test_what_is_chosen_has_a_price_for_each_alternative(
     assert found["alternatives"][0]["bytes"] == 2 * 4 * 64 * 64
 
 
+def test_what_has_the_same_axis_is_tied_by_a_chain_of_ops(
+    run: Run, model: Path, planned: Planned
+) -> None:
+    """From one parameter to the other; in words without those that compute nothing."""
+    name = "model.layers.*.self_attn.q_proj.weight"
+    [found] = explained(run, planned[0], name, model)
+    assert [*found["ties"]] == found["together"]
+    chain = found["ties"]["model.layers.*.self_attn.o_proj.weight, dim 1"]
+    block = "model.layers.0.self_attn"
+    assert [chain[0]["module"], chain[-1]["module"]] == [f"{block}.q_proj", f"{block}.o_proj"]
+    assert all(link["source"].startswith("modeling_llama.py:") for link in chain)
+    assert {"op": "view", "moves": True}.items() <= chain[1].items()
+    lines = words(run("explain", planned[0], name, model))
+    at = lines.index("model.layers.*.self_attn.o_proj.weight, dim 1")
+    text = " ".join(lines[at + 1 : at + 3])
+    assert text.startswith("by linear (self_attn.q_proj) > mul (self_attn) > add > ")
+    assert " scaled_dot_product_attention > linear (self_attn.o_proj)" in text
+
+
 def test_what_cannot_be_has_the_ops_that_forbid_it(run: Run, model: Path, planned: Planned) -> None:
     result = run("explain", planned[0], "model.layers.1.input_layernorm", model)
     found = words(result)

@@ -121,17 +121,17 @@ def test_ops_without_a_rule_in_them_are_named() -> None:
 
 def test_what_fails_with_the_traced_blocks_alone_is_not_split(monkeypatch: Any) -> None:
     """They are tried beside the whole model, and what fails there is forbidden in all of them."""
-    run_local, blamed = dry_run.run_local, []
+    run_local, failed = dry_run.run_local, []
 
     def fails(root: Any, runs: Any, plan: Plan, *others: Any) -> Mismatch | None:
         if len(root.layers) < 4 and is_split(plan, "layers.0.up.weight"):
-            blamed.append(len(runs))
+            failed.append(len(runs))
             return Mismatch("layers.0.up", "made to fail")
         return run_local(root, runs, plan, *others)
 
     monkeypatch.setattr(dry_run, "run_local", fails)
     plan = shardwright.plan(made(lambda: Stacked("gates")), 2)
-    assert blamed and set(blamed) == {2}
+    assert failed and set(failed) == {2}
     assert not any(is_split(plan, f"layers.{i}.up.weight") for i in range(4))
 
 

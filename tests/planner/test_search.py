@@ -109,14 +109,14 @@ def test_what_code_takes_for_granted_stays_whole(make: Callable[[], nn.Module], 
 
 
 def test_a_size_read_off_a_whole_tensor_keeps_only_what_it_is_for(monkeypatch) -> None:
-    """Heads are gathered before; no trial has to fail for that, and all weights are split."""
+    """Heads are gathered before; no dry run has to fail for that, and all weights are split."""
     for place in (conflict, of_solution):
         monkeypatch.delattr(place, "of_module")
     plan = planned(Within(m.WidthReadOffInput()), features(m.WIDTH), 2)
     assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.unsharded_bytes
 
 
-# --- what happens when a trial fails
+# --- what happens when a dry run fails
 
 
 class Numbered(m.WidthReadOffInput):
@@ -141,7 +141,7 @@ class Unlike(nn.Module):
 
 
 def test_blocks_that_are_not_folded_fail_together(monkeypatch) -> None:
-    """What no block can have is forbidden in all at once: trials do not grow with the blocks."""
+    """What no block can have is forbidden in all at once: dry runs do not grow with the blocks."""
     failed: list[str] = []
     of_size = of_solution.of_size
 
@@ -157,20 +157,20 @@ def test_blocks_that_are_not_folded_fail_together(monkeypatch) -> None:
     assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.unsharded_bytes
 
 
-def test_a_module_that_fails_its_trial_keeps_to_other_splits(monkeypatch) -> None:
+def test_a_module_that_fails_its_dry_run_keeps_to_other_splits(monkeypatch) -> None:
     """Once: not that split. Twice: none in that module. Then the module around it."""
-    blamed = []
+    failed = []
 
     def run_local(_root, _runs, plan, *_) -> Mismatch | None:
         split = sorted(k for k, v in plan.modules.items() if v.parameters)
         if split:
-            blamed.append(split)
+            failed.append(split)
             return Mismatch("inner.up", "its shape is another")
         return None
 
     monkeypatch.setattr(dry_run, "run_local", run_local)
     plan = planned(Within(mlps.Mlp()), lambda b, t: (torch.randn(b, t, m.WIDTH),), 2)
-    assert len(blamed) >= 3
+    assert len(failed) >= 3
     assert plan.modules == {}
     assert plan.predicted.parameter_bytes == [plan.predicted.unsharded_bytes] * 2
 
@@ -214,7 +214,7 @@ def test_a_module_that_cannot_run_on_meta() -> None:
     assert "\n" not in str(error.value)
 
 
-def test_the_reason_is_what_went_wrong_in_the_trial(monkeypatch) -> None:
+def test_the_reason_is_what_went_wrong_in_the_dry_run(monkeypatch) -> None:
     """What had to stay whole since the model's own code fails otherwise says so."""
 
     def fails_if_split(*run: Any) -> Mismatch | None:
@@ -226,7 +226,7 @@ def test_the_reason_is_what_went_wrong_in_the_trial(monkeypatch) -> None:
     assert reasons["inner.up.weight"] == "split, the model's own code fails: RuntimeError: no"
 
 
-def test_a_module_whose_trial_always_fails(monkeypatch) -> None:
+def test_a_module_whose_dry_run_always_fails(monkeypatch) -> None:
     """With nothing split any more, it is the model that fails, not the plan."""
     monkeypatch.setattr(dry_run, "run_local", lambda *_: Mismatch("inner.up", "RuntimeError: no"))
     with pytest.raises(ModelError, match="Within itself fails on meta.*RuntimeError: no"):

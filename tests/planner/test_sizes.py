@@ -123,13 +123,13 @@ def test_numbers_are_pinned() -> None:
     assert traced(DividedByHeads()).pinned == {("", "num_heads")}
     assert traced(Attention()).pinned == set()
     graph = traced(InverseSize())  # y.size(-1) ** -0.5
-    assert any(graph.tensors[n].shape[d] == 128 for n, d in graph.fixed)
+    assert any(graph.tensors[n].shape[d] == 128 for n, d in graph.marks.fixed)
 
 
 def test_bare_numbers_are_named() -> None:
     """In a view they fix a dim; as bounds of a slice they are literals of the op."""
     graph = traced(LiteralHeads())
-    assert {(graph.tensors[n].shape[d], d) for n, d in graph.fixed} == {(4, 2)}
+    assert {(graph.tensors[n].shape[d], d) for n, d in graph.marks.fixed} == {(4, 2)}
     slices = [op for op in traced(Fused("slice")).ops if op.call.op == "slice"]
     assert all(op.literals for op in slices)
     halves = [op for op in traced(Fused("chunk", rotated=True)).ops if op.call.op == "slice"]

@@ -135,7 +135,7 @@ def test_every_name_is_a_tensor() -> None:
         names = {n for op in graph.ops for n in (*op.inputs, *op.outputs)}
         names |= {n for b in graph.boundaries for n in (b.source, b.target)}
         names |= {*graph.outputs, *graph.inputs, *(s.tensor for s in graph.sizes)}
-        names |= {*graph.reads.values(), *(n for n, _ in graph.fixed)}
+        names |= {*graph.reads.values(), *graph.marks.names()}
         assert names <= graph.tensors.keys()
 
 
@@ -252,10 +252,10 @@ def ids() -> dict[str, object]:
 def test_hidden_states_and_scores() -> None:
     """What blocks hand on is known, from the first one's input to the last one's output."""
     graph = trace(llama(), (), ids())
-    assert len(graph.carried) == 3
-    assert all(graph.tensors[n].shape == (3, 19, 4096) for n in graph.carried)
-    assert all(graph.tensors[n].shape == (3, 19, 32000) for n in graph.logits)
-    assert set(graph.outputs) <= graph.logits
+    assert len(graph.marks.carried) == 3
+    assert all(graph.tensors[n].shape == (3, 19, 4096) for n in graph.marks.carried)
+    assert all(graph.tensors[n].shape == (3, 19, 32000) for n in graph.marks.logits)
+    assert set(graph.outputs) <= graph.marks.logits
 
 
 def test_nothing_is_allocated() -> None:

@@ -223,8 +223,8 @@ def test_folded_with_and_without_an_encoder_equals_unfolded() -> None:
     folding, unfolded = folded_trace.trace_folded(source)
     assert [len(s.picks) < LAYERS for s in folding.stacks] == [True]
     reference = whole(source)
-    assert [op.call.op for op in unfolded.graph.ops if not op.turn] == [
-        op.call.op for op in reference.graph.priced_runs().ops if not op.turn
+    assert [op.call.op for op in unfolded.graph.ops if not op.traced_call] == [
+        op.call.op for op in reference.graph.priced_runs().ops if not op.traced_call
     ]
     assert len(unfolded.graph.ops) == len(reference.graph.priced_runs().ops)
     one, other = planned(source, folding), planned(source, reference)

@@ -10,155 +10,53 @@ from typing import Any
 import torch
 import transformers.integrations.moe  # noqa: F401 (registers its ops)
 
-from shardwright.rules.call import OpCall, Operand, make_rule
-from shardwright.rules.notation import Dims, Expr, Product, Rule, expr_size, letters
+from shardwright.rules.call import make_rule, name_of, packet_named
+from shardwright.rules.notation import Rule, expr_size, letters
 from shardwright.rules.registry import TABLE
+from shardwright.rules.testing.concrete import Concrete, Tensors, arguments_of
+from shardwright.rules.testing.parts import Parts
 
 from .draw import Example, T
+from .strict import CONSTANT, NO_DERIVATIVE, VALUES_UNKNOWN
 
 aten = torch.ops.aten
-Tensors = list[torch.Tensor]
-Parts = Mapping[str, torch.Tensor]
-"""Axis -> indices that a rank holds, for the axes that are split."""
 
 
 @dataclass(frozen=True)
-class Concrete:
-    """A call with values; `arguments` are as `planner/trace/trace.py` gives them to a rule."""
-
-    overload: Any
-    arguments: Mapping[str, Any]
-    tensors: Tensors
-
-    @property
-    def op(self) -> str:
-        return self.overload._opname
-
-    def run(self, tensors: Tensors | None = None) -> Tensors:
-        """Results with other values in the place of `tensors`."""
-        given = self.tensors if tensors is None else tensors
-        args, kwargs = [], {}
-        for parameter in self.overload._schema.arguments:
-            value = _fill(self.arguments[parameter.name], given)
-            if parameter.kwarg_only:
-                kwargs[parameter.name] = value
-            else:
-                args.append(value)
-        results = self.overload(*args, **kwargs)
-        return list(results) if isinstance(results, (list, tuple)) else [results]
-
-    @cached_property
-    def results(self) -> Tensors:
-        return self.run([t.clone() for t in self.tensors])
-
-    @cached_property
-    def call(self) -> OpCall:
-        return OpCall(
-            op=self.op,
-            arguments=self.arguments,
-            operands=tuple(tuple(t.shape) for t in self.tensors),
-            results=tuple(tuple(t.shape) for t in self.results),
-            operand_dtypes=tuple(t.dtype for t in self.tensors),
-            result_dtypes=tuple(t.dtype for t in self.results),
-        )
+class Own(Concrete):
+    """A call of an op of our tables, which may be told sizes."""
 
     @cached_property
     def rule(self) -> Rule | None:
         """Not by `rule_for`, which takes a rule that does not fit for none."""
         return make_rule(TABLE[self.op], self.call)
 
+    def local(self, rule: Rule, tensors: Tensors, parts: Parts) -> Tensors:
+        """The op on what one rank holds, its integer arguments as they must be there."""
+        if rule.lookup & parts.keys():
+            return _masked_lookup(self, tensors, parts)
+        sizes = {a: len(parts[a]) if a in parts else n for a, n in rule.sizes.items()}
+        shapes = [[expr_size(e, sizes) for e in dims] for dims in (*rule.operands, *rule.results)]
+        overload = OTHER_OVERLOAD.get(self.op, self.overload)
+        changed = dict(self.arguments) | _localised(self, rule, sizes, shapes)
+        return replace(self, overload=overload, arguments=changed).run(tensors)
 
-def _fill(value: Any, tensors: Tensors) -> Any:
-    if isinstance(value, Operand):
-        return tensors[value.index]
-    return [_fill(v, tensors) for v in value] if isinstance(value, list) else value
 
-
-def find_op(name: str) -> Any:
-    """The op of this name, of ATen or of transformers; AttributeError where there is none."""
-    return getattr(aten if hasattr(aten, name) else torch.ops.transformers, name)
-
-
-def concrete(example: Example, seed: int) -> Concrete:
+def concrete(example: Example, seed: int) -> Own:
     """The call with values drawn from `seed`."""
     generator = torch.Generator().manual_seed(seed)
     name, _, overload = example.overload.partition(".")
-    target = getattr(find_op(name), overload or "default")
-    tensors: Tensors = []
-
-    def swap(value: Any) -> Any:
-        if isinstance(value, T):
-            tensors.append(value.make(generator))
-            return Operand(len(tensors) - 1)
-        return [swap(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-    arguments: dict[str, Any] = {}
-    for i, parameter in enumerate(target._schema.arguments):
-        if i < len(example.args):
-            arguments[parameter.name] = swap(example.args[i])
-        elif parameter.name in example.kwargs:
-            arguments[parameter.name] = swap(example.kwargs[parameter.name])
-        else:
-            arguments[parameter.name] = parameter.default_value
-    return Concrete(target, arguments, tensors)
-
-
-def indices(expr: Expr, sizes: Mapping[str, int], parts: Parts) -> torch.Tensor:
-    """Which elements of a dim a rank holds."""
-    if isinstance(expr, str):
-        return parts.get(expr, torch.arange(expr_size(expr, sizes)))
-    held, before = torch.zeros(int(isinstance(expr, Product)), dtype=torch.long), 0
-    for child in expr.factors if isinstance(expr, Product) else expr.terms:
-        inner, n = indices(child, sizes, parts), expr_size(child, sizes)
-        if isinstance(expr, Product):
-            held = (held[:, None] * n + inner).flatten()
-        else:
-            held = torch.cat([held, before + inner])
-            before += n
-    return held
-
-
-def take(tensor: torch.Tensor, dims: Dims, sizes: Mapping[str, int], parts: Parts) -> torch.Tensor:
-    """The part of `tensor` that a rank holds."""
-    for d, expr in enumerate(dims):
-        if any(a in parts for a in letters(expr)):
-            tensor = tensor.index_select(d, indices(expr, sizes, parts))
-    return tensor
-
-
-def add_at(
-    total: torch.Tensor, part: torch.Tensor, dims: Dims, sizes: Mapping[str, int], parts: Parts
-) -> None:
-    """Add to `total` what a rank has for its part."""
-    held = [indices(expr, sizes, parts) for expr in dims]
-    if held:
-        grid = torch.meshgrid(*held, indexing="ij")
-        total.index_put_(grid, part, accumulate=True)
-    else:
-        total += part
-
-
-def covered(expr: Expr, sizes: Mapping[str, int], split: Parts) -> torch.Tensor:
-    """Which elements of a dim belong to some part of a split axis."""
-    if isinstance(expr, str):
-        return torch.full((expr_size(expr, sizes),), expr in split)
-    if isinstance(expr, Product):
-        out = torch.zeros(1, dtype=torch.bool)
-        for child in expr.factors:
-            out = (out[:, None] | covered(child, sizes, split)).flatten()
-        return out
-    return torch.cat([covered(t, sizes, split) for t in expr.terms])
-
-
-def run_local(call: Concrete, rule: Rule, tensors: Tensors, parts: Parts) -> Tensors:
-    """The op on what one rank holds, its integer arguments as they must be there."""
-    if rule.lookup & parts.keys():
-        return _masked_lookup(call, tensors, parts)
-    sizes = {a: len(parts[a]) if a in parts else n for a, n in rule.sizes.items()}
-    shapes = [[expr_size(e, sizes) for e in dims] for dims in (*rule.operands, *rule.results)]
-    overload = OTHER_OVERLOAD.get(call.op, call.overload)
-    changed = dict(call.arguments) | _localised(call, rule, sizes, shapes)
-    return replace(call, overload=overload, arguments=changed).run(tensors)
+    target = getattr(packet_named(name), overload or "default")
+    arguments, drawn = arguments_of(target, example.args, example.kwargs, T)
+    op = name_of(target)
+    return Own(
+        target,
+        arguments,
+        [t.make(generator) for t in drawn],
+        has_gradient=str(target).removeprefix("aten.") not in NO_DERIVATIVE,
+        values_matter=op not in VALUES_UNKNOWN,
+        fixed=frozenset(arguments[name].index for name in CONSTANT.get(op, ())),
+    )
 
 
 OTHER_OVERLOAD = {"split": aten.split_with_sizes.default, "squeeze": aten.squeeze.dims}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from shardwright.planner.graph.axes import leaves_of, refine
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.expressions import reads_of
 
 
-def as_long_as_the_model_says(graph: Graph, masks: Sequence[str]) -> bool:
-    """Whether masks (of one dim) are as long as a parameter, or as the model's own code states.
+def as_long_as_the_model_says(graph: Graph) -> bool:
+    """Whether masks of loops (of one dim) are as long as a parameter, or as model code states.
 
     Not as what it is given, or as data says: then there may be more rows than in the trace.
     """
-    if not masks:
+    marks = graph.marks
+    if not marks.masks:
         return True
     axes = refine(graph)
 
@@ -25,5 +26,5 @@ def as_long_as_the_model_says(graph: Graph, masks: Sequence[str]) -> bool:
         return atoms((n, dim) for n in names for dim in range(len(axes.dims[n])))
 
     stated = {(s.tensor, s.dim) for s in graph.sizes if s.dim >= 0 and not reads_of(s.expression)}
-    said = every(u.stored for u in graph.uses) | atoms(stated - graph.made_up)
-    return atoms((n, 0) for n in masks) <= said - every(graph.inputs) - atoms(graph.made_up)
+    said = every(u.stored for u in graph.uses) | atoms(stated - marks.made_up)
+    return atoms((n, 0) for n in marks.masks) <= said - every(graph.inputs) - atoms(marks.made_up)

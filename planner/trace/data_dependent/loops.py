@@ -20,6 +20,8 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_leaves
 
+from shardwright.rules.call import name_of
+
 SAME = {"detach", "lift_fresh_copy"}
 """Ops whose result is their operand."""
 
@@ -83,7 +85,7 @@ def carried(
     maker: dict[int, int] = {}
     readers: list[tuple[int, Tensor]] = []
     for i, call in enumerate(calls):
-        if getattr(call.op, "_opname", "") in SAME:
+        if name_of(call.op) in SAME:
             first[id(call.result)] = one(call.args[0])
             continue
         readers += [(i, one(t)) for t in _tensors((call.args, dict(call.kwargs)))]

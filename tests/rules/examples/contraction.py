@@ -100,7 +100,7 @@ def _grouped_mm(d: Draw) -> Example:
 
 def _grouped_mm_fallback(d: Draw) -> Example:
     t, k, n, x = d.size(4, 8), d.size(), d.size(), d.size(1, 3)
-    return call("grouped_mm_fallback", T((t, k)), T((x, k, n)), T((x,), "offsets", t))
+    return call("transformers::grouped_mm_fallback", T((t, k)), T((x, k, n)), T((x,), "offsets", t))
 
 
 def _mm(d: Draw) -> Example:
@@ -125,7 +125,7 @@ EXAMPLES: Makers = {
     "bmm": [_bmm],
     "convolution": [_convolution, _convolution, _depthwise],
     "dot": [_dot],
-    "grouped_mm_fallback": [_grouped_mm_fallback],
+    "transformers::grouped_mm_fallback": [_grouped_mm_fallback],
     "linear": [_linear, _linear, _linear_of_one],
     "mm": [_mm],
     "mv": [_mv],

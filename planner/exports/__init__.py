@@ -1,0 +1,1 @@
+"""Plans in other formats, one file a format."""

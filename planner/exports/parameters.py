@@ -1,0 +1,100 @@
+"""A plan as a table of the model's parameters: for a spreadsheet, or to put into a text."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from shardwright.planner.contract.names import lookup
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Plan, Redistribution
+from shardwright.planner.wording import collectives_in_words, placement_in_words
+
+
+class Row(NamedTuple):
+    """A parameter or a buffer; or a module without any at whose boundary something is sent.
+
+    `*` stands for every layer number for which there is no row.
+    """
+
+    name: str
+    shape: str = ""
+    placement: str = ""
+    """In layout notation."""
+
+    split: str = ""
+    """The same in words."""
+
+    elements: int | str = ""
+    elements_on_fullest_rank: int | str = ""
+    module_collectives: str = ""
+    """What is sent at the boundary of its module, and to use it."""
+
+
+def rows(plan: Plan) -> list[Row]:
+    """Every parameter, every buffer that the plan speaks of, every module that sends; by name."""
+    entries = {
+        f"{name}.{key}".lstrip("."): (spec, entry)
+        for name, spec in plan.modules.items()
+        for key, entry in spec.parameters.items()
+    }
+    found = [
+        Row(name, module_collectives=sent)
+        for name, spec in plan.modules.items()
+        if not spec.parameters and (sent := _sent(plan, [*spec.inputs, *spec.outputs]))
+    ]
+    for name in {*plan.model.parameters, *entries}:
+        spec, entry = lookup(entries, name) or (ModulePlan(), _unsplit(plan, name))
+        found.append(_row(plan, name, spec, entry))
+    return sorted(found, key=lambda row: row.name)
+
+
+def _row(plan: Plan, name: str, spec: ModulePlan, entry: ParameterPlan) -> Row:
+    placement, use = parse(entry.placement), entry.use or entry.placement
+    local = (placement.local_shape(plan.coords(rank)) for rank in range(plan.world_size))
+    own = Redistribution(slot="", source=entry.placement, target=use)
+    return Row(
+        name,
+        shape="x".join(str(n) for n in placement.shape),
+        placement=entry.placement,
+        split=placement_in_words(spec.layer, entry),
+        elements=_elements(placement.shape),
+        elements_on_fullest_rank=max(map(_elements, local)),
+        module_collectives=_sent(plan, [*spec.inputs, *spec.outputs, own]),
+    )
+
+
+def _elements(shape: Sequence[int | None]) -> int:
+    return prod(n or 0 for n in shape)
+
+
+def _sent(plan: Plan, changes: Sequence[Redistribution]) -> str:
+    return collectives_in_words(changes, plan.coords(0)).replace("\n", ", ")
+
+
+def _unsplit(plan: Plan, name: str) -> ParameterPlan:
+    return ParameterPlan(placement=", ".join(map(str, plan.model.parameters[name])))
+
+
+def as_csv(plan: Plan) -> str:
+    """Comma-separated values, with a header."""
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(Row._fields)
+    table.writerows(rows(plan))
+    return out.getvalue()
+
+
+def as_markdown(plan: Plan) -> str:
+    """A table in Markdown."""
+
+    def line(cells: Sequence[object]) -> str:
+        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"
+
+    table = "".join(map(line, rows(plan)))
+    return (
+        line([f.replace("_", " ") for f in Row._fields]) + line(["---"] * len(Row._fields)) + table
+    )
