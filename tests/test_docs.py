@@ -1,0 +1,223 @@
+"""The documents hold: blocks run, links lead somewhere, no key of a plan is left out."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_origin
+
+import pytest
+from click.testing import CliRunner
+from pydantic import BaseModel
+
+from shardwright.planner.cli.main import main
+from shardwright.planner.contract.plan_file import VERSION, Plan
+from shardwright.planner.contract.transitions import TRANSITIONS, Kind
+from shardwright.planner.search.ladder import LADDER
+from shardwright.runtime import layers
+from tests.test_packaging import folder, imports, modules
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+LINKED = [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+FORMAT = ROOT / "docs" / "plan-format.md"
+DESIGN = ROOT / "docs" / "design.md"
+FOLDERS = "planner rules runtime src tests benchmarks docs examples".split()
+
+RUN, SHOWN = {"python", "console"}, {"sh", "text", "toml"}
+"""Kinds of blocks: those that are run here, and those of which only the paths are looked at."""
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    kind: str
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield Block(found[1], found[2], text.count("\n", 0, found.start()) + 2)
+
+
+def page_id(page: Path) -> str:
+    return page.name
+
+
+# --- blocks
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    assert {block.kind for block in blocks(page)} <= RUN | SHOWN
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(b.kind in RUN for b in blocks(p))], ids=page_id
+)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the page, in one folder: python blocks share their names."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(page):
+        if block.kind == "python":
+            file = tmp_path / f"line_{block.line}.py"  # a file: planning reads the code of modules
+            file.write_text("\n" * (block.line - 1) + block.text)
+            exec(compile(file.read_text(), str(file), "exec"), names)
+        if block.kind == "console":
+            for command, wanted in commands(block):
+                found = output(shlex.split(command))
+                check = doctest.OutputChecker()
+                example = doctest.Example(command, wanted)
+                assert check.check_output(wanted, found, doctest.ELLIPSIS), (
+                    f"{page.name}:{block.line}: {command}\n"
+                    + check.output_difference(example, found, doctest.ELLIPSIS)
+                )
+
+
+def commands(block: Block) -> Iterator[tuple[str, str]]:
+    """Each line after a `$`, and what stands below it; `...` there stands for anything."""
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, _, wanted = part.partition("\n")
+        yield command, wanted
+
+
+def output(words: list[str]) -> str:
+    """What a command prints."""
+    if words[0] == "cat":
+        return Path(words[1]).read_text()
+    assert words[0] == "shardwright", f"no block should run {words[0]}"
+    result = CliRunner().invoke(main, words[1:], prog_name="shardwright", catch_exceptions=False)
+    return result.output
+
+
+# --- links and paths
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets on a page."""
+    words = re.sub(r"[^\w\- ]", "", heading.lower())
+    return words.strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", LINKED, ids=page_id)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"(?:\]\(|(?:href|src|srcset)=\")([^)\"\s]+)", text):
+        file, _, anchor = target.partition("#")
+        if target.startswith(("http://", "https://")):
+            continue
+        path = page.parent / file if file else page
+        assert path.exists(), f"{page.name} links to {target}"
+        if anchor and path.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+            assert anchor in map(slug, headings), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", LINKED, ids=page_id)
+def test_paths_exist(page: Path) -> None:
+    """What is set like code and looks like a path of this repository is one."""
+    if page.name == "CHANGELOG.md":
+        return  # it tells of what was
+    code = "\n".join(b.text for b in blocks(page) if b.kind != "console")
+    code += "\n".join(re.findall(r"`([^`\n]+)`", page.read_text()))
+    found = re.findall(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/[\w./*-]*)", code)
+    missing = [p for p in found if not any(ROOT.glob(p.rstrip("/")))]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_targets_of_make_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make (?:\w+=\S+ )*(\w+)|^make (\w+)", page.read_text()):
+        assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
+
+
+def test_folders_stand_above_what_they_import() -> None:
+    """The list in the design has every folder, each above all that it imports."""
+    found = re.search(r"^## Folders\n.*?```text\n(.*?)```", DESIGN.read_text(), re.M | re.S)
+    assert found
+    listed = [
+        line.split()[0].removesuffix(".py").replace("/", ".") for line in found[1].splitlines()
+    ]
+    inside = {f"planner.{path.parent.name}" for path in (ROOT / "planner").glob("*/__init__.py")}
+    assert inside | {"rules", "runtime"} <= set(listed)
+    known = modules()
+    for a, b in imports().edges:
+        above, below = folder(a), folder(b)
+        if b in known and above != below and {above, below} <= set(listed):
+            assert listed.index(above) < listed.index(below), f"{a} imports {b}"
+
+
+def test_the_ladder_is_that_of_the_search() -> None:
+    text = DESIGN.read_text().partition("`LADDER`")[2]
+    shown = next(block for block in re.findall(r"^```text\n(.*?)```", text, re.M | re.S))
+    assert shown.splitlines() == [step.what for step in LADDER]
+
+
+# --- the plan's format
+
+
+def models() -> dict[str, type[BaseModel]]:
+    """The plan's pydantic models by name."""
+    found: dict[str, type[BaseModel]] = {}
+    queue: list[Any] = [Plan]
+    while queue:
+        kind = queue.pop()
+        if get_origin(kind) is not None:
+            queue += get_args(kind)
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in found:
+            found[kind.__name__] = kind
+            queue += [field.annotation for field in kind.model_fields.values()]
+    return found
+
+
+def described(model: str) -> dict[str, str]:
+    """Keys of the table in the section that the page has for a model -> their defaults there."""
+    found = re.search(rf"^### `{model}`\n(.*?)(?=^##|\Z)", FORMAT.read_text(), re.M | re.S)
+    assert found, f"docs/plan-format.md has no section `{model}`"
+    return dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+?) \|", found[1], re.MULTILINE))
+
+
+def default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    return f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+
+
+@pytest.mark.parametrize("model", sorted(models()))
+def test_every_key_is_described(model: str) -> None:
+    fields = models()[model].model_fields
+    assert described(model) == {name: default(field) for name, field in fields.items()}
+
+
+def test_every_transition_is_described() -> None:
+    cell = r"(?:`([\w, -]+)` )?"
+    row = rf"^\| `([\w, -]+)` \| `([\w, -]+)` \| {cell}\| {cell}\| (yes|no) \|$"
+    found = {
+        (Kind(before), Kind(after)): (forward or "identity", backward or "identity", planned)
+        for before, after, forward, backward, planned in re.findall(row, FORMAT.read_text(), re.M)
+    }
+    assert found == {
+        pair: (t.forward.name, t.backward.name, "yes" if t.planned else "no")
+        for pair, t in TRANSITIONS.items()
+    }
+
+
+def test_every_layer_is_described() -> None:
+    table = FORMAT.read_text().partition("\n## Layers\n")[2].partition("\n## ")[0]
+    found = {c for c in vars(layers).values() if isinstance(c, type)}
+    known = sorted(c.__name__ for c in found if issubclass(c, layers.LocalModule))
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == known
+
+
+def test_no_other_key_is_described() -> None:
+    sections = re.findall(r"^### `([A-Z]\w+)`$", FORMAT.read_text(), re.MULTILINE)
+    assert sorted(sections) == sorted(models())
+    assert f"version {VERSION}" in FORMAT.read_text()
