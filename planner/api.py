@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import read_mesh, replicas
 from shardwright.planner.contract.plan_file import Phase, Plan, Workload
 from shardwright.planner.cost.phases import parse_phases
+from shardwright.planner.dump.write import dumping
 from shardwright.planner.garbage import uncollected
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.graph.trace_sizes import TRACE_SEQ
@@ -50,6 +52,7 @@ def plan(
     tp_plan: Mapping[str, object] | str | None = None,
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
+    dump: str | Path | None = None,
 ) -> Plan:
     """The cheapest correct way to split `model` over ranks; no weights are read.
 
@@ -86,6 +89,7 @@ def plan(
             where no plan fits `memory` without it; the plan has a note then.
         optimizer_bytes: State that the optimizer keeps for an element of a parameter, if training:
             8 for Adam's two in float32, 12 with a float32 copy of the parameter.
+        dump: A folder to write what the planner saw and decided into, as text.
 
     Raises:
         UsageError: an argument that cannot be meant.
@@ -99,7 +103,8 @@ def plan(
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
         optimizer_bytes=optimizer_bytes,
     )  # fmt: skip
-    return run(task, Asked(solver, time_limit, memory))
+    with dumping(dump, task) as tell:
+        return run(task, Asked(solver, time_limit, memory), tell)
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:

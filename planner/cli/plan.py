@@ -60,6 +60,8 @@ Examples:
 @click.option("--sequence-parallel/--no-sequence-parallel", default=None,
               help="Split hidden states between blocks along the sequence.  "
               "[default: where nothing fits --memory without]")  # fmt: skip
+@click.option("--dump", type=click.Path(file_okay=False), metavar="DIR",
+              help="Write there what the planner saw and decided, as text.")  # fmt: skip
 @as_json
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
 def plan(
@@ -82,6 +84,7 @@ def plan(
     compare: bool,
     table_file: str | None,
     sequence_parallel: bool | None,
+    dump: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -104,6 +107,7 @@ def plan(
         from shardwright.planner.contract.mesh import parse_mesh, read_mesh
         from shardwright.planner.cost.phases import parse_phases
         from shardwright.planner.devices.device import device as profile
+        from shardwright.planner.dump.write import dumping
         from shardwright.planner.problem.pins import gather, read_table
         from shardwright.planner.problem.tp_plan import OWN, table_of
         from shardwright.planner.report.hand_written import price
@@ -123,7 +127,8 @@ def plan(
             tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
         )  # fmt: skip
         table = table_of(named, task.source.module) if compare else {}
-        result = run(task, Asked(solver, time_limit, memory))
+        with dumping(dump, task) as tell:
+            result = run(task, Asked(solver, time_limit, memory), tell)
         hand = price(task, table) if compare else None
     if output is not None:
         save(result, Path(output))

@@ -10,7 +10,7 @@ from shardwright.rules.call import Operand
 
 
 def graph_text(graph: Graph) -> Iterator[str]:
-    """Parameters, inputs, then ops and boundaries in execution order, then outputs."""
+    """Parameters, inputs, ops and boundaries in execution order, outputs, marks."""
     yield "# parameters and buffers: name, as stored -> as its module sees it"
     for use in graph.uses:
         kind = "buffer" if use.is_buffer else "parameter"
@@ -24,6 +24,11 @@ def graph_text(graph: Graph) -> Iterator[str]:
     yield ""
     yield "# outputs"
     yield from (tensor_text(graph, name) for name in graph.outputs)
+    yield ""
+    yield "# marks (planner/graph/marks.py): what else is known of tensors"
+    for kind, entries in graph.marks.entries():
+        for entry in sorted(entries):
+            yield f"{kind}: {entry if isinstance(entry, str) else ' '.join(map(str, entry))}"
 
 
 def tensor_text(graph: Graph, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What each tensor could be, and what the plan chose, as text."""
+"""What each tensor could be, and what was chosen, as text."""
 
 from __future__ import annotations
 
@@ -6,22 +6,32 @@ from collections.abc import Iterator, Mapping
 
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.axes import leaves_of
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.strategies.states import States
 
 
-def states_text(layouts: Layouts, names: Mapping[int, str]) -> Iterator[str]:
-    """Every tensor with its states in order of their numbers; `*` marks what the plan chose."""
-    graph, states = layouts.graph, layouts.states
-    yield "# tensors: the states that each may be in; * is the plan's"
+def states_text(
+    graph: Graph, states: States, chosen: Layouts | None, names: Mapping[int, str]
+) -> Iterator[str]:
+    """Every tensor with its states in order of their numbers; `*` marks the chosen one.
+
+    Args:
+        graph: The traced model.
+        states: The domains of its tensors.
+        chosen: What was chosen, if there was a solution.
+        names: Axis id -> its name.
+    """
+    yield "# tensors: the states that each may be in; * is what was chosen"
+    layouts = chosen or Layouts(graph, states, {})
     for name in graph.tensors:
         one = graph.one(name)
-        chosen = layouts.assignment[name]
-        like = f"   (as {one}: like blocks are placed alike)" if one != name else ""
-        yield f"{name}{like}"
-        for number, state in enumerate(states.domain(name)):
-            mark = "*" if state == chosen else " "
-            axes = {a.id: names[a.id] for d in states.axes.dims[name] for a in leaves_of(d)}
+        yield f"{name}{f'   (as {one}: like blocks are placed alike)' if one != name else ''}"
+        state = chosen.assignment[name] if chosen else None
+        axes = {a.id: names[a.id] for d in states.axes.dims[name] for a in leaves_of(d)}
+        for number, each in enumerate(states.domain(name)):
             over = ", ".join(
-                f"{axes.get(a, a)} over {states.sub.text(m)}" for _, a, m in sorted(state.shards)
+                f"{axes.get(a, a)} over {states.sub.text(m)}" for _, a, m in sorted(each.shards)
             )
-            placement = str(layouts.placement(name, state, stored=True)) or "scalar"
+            placement = str(layouts.placement(name, each, stored=True)) or "scalar"
+            mark = "*" if each == state else " "
             yield f"  {mark} {number}: {placement}{f'   [{over}]' if over else ''}"

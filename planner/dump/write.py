@@ -1,0 +1,113 @@
+"""Write what the planner saw and decided into a folder: also where there was no plan to be had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.files import write_atomically
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.dry_run.conflict import Conflict
+from shardwright.planner.dump.axes import axes_text
+from shardwright.planner.dump.decisions import decisions_text
+from shardwright.planner.dump.graph import graph_text
+from shardwright.planner.dump.names import axis_names
+from shardwright.planner.dump.problem import problem_text
+from shardwright.planner.dump.states import states_text
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.problem.builder import CostFunctionNetwork
+from shardwright.planner.search.ladder import Tell
+from shardwright.planner.search.record import Attempted, attempted
+from shardwright.planner.search.restrictions import Formulation
+from shardwright.planner.search.situation import Situation
+from shardwright.planner.search.solution import Solution
+from shardwright.planner.search.task import Task
+from shardwright.planner.verify.check import Assignment
+
+INDEX = """What the planner saw and decided; docs/design.md says how to follow a wrong plan with it.
+
+decisions.txt  what was tried after what, what came of it, what is forbidden and why
+graph.txt      the traced graph: every op and module boundary, with its source line
+axes.txt       the axes that dims were refined into, what was in the way, the rule of every op
+states.txt     every tensor with the states that it may be in; * is what was chosen last
+problem.txt    what the solver got: factors with their rows and costs; * is what was chosen last
+plan.json      the plan, if there is one
+"""
+
+
+class Followed:
+    """A search as it goes: its steps, and the last problem and solution that there were."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.steps: list[Attempted] = []
+        self.conflicts: tuple[Conflict, ...] = ()
+        self.formulation: Formulation | None = None
+        self.layouts: Layouts | None = None
+        self.plan: Plan | None = None
+
+    def tell(self, what: str, now: Situation) -> None:
+        """Take note of a step."""
+        if now.task is not self.task:  # the same model, along sequences
+            self.layouts = None
+        self.task, self.conflicts = now.task, now.conflicts
+        self.steps.append(attempted(what, now))
+        self.formulation = now.formulation or self.formulation
+        if isinstance(now.outcome, Solution):
+            self.layouts = now.outcome.layouts
+        if isinstance(now.outcome, Plan):
+            self.plan = now.outcome
+
+    def files(self) -> Iterator[tuple[str, Iterable[str]]]:
+        """Name and lines of each file."""
+        yield "README.txt", INDEX.splitlines()
+        task, layouts = self.task, self.layouts
+        names = axis_names(task.graph, task.axes)
+        yield "graph.txt", graph_text(task.graph)
+        yield "decisions.txt", decisions_text(task, self.steps, self.conflicts, names)
+        if self.formulation is not None:
+            network = self.formulation.network
+            yield "axes.txt", axes_text(task.graph, task.axes, network.states, names)
+            yield "states.txt", states_text(task.graph, network.states, layouts, names)
+            chosen = _values(network, layouts.assignment) if layouts else None
+            yield "problem.txt", problem_text(network.problem, chosen)
+        if self.plan is not None:
+            yield "plan.json", self.plan.to_json().splitlines()
+
+
+@contextmanager
+def dumping(folder: str | Path | None, task: Task) -> Iterator[Tell | None]:
+    """What a search of `task` is to tell its steps; at the end they are written into `folder`.
+
+    Where that is None, nothing is. The files are written also where the search fails, with what
+    there was by then.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    if folder is None:
+        yield None
+        return
+    followed = Followed(task)
+    try:
+        yield followed.tell
+    finally:
+        try:
+            for name, lines in followed.files():
+                write_atomically(Path(folder) / name, "\n".join(lines) + "\n")
+        except OSError as error:
+            raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from None
+
+
+def _values(network: CostFunctionNetwork, assignment: Assignment) -> list[int] | None:
+    """The value of each variable, by the state of its tensor; None if that is another problem's."""
+    values = [0] * len(network.problem.names)
+    for name, variable in network.variables.items():
+        domain = network.states.domain(name)
+        state = assignment[name]
+        if state not in domain:
+            return None
+        values[variable] = domain.index(state)
+    return values
