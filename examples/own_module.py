@@ -89,4 +89,5 @@ def main() -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()
+    dist.barrier()  # a rank that leaves at once would cut off others
     dist.destroy_process_group()

@@ -100,4 +100,5 @@ def describe(plan: shardwright.Plan) -> str:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()
+    dist.barrier()  # a rank that leaves at once would cut off others
     dist.destroy_process_group()

@@ -49,9 +49,9 @@ def placement_in_words(layer: str, entry: ParameterPlan) -> str:
     cut = [i for i, dim in enumerate(placement.dims) if is_split(dim)]
     if not cut:
         if entry.use is None:
-            return "whole"
+            return "replicated"
         word = use_in_words(parse(entry.use))
-        return f"whole, {word}" if word else "whole"
+        return f"replicated, {word}" if word else "replicated"
     style = style_of(layer)
     plain = "part" if len(placement.dims) == 1 else f"dim {', '.join(map(str, cut))}"
     word = style.word if style else plain

@@ -1,8 +1,8 @@
 """The parallel layers, and `apply_module`, which makes a module of a model into one, in place.
 
     ColumnParallelLinear     weight split by output features, output split
-    RowParallelLinear        weight split by input features, output a pending sum, bias added once
-    VocabParallelEmbedding   weight split by rows, output a pending sum
+    RowParallelLinear        weight split by input features, output Partial, bias added once
+    VocabParallelEmbedding   weight split by rows, output Partial
     LocalModule              anything else: its own code on local parameters
 
 The first three are layer styles: `planner/contract/styles.py` says which modules become what, also

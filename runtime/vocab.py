@@ -13,7 +13,7 @@ from shardwright.runtime.local import LocalState
 
 
 class VocabLookup(nn.Embedding):
-    """The lookup of those ids whose rows this rank holds, zeros for the others: a pending sum.
+    """The lookup of those ids whose rows this rank holds, zeros for the others: Partial.
 
     Stands behind a model's own embedding class, so that its `super().forward(ids)` lands here.
     """

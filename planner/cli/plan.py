@@ -164,4 +164,4 @@ def warn(result: Plan) -> None:
         say(f"Note: {result.solver.note}")
     if result.opaque:
         ops = ", ".join(result.opaque)
-        say(f"Warning: ops without a rule; the tensors at them stay whole: {ops}")
+        say(f"Warning: ops without a rule; the tensors at them stay replicated: {ops}")

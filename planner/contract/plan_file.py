@@ -118,7 +118,7 @@ class Workload(_Part):
         default=1, description="copies of the model that share the batch, as equally as can be"
     )
     sequence_parallel: bool = Field(
-        default=False, description="hidden states between blocks are split along the sequence"
+        default=False, description="hidden states between blocks are sharded along the sequence"
     )
     optimizer_bytes: int = Field(
         default=8, description="state of a parameter's element: Adam's two in float32"

@@ -26,7 +26,7 @@ from shardwright.planner.devices.device import Device
 from shardwright.planner.graph.axes import factors_of, find
 from shardwright.planner.graph.graph import Boundary, Graph
 from shardwright.planner.strategies.redistribute import MaskStep, steps, without
-from shardwright.planner.strategies.states import State, States, cut_of, made_pending
+from shardwright.planner.strategies.states import State, States, cut_of, made_partial
 
 Edge = tuple[str, str, str]
 """(before, source, target) of a change of placement: see `RedistributionCosts.inner`."""
@@ -134,7 +134,7 @@ class RedistributionCosts:
         kind = (self.sizes.alike(name), tensor.dtype, tensor.differentiable)
         at = (kind, before, source, target, run)
         if at not in self._known:
-            instead = made_pending(before, source) and target != source
+            instead = made_partial(before, source) and target != source
             start = before if instead else source
             self._known[at] = self.traffic(name, start, target, run), instead
         return self._known[at]

@@ -1,9 +1,9 @@
 """Does a plan still hold for a model? Run its local forward on meta, first and last rank.
 
 The unsplit model is run first, and every output that the plan speaks of is predicted from it: the
-model's own outputs are whole on each rank, and an output that is redistributed has the layout that
-this leads to. What other modules give out is not written in a plan, so it is not compared; a wrong
-size in there makes the forward fail, or shows in the outputs that are.
+model's own outputs are replicated on each rank, and an output that is redistributed has the layout
+that this leads to. What other modules give out is not written in a plan, so it is not compared; a
+wrong size in there makes the forward fail, or shows in the outputs that are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why large parameters stay whole on every rank."""
+"""Why large parameters stay replicated on every rank."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def replicated_parameters(
         if use.stored in pinned:
             reason = "a pin asks for it"
         elif use.used in failed and not possible.get(use.stored):
-            reason = f"split, the model's own code fails: {failed[use.used]}"
+            reason = f"sharded, the model's own code fails: {failed[use.used]}"
         elif use.stored in idle and not possible.get(use.stored):
             reason = unread(use)
         else:
@@ -58,10 +58,10 @@ def replicated_parameters(
 
 
 def reason_of(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
-    """Why a parameter stays whole; `possible` is as for `replicated_parameters`."""
+    """Why a parameter stays replicated; `possible` is as for `replicated_parameters`."""
     states, graph = layouts.states, layouts.graph
     if possible.get(use.stored):
-        return "splitting it would cost more time in collectives than its bytes are worth"
+        return "sharding it would cost more time in collectives than its bytes are worth"
     used = {u.used for u in graph.uses if u.stored == use.stored}
     if not any(used & set(op.inputs) for op in graph.ops):
         return UNUSED
@@ -77,4 +77,7 @@ def reason_of(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
         return f"it has no axis that {states.ranks} ranks could share"
     ops = [op for op in graph.ops if used & set(op.inputs)]
     where = f"{ops[0].call.op} in '{ops[0].module}' ({ops[0].source})" if ops else "no op"
-    return f"used by {where}; no split of it leads to whole outputs by way of module boundaries"
+    return (
+        f"used by {where}; no sharding of it leads to replicated outputs by way of module "
+        "boundaries"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwright.planner.contract.plan_file import Redistribution
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Boundary
-from shardwright.planner.strategies.states import State, made_pending
+from shardwright.planner.strategies.states import State, made_partial
 
 
 class Differs(Exception):
@@ -48,7 +48,7 @@ def _redistribution(
     graph, assignment = layouts.graph, layouts.assignment
     source, target = assignment[boundary.source], assignment[boundary.target]
     before = None
-    if around and made_pending(assignment[around.source], source):
+    if around and made_partial(assignment[around.source], source):
         before = _path(boundary, around)
         source = assignment[around.source]
     return Redistribution(

@@ -3,7 +3,8 @@
 A dim is an atom, a product of dims (major to minor) or a sum (concatenation) of dims. Rules say
 which dims are the same; unifying two dims refines both until they agree. Union-find carries a
 refinement to every tensor that shares the dim, so that one pass over the graph is enough, in
-whatever order. Dims with no common refinement stay whole, and the place of the conflict is kept.
+whatever order. Dims with no common refinement stay replicated, and the place of the conflict is
+kept.
 """
 
 from __future__ import annotations

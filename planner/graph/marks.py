@@ -67,9 +67,7 @@ def _several(demand: Demand, reason: str) -> Any:
 class Marks:
     """Every kind of mark, and its entries."""
 
-    joined: set[str] = _tensors(
-        Demand.REPLICATED, "what the model gives out is whole on every rank"
-    )
+    joined: set[str] = _tensors(Demand.REPLICATED, "what the model gives out is replicated")
     """Tensors that code which is not traced may join with what a part of the model gives."""
 
     shown: set[str] = _tensors(Demand.READABLE, "every rank reads the same numbers off a tensor")
@@ -89,7 +87,7 @@ class Marks:
     )
     """Tensors before and after such a pass changes them."""
 
-    logits: set[str] = _tensors(Demand.SUMMED, "the scores of a loss are no pending sum")
+    logits: set[str] = _tensors(Demand.SUMMED, "the scores of a loss are not Partial")
     """Tensors that become the scores of a loss, which then gathers nothing."""
 
     carried: set[str] = _tensors()

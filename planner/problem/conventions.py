@@ -3,12 +3,12 @@
 Tables of tokens and heads are split by rows; the projections of attention are split.
 
 Split by columns, a table moves half of the bytes: an all-gather of what was looked up, not an
-all-reduce; and in a deep model it is small enough to stay whole within the slack of bytes. That is
-some microseconds, and no switch that reduces turns it round (each rank then receives the whole once
-and 1/n of it, in a gather all but 1/n of it). But hand-written plans split a table by vocabulary,
-as the head is: so do users expect, and tools that read shards. So, where that is possible, only
-such states are left to the solvers, which prove the best of those plans. A pin overrides it; what
-cannot be had so (a budget, say) is had without.
+all-reduce; and in a deep model it is small enough to stay replicated within the slack of bytes.
+That is some microseconds, and no switch that reduces turns it round (each rank then receives the
+whole once and 1/n of it, in a gather all but 1/n of it). But hand-written plans split a table by
+vocabulary, as the head is: so do users expect, and tools that read shards. So, where that is
+possible, only such states are left to the solvers, which prove the best of those plans. A pin
+overrides it; what cannot be had so (a budget, say) is had without.
 
 It is for tables that are looked up by what the model is given, not by positions, and whose columns
 are those of the hidden states that blocks hand on whole: there the columns must come together. And

@@ -15,9 +15,9 @@ from shardwright.planner.strategies.obstacles import place
 
 WORDS = {
     "use": "a rank uses {0} as it stores it: weights do not travel",
-    "carried": "what one block hands to the next is whole on every rank",
-    "handed": "what one block hands to the next is split along the sequence",
-    "output": "what the model gives out is whole on every rank",
+    "carried": "what one block hands to the next is replicated",
+    "handed": "what one block hands to the next is sharded along the sequence",
+    "output": "what the model gives out is replicated",
     "unsummed": "the gradient of {0} is not summed over the ranks",
     **{name: kind.reason for name, kind in KINDS.items() if kind.reason},
 }
@@ -25,7 +25,7 @@ BOUNDARIES = {
     "boundary": "no collective does that on the way {0}",
     "again": "what happens {0} is the same in each call",
     "kept": "nothing changes on the way {0}",
-    "gathered": "everything is whole on the way {0}",
+    "gathered": "everything is replicated on the way {0}",
 }
 
 

@@ -145,7 +145,7 @@ def style_of(name: str) -> Style:
 
 
 def split_dim(style: Style, parameter: str, ndim: int) -> int | None:
-    """The dim along which a style splits a parameter; None if it stays whole."""
+    """The dim along which a style splits a parameter; None if it stays replicated."""
     if style.dim is None:
         return None
     if ndim == 1:

@@ -10,7 +10,7 @@ from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.units import human_bytes, human_time
 from shardwright.planner.wording import collectives_in_words, placement_in_words
 
-ABSENT = {"placement": "whole", "replicated": "not large, or split"}
+ABSENT = {"placement": "replicated", "replicated": "not large, or sharded"}
 """What a plan means that does not name something, by kind of difference."""
 
 UNLIKE = "differs by layer"

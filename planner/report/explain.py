@@ -50,9 +50,9 @@ class Explanation:
     """Parameters that a plan treats alike, and what keeps them as they are.
 
     `together` names the parameters that share the axes which are split here, and their dim; `ties`
-    says of each why: the shortest chain of ops from this parameter to that one. `whole` is what the
-    plan itself gives as the reason that a large one is whole, `convention` says that one of
-    `planner/problem/conventions.py` settled it, whatever the alternatives take.
+    says of each why: the shortest chain of ops from this parameter to that one. `replicated` is
+    what the plan itself gives as the reason that a large one is replicated, `convention` says that
+    one of `planner/problem/conventions.py` settled it, whatever the alternatives take.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Explanation:
     count: int
     placement: str
     pinned: str | None
-    whole: str | None = None
+    replicated: str | None = None
     convention: bool = False
     together: list[str] = field(default_factory=list)
     ties: dict[str, list[Link]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
     asked = dict.fromkeys(_group(plan, fqn) for fqn in every if matches(name, fqn))
     if not asked:
         parameters(task.graph, name)
-        raise UsageError(f"'{name}' has buffers only, and every rank holds those whole")
+        raise UsageError(f"'{name}' has buffers only, and those stay replicated")
     learnt = _restrictions(task, plan)
     posed = formulate(task, replace(learnt, conventions=frozenset()))
     states = posed.network.states
@@ -112,7 +112,9 @@ def from_plan(plan: Plan, name: str) -> list[Explanation]:
             count=1,
             placement=_placement(plan, group)[0],
             pinned=next((f"{n}={p}" for n, p in plan.pins.items() if matches(n, group)), None),
-            whole=next((w.reason for w in plan.replicated if pattern(w.parameter) == group), None),
+            replicated=next(
+                (w.reason for w in plan.replicated if pattern(w.parameter) == group), None
+            ),
         )
         for group in groups
     ]
@@ -160,7 +162,7 @@ def _explain(
         count=count,
         placement=words,
         pinned=held[0] if held else None,
-        whole=next(
+        replicated=next(
             (w.reason for w in plan.replicated if pattern(w.parameter) == pattern(group)), None
         ),
         convention=stored in usual and now == 0,
@@ -176,7 +178,7 @@ def _placement(plan: Plan, fqn: str) -> tuple[str, int | None]:
     spec = plan.module(owner)
     entry = spec.parameters.get(key) if spec else None
     if spec is None or entry is None:
-        return "whole", None
+        return "replicated", None
     cut = [i for i, dim in enumerate(parse(entry.placement).dims) if is_split(dim)]
     return placement_in_words(spec.layer, entry), cut[0] if cut else None
 

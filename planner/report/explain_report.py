@@ -39,8 +39,8 @@ def _one(one: Explanation) -> RenderableType:
     if one.pinned:
         grid.add_row("  because", f"a pin asks for it: {one.pinned}")
     elif not one.alternatives:
-        if one.whole:
-            grid.add_row("  because", one.whole)
+        if one.replicated:
+            grid.add_row("  because", one.replicated)
     elif all(a.impossible for a in one.alternatives):
         grid.add_row("  because", "nothing else is possible")
     else:
@@ -78,7 +78,7 @@ def _block(modules: Sequence[str]) -> str:
 
 def _convention(one: Explanation) -> str:
     """That a convention settled it, and what it costs."""
-    text = "by convention tables of tokens and heads are split by rows"
+    text = "by convention tables of tokens and heads are sharded by rows"
     found = [a for a in one.alternatives if not a.impossible and a.bytes <= 0 and a.time_ns < 0]
     if not found:
         return text

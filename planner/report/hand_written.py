@@ -166,7 +166,7 @@ class _Styles:
             if style is None or use.fqn == pin.name:
                 continue
             if pin.dim != dim:
-                raise InfeasibleError(f"{pin.name} and {use.fqn} are tied, but not split alike")
+                raise InfeasibleError(f"{pin.name} and {use.fqn} are tied, but not sharded alike")
         for stored, pin in wanted.items():
             allows = self._allows(stored, pin)
             if not any(allows(s) for s in states.domain(stored)):

@@ -59,7 +59,7 @@ def report(plan: Plan) -> RenderableType:
     parts.append(_wholes(plan))
     if plan.opaque:
         ops = ", ".join(f"{op} ({n})" if n > 1 else op for op, n in plan.opaque.items())
-        parts.append(Text(f"Ops without a rule, kept whole: {ops}", style="yellow"))
+        parts.append(Text(f"Ops without a rule, kept replicated: {ops}", style="yellow"))
     spaced: list[RenderableType] = []
     for part in parts:
         spaced += [part, Text("")]
@@ -91,7 +91,7 @@ def _summary(plan: Plan) -> RenderableType:
         f"{phases}, batch {load.batch}, seq {load.seq}, {load.dtype} on {load.device}",
     )
     if load.sequence_parallel:
-        grid.add_row("  sequence", "hidden states between blocks are split along it")
+        grid.add_row("  sequence", "hidden states between blocks are sharded along it")
     if plan.pins:
         grid.add_row("  pins", "\n".join(f"{name}={p}" for name, p in plan.pins.items()))
     grid.add_row("  solver", solver_in_words(plan.solver))
@@ -116,12 +116,12 @@ def _table(*columns: Column) -> Table:
 def _split(plan: Plan) -> RenderableType:
     """What is split how, one row a parameter, grouped by repeated layer."""
     if not plan.modules:
-        return Text("Nothing is split.")
+        return Text("Nothing is sharded.")
     table = _table(
         Column("PARAMETER", overflow="fold", max_width=54),
         Column("SHAPE", justify="right", no_wrap=True),
         Column("ON_RANK_0", justify="right", no_wrap=True),
-        Column("SPLIT", overflow="fold"),
+        Column("SHARDING", overflow="fold"),
         Column("COLLECTIVE", style="yellow", no_wrap=True),
     )
     title = None
@@ -196,7 +196,7 @@ def _attributes(plan: Plan) -> RenderableType:
 def _wholes(plan: Plan) -> RenderableType:
     """Large parameters that every rank holds, each with its reason."""
     if not plan.replicated:
-        return Text("No large parameter stays whole.")
+        return Text("No large parameter stays replicated.")
     table = _table(
         Column("LARGE_AND_WHOLE", overflow="fold", max_width=40),
         Column("BYTES", justify="right", no_wrap=True),

@@ -32,7 +32,7 @@ def side_by_side(plan: Plan, hand: HandWritten) -> RenderableType:
         parts += [Text(""), Text(f"The tp_plan has no price: {hand.problem}", style="yellow")]
     if hand.unused:
         parts += [Text(""), Text(f"Rules that fit nothing in the model: {', '.join(hand.unused)}")]
-    return Group(*parts, Text(""), _wholes(plan, hand))
+    return Group(*parts, Text(""), _replicated(plan, hand))
 
 
 def _figures(ours: Prediction, hand: HandWritten) -> RenderableType:
@@ -63,13 +63,13 @@ def _rows(predicted: Prediction | None) -> dict[str, str]:
     return dict(sorted(out.items(), key=lambda item: item[0].startswith("backward")))
 
 
-def _wholes(plan: Plan, hand: HandWritten) -> RenderableType:
+def _replicated(plan: Plan, hand: HandWritten) -> RenderableType:
     total = plan.predicted.unsharded_bytes
     large = {name: n for name, n in hand.replicated.items() if n >= LARGE * total}
     rest = sum(hand.replicated.values()) - sum(large.values())
     small = f"{human_bytes(rest)} in parameters of less than {LARGE:.0%} each"
     if not large:
-        return Text(f"The tp_plan leaves nothing large whole: {small}.")
+        return Text(f"The tp_plan leaves nothing large replicated: {small}.")
     table = Table(
         Column("LEFT_WHOLE_BY_TP_PLAN", overflow="fold", max_width=54),
         Column("BYTES", justify="right", no_wrap=True),
@@ -80,6 +80,6 @@ def _wholes(plan: Plan, hand: HandWritten) -> RenderableType:
         owner, _, key = name.rpartition(".")
         spec = plan.module(owner)
         entry = spec.parameters.get(key) if spec else None
-        words = placement_in_words(spec.layer, entry) if spec and entry else "whole"
+        words = placement_in_words(spec.layer, entry) if spec and entry else "replicated"
         table.add_row(name, human_bytes(size), words)
     return Group(table, Text(f"and {small}"))

@@ -32,7 +32,7 @@ SOLVING = (
     TABLES_FREE,
     Step("over memory, or much can be used whole only: gather such weights", steps.gather),
     TABLES_FREE,
-    Step("attention is whole without need: split it", steps.split_attention),
+    Step("attention is replicated without need: split it", steps.split_attention),
     TABLES_FREE,
     Step("infeasible: leave attention as it was", steps.leave_attention),
 )

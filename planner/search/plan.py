@@ -35,7 +35,7 @@ def make_plan(
         task: What was planned.
         solution: How.
         modules: Plans of the traced modules.
-        earlier: What dry runs of other solutions failed at: why some of it stays whole.
+        earlier: What dry runs of other solutions failed at: why some of it stays replicated.
     """
     source, layouts = task.source, solution.layouts
     failed = {name: conflict.text for conflict in earlier for name, _ in conflict.splits}

@@ -16,7 +16,7 @@ def obstacle(graph: Graph, states: States, stored: str, dim: int) -> str:
     """What keeps dim `dim` of a stored tensor whole, whatever the rest of the plan."""
     uses = [u for u in graph.uses if u.stored == stored]
     if all(u.is_buffer for u in uses):
-        return "it is a buffer, which every rank holds whole"
+        return "it is a buffer, and those stay replicated"
     read = {n for op in graph.ops for n in op.inputs} | {b.source for b in graph.boundaries}
     if not any(u.used in read for u in uses):
         return "the traced forward does not use it"
@@ -30,7 +30,7 @@ def obstacle(graph: Graph, states: States, stored: str, dim: int) -> str:
     if size < states.ranks:
         return f"its size is {size}, and there are {states.ranks} ranks"
     if any(name == stored and {d for d, *_ in cut} == {dim} for name, cut in states.forbidden):
-        return "the model's code does not run with such a split (tried on meta)"
+        return "the model's code does not run with such a sharding (tried on meta)"
     if any(a.unshardable for a in atoms):
         return "it has to do with a size that varies at run time"
     sizes = [a.size for a in atoms]

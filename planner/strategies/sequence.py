@@ -5,8 +5,8 @@ computed from them alone: norms, residual sums. What must see every position (at
 gathers. The rest of planning does not know of sequences: these are axes like others, opened here.
 
 Sizes of the sequence vary at run time, so what a trace shows of them holds only where code cannot
-ask for anything else. They stay whole in the root's own code, where the model's inputs come in and
-its outputs leave; where code outside of the blocks takes an element or a slice (the trace of
+ask for anything else. They stay replicated in the root's own code, where the model's inputs come in
+and its outputs leave; where code outside of the blocks takes an element or a slice (the trace of
 `x[:, -keep:]` with keep = 0 is that of x itself); and where a length makes new tensors (positions,
 masks).
 """
@@ -34,7 +34,7 @@ class OpenSequence:
     Attributes:
         axes: Id of the axis -> the first input that has it, as redistributions name it:
             "input_ids.1".
-        closed: (tensor, dim) that stay whole all the same.
+        closed: (tensor, dim) that stay replicated all the same.
         handed: Hidden states that must be split -> (dim, id of the axis).
         ends: Hidden states on their way into the first block or out of the last, likewise, that
             only may be split: code outside of the blocks may need the whole.

@@ -59,7 +59,7 @@ def cut_of(shards: Shards, dim: int) -> Cut:
     return frozenset((a, m) for d, a, m in shards if d == dim)
 
 
-def made_pending(before: State, after: State) -> bool:
+def made_partial(before: State, after: State) -> bool:
     """Whether `after` is `before` but for sums that became pending: no rank sent anything."""
     return after.partial != 0 and after._replace(partial=0) == before
 
@@ -136,7 +136,7 @@ class States:
     Args:
         graph: The traced model.
         axes: Its refined dims.
-        ranks: Size of the mesh dim; axes shorter than this stay whole.
+        ranks: Size of the mesh dim; axes shorter than this stay replicated.
         replaceable: Names of the ops whose lookup the runtime can replace.
         forbidden: Per tensor, splits that turned out to be wrong at run time.
         sequence: Axes of run-time size that may be split too.
@@ -184,7 +184,7 @@ class States:
 
     @cached_property
     def rigid(self) -> frozenset[str]:
-        """Stored tensors that stay whole: buffers, and parameters that the trace does not use.
+        """Stored tensors that stay replicated: buffers, and parameters that the trace does not use.
 
         A buffer is small and code may swap it: modules take their part of it as they read it, but
         one that is written in place lies as it is used. Of a parameter that is not used nothing is
@@ -278,7 +278,7 @@ class States:
                 out += [State(grad_partial=mask), State(partial=mask)]
         for shards in split:
             cut, covered = mask_of(shards), self.covered(name, shards)
-            # Where an axis is split the rest, if there is any, has a pending gradient.
+            # Where an axis is split the rest, if there is any, has a Partial gradient.
             rest = cut & ~covered
             out += [State(shards, 0, rest | free) for free in _subsets(self.sub.full & ~cut)]
         return tuple(out)

@@ -158,7 +158,7 @@ def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int,
     """Pairs of an axis in `outer` and one right inside it that can be split beside it.
 
     That is none that an op wants whole, or sums while it keeps the outer one (the channels of a
-    head, over which scores are summed): what comes out would be split and a pending sum at once.
+    head, over which scores are summed): what comes out would be split and Partial at once.
     """
     found: dict[tuple[int, int], Dim] = {}
     kinds = {id(dims): dims for dims in axes.dims.values()} if outer else {}

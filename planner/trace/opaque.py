@@ -1,7 +1,7 @@
 """Modules that cannot be traced, because what they do depends on data, stand for themselves.
 
-Such a module is one op without a rule: what goes in, its parameters and what comes out are whole,
-and on every rank it runs as it is. `made_up_data.py` finds what it gives out.
+Such a module is one op without a rule: what goes in, its parameters and what comes out are
+replicated, and on every rank it runs as it is. `made_up_data.py` finds what it gives out.
 """
 
 from __future__ import annotations

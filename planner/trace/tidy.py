@@ -66,7 +66,7 @@ def prune_boundaries(graph: Graph) -> None:
     """Of boundaries in a row with nothing between them keep the first: one reshard there is enough.
 
     But keep a module's entrance where its own ops and modules within both take the tensor: a
-    residual may become a pending sum there while the modules within take it as it was.
+    residual may become Partial there while the modules within take it as it was.
     """
     flow = as_networkx(graph)
     read_by_ops = {name for op in graph.ops for name in op.inputs}
@@ -118,7 +118,7 @@ def joined(graph: Graph, root: nn.Module) -> set[str]:
     """What runs from embeddings to blocks, and from block to block.
 
     What a part of the model gives (an image, a sound) is joined to it on the way, by code that is
-    not traced: both must be whole, and so must their gradients.
+    not traced: both must be replicated, and so must their gradients.
     """
     return graph.marks.carried | {
         b.target

@@ -1,9 +1,9 @@
 """Runs for what a model's plain call leaves unused: cross-attention, towers for images and sounds.
 
-A parameter that no traced run uses stays whole, since nothing is known of it. But a decoder that
-can attend to an encoder does so where it is given `encoder_hidden_states`, and a module with a
-config of its own can be run by itself (`example_inputs.py`). What does not run on meta is
-left alone.
+A parameter that no traced run uses stays replicated, since nothing is known of it. But a decoder
+that can attend to an encoder does so where it is given `encoder_hidden_states`, and a module with a
+config of its own can be run by itself (`example_inputs.py`). What does not run on meta is left
+alone.
 """
 
 from __future__ import annotations

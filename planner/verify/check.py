@@ -194,7 +194,7 @@ def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
 def _wrong_split(
     op: Op, rule: Rule, split: OpShards, have: Sequence[State], states: States, bit: int
 ) -> str | None:
-    """What is wrong with the pending sums over a sub-axis that splits some axis of `op`."""
+    """What is wrong with the Partial values over a sub-axis that splits some axis of `op`."""
     here = {(x, a) for x, a, m in split if m & bit}
     reduced = {x for x, _ in here} & (rule.sum | rule.lookup)
     for axis in reduced:
@@ -206,7 +206,7 @@ def _wrong_split(
         is_result = i >= len(op.inputs)
         shards: Shards = frozenset(s for s in state.shards if s[2] & bit)
         if is_result and reduced and shards:
-            return f"result '{name}' is split and would be a pending sum"
+            return f"result '{name}' is sharded and would be Partial"
         if reduced and (is_result or (not shards and _added(rule, i, reduced))):
             want = Kind.PARTIAL
         else:
@@ -270,7 +270,7 @@ def _wrong_sum(
         return None
     pending = frozenset(i for i, k in enumerate(kinds[: len(op.inputs)]) if k == Kind.PARTIAL)
     if rule is None or pending not in rule.linear:
-        return f"sums are pending in operands {sorted(pending)}: it is not linear in them together"
+        return f"Partial are the operands {sorted(pending)}: it is not linear in them together"
     for i, kind in enumerate(kinds):
         want = Kind.PARTIAL if i in pending or i >= len(op.inputs) else each[i]
         if kind != want:

@@ -20,7 +20,7 @@ from tests.cli.conftest import Run
 ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
-    "plan": "--batch --compare-tp-plan --device --dtype --help --json --memory --mesh "
+    "plan": "--batch --compare-tp-plan --device --dtype --dump --help --json --memory --mesh "
     "--optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet --seq "
     "--sequence-parallel --solver --time-limit --tp --tp-plan -h -o -q",
     "show": "--help --json -h",
@@ -91,7 +91,7 @@ def test_report_says_what_is_split_how(planned: tuple[Path, Result]) -> None:
     words = [" ".join(line.split()) for line in planned[1].stdout.splitlines()]
     assert words[0] == "LlamaForCausalLM on 2 ranks (tp=2)"
     assert "priced for prefill, batch 1, seq 512, float32 on h100-nvlink" in words
-    assert "PARAMETER SHAPE ON_RANK_0 SPLIT COLLECTIVE" in words
+    assert "PARAMETER SHAPE ON_RANK_0 SHARDING COLLECTIVE" in words
     assert "model.layers.*" in words
     assert "self_attn.q_proj.weight 64x64 32x64 column 2@tp*32" in words
     assert "self_attn.o_proj.weight 64x64 64x32 row 2@tp*32 fwd all-reduce" in words

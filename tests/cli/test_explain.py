@@ -97,7 +97,7 @@ def test_a_pin_is_the_reason(run: Run, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     run("plan", model, "--tp", 2, "--pin", "model.layers.*.mlp=replicate", "-q", "-o", path)
     found = words(run("explain", path, "model.layers.*.mlp.up_proj", model))
-    assert "placed whole" in found
+    assert "placed replicated" in found
     assert "because a pin asks for it: model.layers.*.mlp=replicate" in found
     [again] = explained(run, path, "model.layers.0.mlp.up_proj", model)
     assert again["alternatives"][0]["placement"] == "shard:0"
@@ -165,7 +165,7 @@ def test_plans_that_differ(run: Run, model: Path, planned: Planned, tmp_path: Pa
     assert result.exit_code == 1
     found = words(result)
     assert "memory a rank 209.3 KiB 305.3 KiB" in found
-    assert "model.layers.*.mlp.up_proj.weight column 128@tp whole" in found
+    assert "model.layers.*.mlp.up_proj.weight column 128@tp replicated" in found
     assert "model.layers.*.mlp.down_proj fwd all-reduce none" in found
     assert "model.layers.*.mlp none replicate" in found
     assert not [line for line in found if "self_attn" in line]

@@ -14,7 +14,9 @@ def test_both_side_by_side(run: Run, model: Path) -> None:
     assert "SHARDWRIGHT TP_PLAN (9 rules)" in words
     assert "memory a rank 209.3 KiB, 50.2% 209.3 KiB, 50.2%" in words
     assert any(w.startswith("backward all-reduce 5 (640.0 KiB) 11 (1.4 MiB)") for w in words)
-    assert words[-1].startswith("The tp_plan leaves nothing large whole: 1.2 KiB in parameters")
+    assert words[-1].startswith(
+        "The tp_plan leaves nothing large replicated: 1.2 KiB in parameters"
+    )
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 

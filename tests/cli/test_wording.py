@@ -57,12 +57,12 @@ def test_human_time(ns: int, text: str) -> None:
     [
         ("ColumnParallelLinear", "2@tp*32 + 2@tp*16, 64", None, "column 2@tp*32 + 2@tp*16"),
         ("RowParallelLinear", "64, 4@tp*16", None, "row 4@tp*16"),
-        ("RowParallelLinear", "64", "64 | partial tp", "whole, added once"),
+        ("RowParallelLinear", "64", "64 | partial tp", "replicated, added once"),
         ("VocabParallelEmbedding", "257@tp, 64", None, "vocab 257@tp"),
         ("LocalModule", "64, 128@tp", None, "dim 1 128@tp"),
         ("LocalModule", "4@tp*16", None, "part 4@tp*16"),
-        ("LocalModule", "64", "64 | grad-partial tp", "whole, gradient summed"),
-        ("LocalModule", "64", "4@tp*16", "whole, used as 4@tp*16"),
+        ("LocalModule", "64", "64 | grad-partial tp", "replicated, gradient summed"),
+        ("LocalModule", "64", "4@tp*16", "replicated, used as 4@tp*16"),
     ],
 )
 def test_placement_in_words(layer: str, placement: str, use: str | None, words: str) -> None:

@@ -72,7 +72,7 @@ class HeadReadOffPart(Attention):
 
 
 class WidthReadOffInput(Attention):
-    """Heads are put together to a width that is read off a tensor which is whole."""
+    """Heads are put together to a width that is read off a tensor which is replicated."""
 
     def forward(self, x):
         b, t, width = x.size()

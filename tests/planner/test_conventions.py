@@ -33,7 +33,7 @@ BY_HAND = {
     "gate_proj": 0, "up_proj": 0, "gate_up_proj": 0, "down_proj": 1,
     "embed_tokens": 0, "lm_head": 0,
 }  # fmt: skip
-"""Megatron's pairs: the dim of each weight that is split. Norms stay whole."""
+"""Megatron's pairs: the dim of each weight that is split. Norms stay replicated."""
 DENSE: dict[str, type[PreTrainedConfig]] = {
     "LlamaForCausalLM": LlamaConfig,
     "MistralForCausalLM": MistralConfig,

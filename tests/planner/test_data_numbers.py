@@ -210,7 +210,7 @@ def test_what_is_read_is_whole(make: Callable[[], nn.Module]) -> None:
 
 @pytest.mark.parametrize("make", [Branches, Catches, Optional])
 def test_code_that_goes_on_either_way_is_run_both_ways(make: Callable[[], Mlp]) -> None:
-    """What is asked about is whole, so that all ranks go the same way, whichever it is."""
+    """What is asked about is replicated, so that all ranks go the same way, whichever it is."""
     inner = make()
     model = Around(lambda: nn.Sequential(inner, Mlp())).double()
     plan = planned(model, features(WIDTH), 2)

@@ -123,13 +123,13 @@ def test_fused_parameters_are_split_part_by_part() -> None:
          "model.layers.0.mlp.gate_proj.weight"),
         ({"model.rotary_emb.inv_freq": "shard:0"}, InfeasibleError,
          "pin model.rotary_emb.inv_freq=shard:0: dim 0 of model.rotary_emb.inv_freq cannot be "
-         "split: it is a buffer, which every rank holds whole"),
+         "split: it is a buffer, and those stay replicated"),
         ({"model.norm": "shard:0"}, InfeasibleError,
          "model.norm.weight=shard:0 cannot hold; what forbids it: what one block hands to the next "
-         "is whole on every rank; mul in 'model.norm'"),
+         "is replicated; mul in 'model.norm'"),
         ({"lm_head": "shard:1"}, InfeasibleError,
-         "lm_head.weight=shard:1 cannot hold; what forbids it: the scores of a loss are no pending "
-         "sum; linear in 'lm_head' (modeling_llama.py:"),
+         "lm_head.weight=shard:1 cannot hold; what forbids it: the scores of a loss are not "
+         "Partial; linear in 'lm_head' (modeling_llama.py:"),
     ],
 )  # fmt: skip
 def test_refusals(pins: dict[str, str], kind: type[ShardwrightError], error: str) -> None:

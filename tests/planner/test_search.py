@@ -176,7 +176,7 @@ def test_a_module_that_fails_its_dry_run_keeps_to_other_splits(monkeypatch) -> N
 
 
 def test_one_attribute_for_what_is_whole_and_what_is_split() -> None:
-    """What is split is then gathered; nothing else has to stay whole for it."""
+    """What is split is then gathered; nothing else has to stay replicated for it."""
     plan = planned(m.WidthTakenTwice(), features(m.WIDTH), 2)
     assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.unsharded_bytes
 
@@ -215,7 +215,7 @@ def test_a_module_that_cannot_run_on_meta() -> None:
 
 
 def test_the_reason_is_what_went_wrong_in_the_dry_run(monkeypatch) -> None:
-    """What had to stay whole since the model's own code fails otherwise says so."""
+    """What had to stay replicated since the model's own code fails otherwise says so."""
 
     def fails_if_split(*run: Any) -> Mismatch | None:
         return Mismatch("inner.up", "RuntimeError: no") if run[2].module("inner.up") else None
@@ -223,7 +223,7 @@ def test_the_reason_is_what_went_wrong_in_the_dry_run(monkeypatch) -> None:
     monkeypatch.setattr(dry_run, "run_local", fails_if_split)
     plan = planned(Within(mlps.Mlp()), features(m.WIDTH), 2)
     reasons = {w.parameter: w.reason for w in plan.replicated}
-    assert reasons["inner.up.weight"] == "split, the model's own code fails: RuntimeError: no"
+    assert reasons["inner.up.weight"] == "sharded, the model's own code fails: RuntimeError: no"
 
 
 def test_a_module_whose_dry_run_always_fails(monkeypatch) -> None:

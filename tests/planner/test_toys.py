@@ -172,7 +172,7 @@ def test_the_checker_agrees(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["column, row", "fused", "residual"])
 def test_column_then_row(name: str) -> None:
-    """One all-reduce forward, one backward, and only the last bias stays whole."""
+    """One all-reduce forward, one backward, and only the last bias stays replicated."""
     it, optimum = planned(name)
     assert kinds(it, optimum) == (Counter(all_reduce=1), Counter(all_reduce=1))
     split = {n.rpartition("mlp.")[2]: dims for n, dims in cut(it, optimum).items() if dims}

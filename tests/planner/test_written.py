@@ -50,7 +50,7 @@ class ByOther(Rescaled):
 
 
 class Bias(Rescaled):
-    """What is a pending sum in use may not be written so."""
+    """What is Partial in use may not be written so."""
 
     def rescale(self, weight: Tensor) -> None:
         super().rescale(weight)
@@ -62,7 +62,7 @@ class Bias(Rescaled):
     ("make", "split"), [(Rescaled, True), (FewRows, False), (ByOther, False), (Bias, None)]
 )
 def test_equals_the_whole_model(make: type[Rescaled], split: bool | None) -> None:
-    """What is changed element by element is split all the same; else it stays whole."""
+    """What is changed element by element is split all the same; else it stays replicated."""
     model = make().double()
     plan = planned(model, features(WIDTH), 2)
     split_found = {

@@ -5,8 +5,8 @@ many rows (`x.split(counts)`: some sizes are made up, and that dim is never spli
 ask it a question. One that it goes on from in one way only, because the other way raises (an
 assert), is answered so, any other both ways (`branch_paths.py`). It may also select so many rows
 (`mask.nonzero()`, `x[mask]`), and make a pass of a loop for each of them (`loops.py`). What is read
-must be whole, so that all ranks read the same. Anything else is `Unknown`: then the module depends
-on data as a whole.
+must be replicated, so that all ranks read the same. Anything else is `Unknown`: then the module
+depends on data as a whole.
 """
 
 from __future__ import annotations
