@@ -123,8 +123,9 @@ def _bounds(call: OpCall, n: int) -> tuple[int, int]:
 BEFORE, KEPT, AFTER = "p0", "k", "p2"
 """The parts of a dim that a slice or select cuts: what is before, what goes on, and what is after.
 
-These names are a contract with `planner/strategies/states.py`: splitting one of them moves an index
-that a model's code may state as a number. No other rule for `slice` and `select` uses them.
+These names are a contract with `planner/strategies/op_strategies.py`: splitting one of them moves
+an index that a model's code may state as a number. No other rule for `slice` and `select` uses
+them.
 """
 
 

@@ -17,7 +17,7 @@ from shardwright.planner.cost.saved_for_backward import Kept
 from shardwright.planner.cost.sizes import TensorSizes
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.graph.views import is_view
-from shardwright.planner.strategies.states import State
+from shardwright.planner.strategies.state import State
 
 
 @dataclass(frozen=True)

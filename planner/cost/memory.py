@@ -18,7 +18,7 @@ from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.holdings import memories
 from shardwright.planner.cost.phases import Pass
 from shardwright.planner.cost.saved_for_backward import Kept
-from shardwright.planner.strategies.states import State
+from shardwright.planner.strategies.state import State
 
 Assignment = Mapping[str, State]
 

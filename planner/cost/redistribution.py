@@ -26,7 +26,8 @@ from shardwright.planner.devices.device import Device
 from shardwright.planner.graph.axes import factors_of, find
 from shardwright.planner.graph.graph import Boundary, Graph
 from shardwright.planner.strategies.redistribute import MaskStep, steps, without
-from shardwright.planner.strategies.states import State, States, cut_of, made_partial
+from shardwright.planner.strategies.state import State, cut_of, made_partial
+from shardwright.planner.strategies.states import States
 
 Edge = tuple[str, str, str]
 """(before, source, target) of a change of placement: see `RedistributionCosts.inner`."""

@@ -14,7 +14,7 @@ from shardwright.planner.devices.device import Device
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.graph.kv_cache import ATTENTION
 from shardwright.planner.graph.views import is_view
-from shardwright.planner.strategies.states import Strategy
+from shardwright.planner.strategies.op_strategies import Strategy
 
 ONE_AT_A_TIME = ("_grouped_mm", "transformers::grouped_mm_fallback", "convolution")
 """Ops in which a result takes one of the x of the rule: one expert, one place for each tap."""

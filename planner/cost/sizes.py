@@ -12,7 +12,7 @@ from shardwright.planner.graph.axes import ATOM, Axes, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.graph.kv_cache import Keys, counts_tokens, find_keys, last_of_two
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_ROWS, TRACE_SEQ, TRACE_SOURCE
-from shardwright.planner.strategies.states import Cut, State, cut_of
+from shardwright.planner.strategies.state import Cut, State, cut_of
 from shardwright.planner.strategies.sub_axes import SubAxes
 from shardwright.rules.notation import letters
 

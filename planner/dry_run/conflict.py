@@ -9,7 +9,7 @@ from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.dry_run.attributes import Unsolvable
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph, Op
-from shardwright.planner.strategies.states import Shards
+from shardwright.planner.strategies.state import Shards
 
 Splits = frozenset[tuple[str, Shards]]
 

@@ -9,7 +9,7 @@ from shardwright.planner.graph.axes import leaves_of
 from shardwright.planner.problem.pins import as_table
 from shardwright.planner.search.record import Attempted
 from shardwright.planner.search.task import Task
-from shardwright.planner.strategies.states import Shards
+from shardwright.planner.strategies.state import Shards
 
 
 def decisions_text(

@@ -7,7 +7,8 @@ from shardwright.planner.contract.dims import simplify
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.strategies.states import Cut, State, States, cut_of
+from shardwright.planner.strategies.state import Cut, State, cut_of
+from shardwright.planner.strategies.states import States
 from shardwright.planner.verify.check import Assignment
 
 

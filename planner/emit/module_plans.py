@@ -14,7 +14,7 @@ from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan
 from shardwright.planner.contract.styles import LOCAL, styles
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
-from shardwright.planner.strategies.states import REPLICATED
+from shardwright.planner.strategies.state import REPLICATED
 
 
 def module_plans(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwright.planner.contract.plan_file import Redistribution
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Boundary
-from shardwright.planner.strategies.states import State, made_partial
+from shardwright.planner.strategies.state import State, made_partial
 
 
 class Differs(Exception):

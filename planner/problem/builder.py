@@ -20,7 +20,9 @@ from shardwright.planner.graph.graph import Boundary, Graph
 from shardwright.planner.graph.marks import Demand
 from shardwright.planner.graph.repeated_calls import Sizes, repeats
 from shardwright.planner.solvers.problem import Problem, Row
-from shardwright.planner.strategies.states import REPLICATED, State, States, looks_new
+from shardwright.planner.strategies.op_strategies import strategies
+from shardwright.planner.strategies.state import REPLICATED, State, looks_new
+from shardwright.planner.strategies.states import States
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
 """Bytes held, nanoseconds of all passes, and of a backward pass where none is asked for, changes
@@ -170,7 +172,7 @@ class _Builder:
                     tuple(i[s] for i, s in zip(index, strategy.states, strict=True)),
                     (0, times * self.costs.ops.compute(op, strategy), 0, 0, 0),
                 )
-                for strategy in self.states.strategies(op)
+                for strategy in strategies(self.states, op)
             ]
             self.problem.factor(f"op {op.name}", scope, rows)
 

@@ -35,7 +35,8 @@ from shardwright.planner.graph.kv_cache import ATTENTION
 from shardwright.planner.graph.views import moved
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.solvers.problem import Row
-from shardwright.planner.strategies.states import State, States, mask_of
+from shardwright.planner.strategies.state import State, mask_of
+from shardwright.planner.strategies.states import States
 
 Usual = Mapping[str, frozenset[State]]
 """Parameters, as stored, and the states that a convention wants them in."""

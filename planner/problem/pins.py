@@ -22,7 +22,8 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.obstacles import obstacle
-from shardwright.planner.strategies.states import State, States
+from shardwright.planner.strategies.state import State
+from shardwright.planner.strategies.states import States
 
 REPLICATE, SHARD = "replicate", "shard:"
 

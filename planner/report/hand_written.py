@@ -26,7 +26,7 @@ from shardwright.planner.search.solution import Asked, predicted, solve
 from shardwright.planner.search.task import Task
 from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.obstacles import obstacle
-from shardwright.planner.strategies.states import State
+from shardwright.planner.strategies.state import State
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from shardwright.planner.contract.transitions import TRANSITIONS, Kind, Transition
-from shardwright.planner.strategies.states import Shards, State, kind_on
+from shardwright.planner.strategies.state import Shards, State, kind_on
 
 
 class MaskStep(NamedTuple):

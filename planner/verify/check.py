@@ -15,18 +15,18 @@ from shardwright.planner.graph.axes import atoms_of
 from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Slot
 from shardwright.planner.graph.marks import KINDS, Demand
 from shardwright.planner.graph.repeated_calls import Sizes
+from shardwright.planner.strategies.cuts import covers
+from shardwright.planner.strategies.op_strategies import OpShards
 from shardwright.planner.strategies.sequence import OpenSequence
-from shardwright.planner.strategies.states import (
+from shardwright.planner.strategies.state import (
     REPLICATED,
-    OpShards,
     Shards,
     State,
-    States,
-    covers,
     kind_on,
     looks_new,
     mask_of,
 )
+from shardwright.planner.strategies.states import States
 from shardwright.rules.notation import Dims, Rule, letters
 
 Assignment = Mapping[str, State]

@@ -17,7 +17,7 @@ from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.phases import Pass
 from shardwright.planner.cost.redistribution import Traffic
 from shardwright.planner.graph.graph import Op
-from shardwright.planner.strategies.states import OpShards, Strategy
+from shardwright.planner.strategies.op_strategies import OpShards, Strategy
 from shardwright.planner.verify.check import Assignment, distinct, split_axes
 
 Calls = Counter[Collective]

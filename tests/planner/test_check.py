@@ -18,7 +18,7 @@ from shardwright.planner.problem.optimize import optimize
 from shardwright.planner.search.checked import agree
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.problem import Problem, Result
-from shardwright.planner.strategies.states import REPLICATED, State
+from shardwright.planner.strategies.state import REPLICATED, State
 from shardwright.planner.verify import check
 from shardwright.planner.verify.recost import Bill
 from tests.planner.toys import TOYS, ColumnRow, D, Toy, Within, solutions, toy

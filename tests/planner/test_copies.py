@@ -14,7 +14,8 @@ from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Workload
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.graph.axes import refine
-from shardwright.planner.strategies.states import REPLICATED, State, States
+from shardwright.planner.strategies.state import REPLICATED, State
+from shardwright.planner.strategies.states import States
 from shardwright.planner.trace.trace import trace
 from shardwright.runtime import collectives
 from shardwright.runtime.mesh import Group, Mesh

@@ -7,7 +7,7 @@ import pytest
 from shardwright.errors import SolverError
 from shardwright.planner.graph.marks import KINDS, Demand, Marks
 from shardwright.planner.problem.builder import MEETS
-from shardwright.planner.strategies.states import REPLICATED, State
+from shardwright.planner.strategies.state import REPLICATED, State
 from shardwright.planner.verify.check import check, meets
 from tests.planner.toys import toy
 

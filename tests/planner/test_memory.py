@@ -23,7 +23,8 @@ from shardwright.planner.graph.axes import Axes, refine
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.memory_budget import within
 from shardwright.planner.problem.optimize import Optimum, OverBudget
-from shardwright.planner.strategies.states import REPLICATED, States
+from shardwright.planner.strategies.state import REPLICATED
+from shardwright.planner.strategies.states import States
 from shardwright.planner.trace.source import read_source
 from shardwright.planner.trace.trace import trace
 from tests import zoo

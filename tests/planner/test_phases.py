@@ -15,7 +15,9 @@ from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.phases import Pass, parse_phases, passes
 from shardwright.planner.graph.axes import Axes, refine
 from shardwright.planner.graph.graph import Graph, Op
-from shardwright.planner.strategies.states import REPLICATED, States, Strategy
+from shardwright.planner.strategies.op_strategies import Strategy
+from shardwright.planner.strategies.state import REPLICATED
+from shardwright.planner.strategies.states import States
 from shardwright.planner.trace.trace import trace
 from tests.planner.mlps import Mlp
 from tests.planner.modules import Grouped

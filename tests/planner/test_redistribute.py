@@ -10,7 +10,8 @@ from shardwright.planner.contract.transitions import Kind
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.strategies.redistribute import steps
-from shardwright.planner.strategies.states import States, kind_on
+from shardwright.planner.strategies.state import kind_on
+from shardwright.planner.strategies.states import States
 from shardwright.planner.trace.trace import trace
 
 

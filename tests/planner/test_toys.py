@@ -16,7 +16,7 @@ from shardwright.planner.problem.optimize import SLACK, Optimum, optimize
 from shardwright.planner.solvers import backtracking, cpsat, lp
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.solvers.problem import CostVector, Problem, Row
-from shardwright.planner.strategies.states import REPLICATED
+from shardwright.planner.strategies.state import REPLICATED
 from shardwright.planner.verify import check
 from shardwright.planner.verify.recost import Bill
 from tests.planner.toys import TOYS, Toy, solutions, toy

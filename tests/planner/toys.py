@@ -18,7 +18,8 @@ from shardwright.planner.problem.builder import CostFunctionNetwork, build_netwo
 from shardwright.planner.search.task import replaceable
 from shardwright.planner.solvers.presolve import Presolved, presolve
 from shardwright.planner.solvers.problem import CostVector, Factor, Problem
-from shardwright.planner.strategies.states import State, States
+from shardwright.planner.strategies.state import State
+from shardwright.planner.strategies.states import States
 from shardwright.planner.trace.trace import trace
 
 D, H, WORDS = 64, 128, 101

@@ -163,7 +163,7 @@ def test_lines_of_the_tables(op: str) -> None:
 
 
 def test_names_that_the_planner_relies_on() -> None:
-    """`planner/strategies/states.py` finds by name what a slice or select cuts off."""
+    """`planner/strategies/op_strategies.py` finds by name what a slice or select cuts off."""
     assert (BEFORE, KEPT, AFTER) == ("p0", "k", "p2")
     arguments = {"self": Operand(0), "dim": 0, "start": 2, "end": 5, "step": 1}
     rule = rule_for(OpCall("slice", arguments, ((9, 4),), ((3, 4),)))

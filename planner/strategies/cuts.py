@@ -1,0 +1,56 @@
+"""Which axes of a dim may be sharded together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardwright.planner.graph.axes import ATOM, CONCAT, PRODUCT, Dim, atoms_of, find
+
+
+def cuts(dim: Dim, allowed: frozenset[int]) -> list[frozenset[int]]:
+    """Every way to split `dim` once: sets of atom ids, at most one axis in each part of a sum."""
+    dim = find(dim)
+    if dim.kind == ATOM:
+        return [frozenset({dim.id})] if dim.id in allowed else []
+    if dim.kind == PRODUCT:
+        out = [c for factor in dim.children for c in cuts(factor, allowed)]
+        return [c for c in dict.fromkeys(out) if _fits(dim, c)]
+    partial: list[frozenset[int]] = [frozenset()]
+    for term in dim.children:
+        options = [frozenset[int](), *cuts(term, allowed)]
+        partial = list(dict.fromkeys(p | o for p in partial for o in options))
+        if len(partial) > 256:  # a concatenation of many unlike parts: split all alike or none
+            return []
+    return [c for c in partial if c and _fits(dim, c)]
+
+
+def cut_at_run_time(dim: Dim) -> set[int]:
+    """Atoms of the sums in `dim` that have a part of run-time size."""
+    dim = find(dim)
+    if dim.kind == ATOM:
+        return set()
+    if dim.kind == CONCAT and any(a.unshardable for a in atoms_of(dim)):
+        return {a.id for a in atoms_of(dim)}
+    return set().union(*(cut_at_run_time(c) for c in dim.children))
+
+
+def _fits(dim: Dim, cut: frozenset[int]) -> bool:
+    """Whether splitting every atom of `cut` wherever it stands splits no element twice."""
+    return _depth(dim, cut) <= 1
+
+
+def _depth(dim: Dim, cut: frozenset[int]) -> int:
+    dim = find(dim)
+    if dim.kind == ATOM:
+        return int(dim.id in cut)
+    depths = [_depth(c, cut) for c in dim.children]
+    return sum(depths) if dim.kind == PRODUCT else max(depths, default=0)
+
+
+def covers(dim: Dim, cut: Iterable[int]) -> bool:
+    """Whether every element of `dim` is split by `cut`."""
+    dim, cut = find(dim), frozenset(cut)
+    if dim.kind == ATOM:
+        return dim.id in cut
+    test = any if dim.kind == PRODUCT else all
+    return test(covers(c, cut) for c in dim.children)

@@ -1,0 +1,182 @@
+"""Which states an op lets its tensors have together.
+
+An op that computes with a sharded operand sees its replicated operands with a Partial gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from shardwright.planner.contract.transitions import Kind, kind_of
+from shardwright.planner.graph.axes import atoms_of
+from shardwright.planner.graph.graph import Op
+from shardwright.planner.strategies.cuts import covers
+from shardwright.planner.strategies.state import Shards, State, with_kinds
+from shardwright.planner.strategies.states import States
+from shardwright.rules.notation import Dims, Expr, Rule, letters
+
+OpShards = frozenset[tuple[str, int, int]]
+"""(axis of a rule, id of the atom, mask) of each split axis of an op."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to run an op: the states of its inputs and outputs, in order, and the split axes."""
+
+    states: tuple[State, ...]
+    split: OpShards = frozenset()
+
+
+Kinds = tuple[Kind, ...]
+"""What each tensor of an op is on one sub-axis."""
+
+
+def strategies(states: States, op: Op) -> list[Strategy]:
+    """Every way to run `op`, in a fixed order."""
+    names = (*op.inputs, *op.outputs)
+    domains = [set(states.domain(n)) for n in names]
+    known = [{s.shards for s in domain} for domain in domains]
+    rule = states.axes.rules.get(op.name)
+    found: dict[tuple[State, ...], Strategy] = {}
+    for split in _op_splits(states, op, rule):
+        shards = _shards(rule, split, len(names))
+        if any(s not in k for s, k in zip(shards, known, strict=True)):
+            continue
+        options = [_kinds(states, op, rule, split, shards, bit) for bit in states.sub.bits]
+        for chosen in product(*options):
+            row = tuple(
+                with_kinds(s, dict(zip(states.sub.bits, kinds, strict=True)))
+                for s, kinds in zip(shards, zip(*chosen, strict=True), strict=True)
+            )
+            if all(s in d for s, d in zip(row, domains, strict=True)):
+                found.setdefault(row, Strategy(row, split))
+    return list(found.values())
+
+
+def _op_splits(states: States, op: Op, rule: Rule | None) -> list[OpShards]:
+    """No split, and every one that a split of one of the tensors leads to."""
+    found: dict[OpShards, None] = {frozenset(): None}
+    if rule is not None:
+        trees = states.axes.axes[op.name]
+        atoms = {letter: {a.id for a in atoms_of(tree)} for letter, tree in trees.items()}
+        sides = (*rule.operands, *rule.results)
+        exprs: set[Expr] = {e for dims in sides for e in dims if not isinstance(e, str)}
+        for name, dims in zip((*op.inputs, *op.outputs), sides, strict=True):
+            for shards in states.splits(name):
+                split = _everywhere(shards, dims, exprs, atoms)
+                if split and split not in found and not _refuses(states, op, rule, split):
+                    found[split] = None
+    return list(found)
+
+
+def _refuses(states: States, op: Op, rule: Rule, split: OpShards) -> bool:
+    """Whether the axes in `split` may not be split, whatever the states."""
+    used = {x for x, _, _ in split}
+    return bool(
+        used & rule.immovable()
+        or _moves_a_literal(op, rule, used)
+        or (used & rule.lookup and op.name not in states.replaceable)
+    )
+
+
+def _shards(rule: Rule | None, split: OpShards, count: int) -> list[Shards]:
+    if rule is None or not split:
+        return [frozenset()] * count
+    return [shards_of(dims, split) for dims in (*rule.operands, *rule.results)]
+
+
+def _kinds(
+    states: States,
+    op: Op,
+    rule: Rule | None,
+    split: OpShards,
+    shards: Sequence[Shards],
+    bit: int,
+) -> list[Kinds]:
+    """What is Partial over one sub-axis, tensor by tensor: every way that there is."""
+    names = (*op.inputs, *op.outputs)
+    trained = [states.graph.tensors[n].differentiable for n in names]
+    used = {x for x, _, m in split if m & bit}
+    if not used:
+        each = [kind_of(False, False, False, grad) for grad in trained]
+        out = [(Kind.REPLICATE,) * len(names), tuple(each)]
+        for group in rule.linear if rule is not None else ():
+            sums = {*group, *range(len(op.inputs), len(names))}
+            out.append(tuple(Kind.PARTIAL if i in sums else k for i, k in enumerate(each)))
+        return list(dict.fromkeys(out))
+    assert rule is not None
+    here = [frozenset(c for c in s if c[2] & bit) for s in shards]
+    reduced = used & (rule.sum | rule.lookup)
+    trees = states.axes.axes[op.name]
+    if any(not covers(trees[x], (a for y, a, m in split if y == x and m & bit)) for x in reduced):
+        return []
+    if reduced and any(here[len(op.inputs) :]):
+        return []
+    kinds = []
+    for i, name in enumerate(names):
+        if reduced and (i >= len(op.inputs) or (not here[i] and _added(rule, i, here))):
+            kinds.append(Kind.PARTIAL)
+        else:
+            covered = bool(states.covered(name, here[i]) & bit)
+            kinds.append(kind_of(bool(here[i]), covered, False, trained[i]))
+    return [tuple(kinds)]
+
+
+def _moves_a_literal(op: Op, rule: Rule, used: set[str]) -> bool:
+    """Whether a bare number in an index of the model's code would have to change.
+
+    A number counted from the front must not change where something before it is split, one
+    counted from the back where something behind it is.
+    """
+    if not op.literals or not any(x.startswith("p") or x == "k" for x in used):
+        return False
+    before, kept, behind = "p0" in used, "k" in used, "p2" in used
+    for bound in op.literals:
+        value = op.call.arguments.get({"start": "start", "stop": "end", "index": "index"}[bound])
+        if value is None or value >= 2**62 or (bound == "start" and value == 0):
+            continue
+        front = before or (kept and bound == "stop")
+        back = behind or (kept and bound != "stop")
+        if front if value >= 0 else back:
+            return True
+    return False
+
+
+def _added(rule: Rule, operand: int, shards: Sequence[Shards]) -> bool:
+    """Whether `operand` is added to one that is split."""
+    return any(operand in group and any(shards[j] for j in group) for group in rule.linear)
+
+
+def _everywhere(
+    shards: Shards, dims: Dims, exprs: set[Expr], atoms: Mapping[str, set[int]]
+) -> OpShards:
+    """The axes of a rule that are split when a tensor written as `dims` is split into `shards`.
+
+    An atom that stands in several parts of a dim (the heads of a fused q, k and v) is split in all
+    of them, so a result that is one part of an operand determines the others.
+    """
+    split = {(x, a, m) for d, a, m in shards for x in letters(dims[d]) if a in atoms[x]}
+    while True:
+        more = {
+            (x, a, m)
+            for expr in exprs
+            for a, m in {(b, n) for y, b, n in split if y in set(letters(expr))}
+            for x in letters(expr)
+            if a in atoms[x]
+        }
+        if more <= split:
+            return frozenset(split)
+        split |= more
+
+
+def shards_of(dims: Dims, split: OpShards) -> Shards:
+    """The split axes of a tensor whose dims are written as `dims` in the rule."""
+    return frozenset(
+        (d, a, m)
+        for d, expr in enumerate(dims)
+        for x in letters(expr)
+        for y, a, m in split
+        if x == y
+    )
