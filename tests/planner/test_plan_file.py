@@ -224,3 +224,15 @@ def test_the_schema(plan: Plan) -> None:
     assert set(json.loads(plan.to_json())) == set(schema["properties"])
     assert schema["additionalProperties"] is False
     assert all(d.get("additionalProperties") is False for d in schema["$defs"].values())
+
+
+def test_a_plan_of_version_1_is_read_as_one_of_today(plan: Plan) -> None:
+    """Its keys had other names; what they say is the same."""
+    today = json.loads(plan.to_json())
+    old = {**today, "version": 1}
+    old["sub_dims"], old["whole"] = old.pop("sub_axes"), old.pop("replicated")
+    old["predicted"] = {**today["predicted"]}
+    old["predicted"]["whole_bytes"] = old["predicted"].pop("unsharded_bytes")
+    assert Plan.from_json(json.dumps(old)) == plan
+    with pytest.raises(PlanError, match=r"sub_dims: Extra inputs"):
+        Plan.from_json(json.dumps({**today, "sub_dims": {}}))
