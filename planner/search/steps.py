@@ -112,7 +112,7 @@ def forbid(now: Situation) -> Situation | None:
         return None
     conflicts = (*now.conflicts, now.outcome)
     if len(conflicts) == ATTEMPTS:
-        raise SolverError("no plan passed its trial on meta: please report this model")
+        raise SolverError("no plan passed its dry run on meta: please report this model")
     failed = {(now.task.graph.one(name), shards) for name, shards in now.outcome.splits}
     restrictions = replace(
         now.restrictions,

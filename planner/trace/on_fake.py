@@ -29,7 +29,7 @@ def calls_of(root: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Calls | No
     module = duplicate(root)
     try:
         return run_and_note(module, runs, follow(module), opaque)
-    except Exception:  # whatever model code raises: its trial as a part will raise it again
+    except Exception:  # whatever model code raises: run as a part it will raise it again
         return None
 
 

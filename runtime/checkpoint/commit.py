@@ -138,7 +138,7 @@ class Draft:
     def close(self) -> None:
         """Remove what was not committed, and let other savers in."""
         in_place = (final for draft, final in self.files.items() if not draft.exists())
-        self._remove(final for final in in_place if final.suffix == ".safetensors")
+        self._remove(f for f in in_place if self.made or f.suffix == ".safetensors")
         self._remove(self.folder.glob(f"{PREFIX}*"))
         if self.made and not any(self.folder.iterdir()):
             self.folder.rmdir()
@@ -164,10 +164,8 @@ class Draft:
         if config is None or not self._has_weights() or not old.exists():
             return
         try:
-            told, new = (
-                type(config).from_dict(json.loads(old.read_text())).to_dict(),
-                config.to_dict(),
-            )
+            read = type(config).from_dict(json.loads(old.read_text()))
+            told, new = read.to_dict(), config.to_dict()
         except Exception:  # a config that is damaged, or of another class, is another one
             told, new = {}, {"model_type": None}
         differ = [k for k in sorted(told.keys() | new.keys()) if told.get(k) != new.get(k)]

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from shardwright.errors import CheckpointError, DistributedError
 from shardwright.runtime.checkpoint.commit import Draft
-from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.checkpoint.source import INDEX, Checkpoint
 from shardwright.runtime.checkpoint.write import on_first, save
 from shardwright.runtime.mesh import Mesh
 from tests.checkpoint.make import llama
@@ -109,6 +109,21 @@ def test_an_error_in_the_middle_leaves_the_old_one(
         with pytest.raises(CheckpointError, match="cannot write .*out: No space left on device"):
             save(filled(2), out, {}, ALONE, max_shard_size=SIZES[new])
     assert held(out) == {1.0} and {p.name for p in out.iterdir()} == before
+
+
+def test_an_error_leaves_no_directory_that_was_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, target: Path) -> Path:
+        if target.name == INDEX:
+            raise OSError(28, "No space left on device")
+        return original(path, target)
+
+    original = Path.replace
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        save(filled(1), tmp_path / "out", {}, ALONE, max_shard_size=SIZES["several"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_into_a_link_and_one_that_is_made(tmp_path: Path) -> None:
