@@ -28,7 +28,7 @@ from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.local import link_origins, mesh_of, placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.parameters import LocalTensors
-from shardwright.runtime.processes import agree, device_mesh_for, pick_device
+from shardwright.runtime.processes import agree, device_mesh_for, end_in_order, pick_device
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import wrap_root
 
@@ -153,6 +153,7 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
     """
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     if isinstance(mesh, DeviceMesh):
+        end_in_order()
         mesh = Mesh.from_device_mesh(mesh)
     mesh = _split(model, plan, mesh)
     average_gradients(model, [mesh[name] for name in plan.batch_dims])

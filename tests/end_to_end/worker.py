@@ -84,4 +84,5 @@ def encoder(checkpoint: Path, plan: Path, out: Path) -> None:
 
 if __name__ == "__main__":
     {"decoder": decoder, "encoder": encoder}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    dist.barrier()  # a rank that leaves at once would cut off others
     dist.destroy_process_group()
