@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shardwright.planner.dump.names import dim_text
+from shardwright.planner.problem.names import dim_text
 from shardwright.planner.graph.axes import Axes, atoms_of, find
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.strategies.obstacles import place

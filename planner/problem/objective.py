@@ -21,8 +21,6 @@ FORWARD_WEIGHT = 16
 """A nanosecond of the forward pass counts as much as this many of the backward pass."""
 BYTE_PRICES = range(-16, 24)
 """Powers of two: at price p a byte costs 2**p / FORWARD_WEIGHT nanoseconds."""
-LIMIT = 2**60
-"""Largest objective that solvers with 64-bit integers can take."""
 
 
 def primary(costs: CostVector, price: int) -> int:
@@ -84,23 +82,13 @@ class Digits:
         return (cost // self.below) >> (min(price, 0) - BYTE_PRICES.start)
 
     def fit(self, problem: Problem, price: int) -> Fitted:
-        """A priced problem (its component 0 is) in numbers as small as can be.
+        """A priced problem (its component 0 is) in numbers as small as can be."""
 
-        The lowest digits go where the sum could pass `LIMIT`.
-        """
+        def digits(cost: int) -> int:
+            return self.first(cost, price) * self.below + cost % self.below
 
-        def digits(drop: int, cost: int) -> int:
-            return (self.first(cost, price) * self.below + cost % self.below) // drop
-
-        for drop in (1, self.names, self.below):
-            out = Problem(problem.components, problem.names, problem.domains)
-            total = 0
-            for f in problem.factors:
-                rows = [Row(r.values, (digits(drop, r.costs[0]), *r.costs[1:])) for r in f.rows]
-                out.factors.append(Factor(f.name, f.scope, rows))
-                if f.scope and rows:
-                    costs = [r.costs[0] for r in rows]
-                    total += max(costs) - min(costs)
-            if total < LIMIT:
-                break
-        return Fitted(out, self.below // drop, self.below << (min(price, 0) - BYTE_PRICES.start))
+        out = problem.without_factors(problem.components)
+        for f in problem.factors:
+            rows = [Row(r.values, (digits(r.costs[0]), *r.costs[1:])) for r in f.rows]
+            out.factors.append(Factor(f.name, f.scope, rows))
+        return Fitted(out, self.below, self.below << (min(price, 0) - BYTE_PRICES.start))
