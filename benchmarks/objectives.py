@@ -66,7 +66,9 @@ def figures(predicted: Prediction, phase: str) -> Row:
     return {
         "bytes": max(predicted.parameter_bytes),
         "held": predicted.memory.total,
-        "collectives": sum(c.count for c in predicted.collectives if c.phase != "backward" or phase == "train"),
+        "collectives": sum(
+            c.count for c in predicted.collectives if c.phase != "backward" or phase == "train"
+        ),
         "time_ns": predicted.time_ns,
     }
 

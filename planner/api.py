@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -103,6 +103,8 @@ def plan(
             hold, or hidden states cannot be split along the sequence, and it says what forbids it.
         SolverError: the solver is missing or found nothing in time.
     """
+    if objective not in get_args(ObjectiveName):
+        raise UsageError(f"objective must be 'time' or 'memory', not {objective!r}")
     task = prepare(
         model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,

@@ -30,7 +30,7 @@ Examples:
               help="dp=2,tp=4: 2 copies share the batch, each split over 4 ranks.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
 @click.option("--objective", type=click.Choice(["time", "memory"]), default="time",
-              show_default=True, help="What is to be least: predicted time, or bytes a rank.")  # fmt: skip
+              show_default=True, help="What is to be least, in a pass or on a rank.")  # fmt: skip
 @click.option("--memory", type=Size(),
               help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.  "
               "[default: what the device has]")  # fmt: skip

@@ -27,7 +27,7 @@ LIMIT = 2**60
 
 
 def byte_price_ns(price: int) -> float:
-    """What a byte costs at one of `BYTE_PRICES`, in nanoseconds; exact, for it is a power of two."""
+    """What a byte costs at one of `BYTE_PRICES`, in nanoseconds: a power of two, so exact."""
     return 2.0**price / FORWARD_WEIGHT
 
 

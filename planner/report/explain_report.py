@@ -40,7 +40,10 @@ def _one(one: Explanation) -> RenderableType:
     elif all(a.impossible for a in one.alternatives):
         grid.add_row("  because", "nothing else is possible")
     else:
-        grid.add_row("  because", _convention(one) if one.convention else f"it is the cheapest: {one.objective}")
+        grid.add_row(
+            "  because",
+            _convention(one) if one.convention else f"it is the cheapest: {one.objective}",
+        )
     if one.together:
         lines = (f"{other}\n  {chain_in_words(one.ties[other])}" for other in one.together)
         grid.add_row("  same axis", "\n".join(lines))

@@ -28,7 +28,6 @@ from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.obstacles import obstacle
 from shardwright.planner.strategies.state import State
 
-
 FREE = Asked(objective="memory")
 """How what is left to choose is chosen: whether it fits a device is not asked."""
 
