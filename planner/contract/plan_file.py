@@ -15,9 +15,10 @@ from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.versions import upgraded
 
 FORMAT = "shardwright.plan"
-VERSION = 2
+VERSION = 3
 
 Phase = Literal["prefill", "decode", "train"]
+ObjectiveName = Literal["time", "memory"]
 
 
 class _Part(BaseModel):
@@ -125,6 +126,18 @@ class Workload(_Part):
     )
 
 
+class Objective(_Part):
+    """What was to be least, and what a byte on a rank was counted as."""
+
+    name: ObjectiveName
+    byte_price_ns: float | None = Field(
+        default=None, description="nanoseconds: a power of two; null in plans before version 3"
+    )
+    memory_bytes: int | None = Field(
+        default=None, description="what a rank may hold: the device's memory, or --memory"
+    )
+
+
 class Memory(_Part):
     """Bytes that the fullest rank holds with the stated workload."""
 
@@ -170,7 +183,7 @@ class Plan(_Part):
     """How to split one model over one mesh."""
 
     format: Literal["shardwright.plan"] = FORMAT
-    version: Literal[2] = VERSION
+    version: Literal[3] = VERSION
     model: ModelIdentity
     mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
     batch_dims: list[str] = Field(
@@ -184,6 +197,7 @@ class Plan(_Part):
         "[2, 2] makes tp.0 and tp.1 of 4 ranks",
     )
     workload: Workload
+    objective: Objective = Field(description="what was to be least")
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
     replicated: list[Replicated] = []
     opaque: dict[str, int] = Field(default={}, description="ops without a rule -> occurrences")

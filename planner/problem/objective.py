@@ -1,7 +1,8 @@
 """What the best plan is: least time and priced bytes, then fewest changes, then names.
 
-Left to itself the fastest plan on a fast link replicates everything. So a byte gets a price, and
-with a price instead of a hard cap equal layers come out alike (a cap makes a knapsack of them).
+Left to itself the fastest plan on a fast link replicates everything. So a byte gets a price
+(`byte_price.py` says which), and with a price instead of a hard cap equal layers come out alike (a
+cap makes a knapsack of them).
 Ties are broken in the same number by lower digits, not by a second solve under a cap on the first:
 measured on 2 layers of a dense decoder, 0.2 s against more than 30 s. All but the bytes is one
 number whatever the price is: so what does not hang on the price is decided once, by bucket
@@ -21,6 +22,11 @@ FORWARD_WEIGHT = 16
 """A nanosecond of the forward pass counts as much as this many of the backward pass."""
 BYTE_PRICES = range(-16, 24)
 """Powers of two: at price p a byte costs 2**p / FORWARD_WEIGHT nanoseconds."""
+
+
+def byte_price_ns(price: int) -> float:
+    """What a byte costs at one of `BYTE_PRICES`, in nanoseconds: a power of two, so exact."""
+    return 2.0**price / FORWARD_WEIGHT
 
 
 def primary(costs: CostVector, price: int) -> int:
@@ -73,9 +79,13 @@ class Digits:
 
         At the price that the extremes differ by, plans between them pay; the last bytes are dearer.
         """
-        spent = (least[1] - fastest[1]) // (self.below << -BYTE_PRICES.start)
+        spent = self.spent(least[1] - fastest[1])
         saved = max(fastest[0] - least[0], 1)
         return spent.bit_length() - saved.bit_length() + 2
+
+    def spent(self, rest: int) -> int:
+        """Time, in what a byte costs at price 0, of all that a plan costs but bytes."""
+        return rest // (self.below << -BYTE_PRICES.start)
 
     def first(self, cost: int, price: int) -> int:
         """The primary objective of a priced sum of costs."""

@@ -56,6 +56,7 @@ def make_plan(
         batch_dims=batch_dims(task.mesh),
         sub_axes=layouts.states.sub.table(),
         workload=task.workload,
+        objective=solution.objective,
         modules=folded(source.module, every),
         replicated=replicated_parameters(
             solution.unfolded,
