@@ -170,6 +170,8 @@ class SolverReport(_Part):
     """Who found the plan and how good it is known to be."""
 
     name: str
+    found_by: str = Field(default="", description="the solver that had this plan first")
+    proved_by: str = Field(default="", description="the solver that proved that none is better")
     status: Literal["optimal", "feasible"]
     objective: list[int] = Field(
         description="the weighed objective, then its bytes, forward ns and backward ns"

@@ -31,9 +31,14 @@ class Sum(NamedTuple):
     """Literals, and units."""
 
     @property
+    def most(self) -> int:
+        """All terms together."""
+        return sum(weight for _, weight in self.terms)
+
+    @property
     def digits(self) -> tuple[int, int]:
         """How many places the sum has, and bits of a digit."""
-        size = sum(weight for _, weight in self.terms).bit_length()
+        size = self.most.bit_length()
         if size <= BITS:
             return 1, BITS
         count = -(-size // min(DIGIT, ROOM - len(self.terms).bit_length()))
@@ -69,13 +74,15 @@ def limit(model: PartModel, total: Sum, cap: int, name: str) -> bool:
         if weight > room:
             model.model.add(literal == 0)
     total = total._replace(terms=[(t, weight) for t, weight in total.terms if weight <= room])
+    if total.most <= room:
+        return True
     count, bits = total.digits
     digits = []
     for _ in range(count - 1):
         digits.append(room % (1 << bits))
         room >>= bits
     first, _ = _carried(model, total.terms, bits, digits, name)
-    model.model.add(first <= min(room, (1 << 62)))
+    model.model.add(first <= room)
     return True
 
 
