@@ -4,8 +4,9 @@
     python -m benchmarks.plans DIR llama gpt2         some
     python -m benchmarks.plans DIR --against BEFORE   and compare with those of another checkout
 
-A change that should change no plan is tried so: what was written by the code before it is compared
-byte for byte, plans of older format versions as they are read today. Exits with 1 if any differs.
+A change that should change no plan is tried so: what was written by the code before it is compared,
+but for the names of the solvers that found and proved it, and plans of older format versions as
+they are read today. Exits with 1 if any differs.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def equal(text: str, before: str) -> bool:
         old, new = (Plan.from_json(t).model_dump() for t in (before, text))
     except PlanError:
         return text == before
+    for key in ("name", "found_by", "proved_by"):
+        new["solver"][key] = old["solver"][key]
     if json.loads(before)["version"] < OBJECTIVE_SINCE:
         new["objective"] = old["objective"]
     return old == new
