@@ -38,7 +38,7 @@ def plan(
     tp: int | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    args: tuple[Any, ...] = (),
+    args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     memory: int | None = None,
     solver: str | None = None,
@@ -61,8 +61,8 @@ def plan(
         tp: Ranks to split over; short for `mesh={"tp": tp}`.
         mesh: Mesh dims and their ranks: "tp" splits the model, all others share the batch:
             {"dp": 2, "tp": 4} is two copies of a model over four ranks each.
-        args: Example inputs, needed for a module that is no transformers text model. Let sizes
-            that vary at run time be 3 (batch) and 19 (sequence).
+        args: Example inputs, or the only one, needed for a module that is no transformers text
+            model. Let sizes that vary at run time be 3 (batch) and 19 (sequence).
         kwargs: Example inputs by name.
         memory: Bytes that a rank may hold: parameters, buffers, KV cache, activations, and what
             training needs (see `planner/cost/memory.py`). By default the least possible without
@@ -124,7 +124,7 @@ def prepare(
     tp: int | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    args: tuple[Any, ...] = (),
+    args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     batch: int | None = None,
     seq: int = 512,
