@@ -20,6 +20,7 @@ from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.read import Report
 from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.closures import check_closures
 from shardwright.runtime.config import read_config
 from shardwright.runtime.fast_paths import block_fast_paths
 from shardwright.runtime.identity import check_identity
@@ -169,6 +170,7 @@ def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
                 f"the plan is for {size} ranks on mesh dim '{name}', the mesh has {have}"
             )
     check_identity(model, plan)
+    check_closures(model)
     mesh = mesh.with_sub_axes(plan.sub_axes)
     apply_modules(model, plan, mesh)
     return mesh

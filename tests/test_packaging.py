@@ -236,6 +236,7 @@ FROM_RUNTIME = {
         "runtime.api", "runtime.build", "runtime.config", "runtime.gather", "runtime.processes"
     },
     "planner.report.explain": {"runtime.identity"},
+    "planner.trace.duplicate": {"runtime.closures"},
     "planner.trace.on_fake": {"runtime.attention"},
     "planner.trace.source": {"runtime.build", "runtime.config", "runtime.identity"},
     "planner.trace.trace": {"runtime.attention"},
