@@ -61,9 +61,10 @@ def written(make: Callable[[], Plan]) -> str:
 
 
 def as_today(text: str) -> str:
-    """A plan in today's format; an error as it is."""
+    """A plan in today's format, with a digest; an error as it is."""
     try:
-        return Plan.from_json(text).to_json()
+        plan = Plan.from_json(text)
+        return (plan if plan.digest else plan.sealed()).to_json()
     except PlanError:
         return text
 
