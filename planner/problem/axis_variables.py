@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardwright.planner.graph.axes import Axes, find
+from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.names import axis_names, places, tensor_names
 from shardwright.planner.solvers.problem import Part
@@ -31,8 +31,10 @@ def axis_variables(graph: Graph, states: States) -> dict[str, tuple[Part, ...]]:
     out = {}
     for name, title in tensor_names(graph).items():
         domain = states.domain(name)
-        out[name] = (*_split(title, name, domain, states.axes, axes),
-                     *_partial(title, domain, states))
+        out[name] = (
+            *_split(title, name, domain, states.axes, axes),
+            *_partial(title, domain, states),
+        )
     return out
 
 
@@ -58,8 +60,9 @@ def _partial(title: str, domain: Sequence[State], states: States) -> list[Part]:
     """For each sub-axis over which any state is Partial, what is."""
     out = []
     for bit in states.sub.bits:
-        kinds = [VALUE * bool(s.partial & bit) + GRADIENT * bool(s.grad_partial & bit)
-                 for s in domain]
+        kinds = [
+            VALUE * bool(s.partial & bit) + GRADIENT * bool(s.grad_partial & bit) for s in domain
+        ]
         if any(kinds):
             out.append(Part(f"{title} partial on {states.sub.text(bit)}", kinds))
     return out

@@ -21,9 +21,7 @@ class Proof(NamedTuple):
     """Whether it is the prover's own, and cheaper than what it was told."""
 
 
-def prove(
-    whole: WarmStart, price: int, found: Result, prover: Solver, deadline: float
-) -> Proof:
+def prove(whole: WarmStart, price: int, found: Result, prover: Solver, deadline: float) -> Proof:
     """The cheaper of what was found and the prover's answer; the bound is the higher of both.
 
     Args:

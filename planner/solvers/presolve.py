@@ -196,7 +196,9 @@ def _rebuild(
     return Presolved(small, source)
 
 
-def _parts(found: Sequence[tuple[Part, Mapping[int, int]]], values: Sequence[int]) -> tuple[Part, ...]:
+def _parts(
+    found: Sequence[tuple[Part, Mapping[int, int]]], values: Sequence[int]
+) -> tuple[Part, ...]:
     """What tells these values apart, of the parts of all variables that became one; equals once.
 
     Each part comes with the value of its variable for each value of the one that is left.
