@@ -38,7 +38,7 @@ def plan(
     tp: int | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    args: tuple[Any, ...] = (),
+    args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     objective: ObjectiveName = "time",
     memory: int | None = None,
@@ -62,8 +62,8 @@ def plan(
         tp: Ranks to split over; short for `mesh={"tp": tp}`.
         mesh: Mesh dims and their ranks: "tp" splits the model, all others share the batch:
             {"dp": 2, "tp": 4} is two copies of a model over four ranks each.
-        args: Example inputs, needed for a module that is no transformers text model. Let sizes
-            that vary at run time be 3 (batch) and 19 (sequence).
+        args: Example inputs, or the only one, needed for a module that is no transformers text
+            model. Let sizes that vary at run time be 3 (batch) and 19 (sequence).
         kwargs: Example inputs by name.
         objective: What is to be least. "time": the predicted time of the phases, where a byte that
             a rank holds counts as the part of it that its room for more sequences is worth (see
@@ -131,7 +131,7 @@ def prepare(
     tp: int | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    args: tuple[Any, ...] = (),
+    args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     batch: int | None = None,
     seq: int = 512,

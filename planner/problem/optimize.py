@@ -5,19 +5,20 @@ it is the smallest at which the plan needs no more than the least possible bytes
 user's own budget is a hard cap then, below which bytes are nearly free. What does not hang on the
 price is eliminated first, once. The price is found with the backtracking solver (`warm_start.py`,
 `byte_price.py`); then the solver that was asked for proves its answer, or finds a better
-(`proof.py`). Each sees the problem behind a chain of reductions.
+(`proof.py`), on the whole problem.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shardwright.errors import InfeasibleError, SolverError
 from shardwright.planner.contract.plan_file import ObjectiveName
 from shardwright.planner.problem.byte_price import price_for_memory, price_for_time
 from shardwright.planner.problem.objective import BYTE_PRICES, Digits, primary
-from shardwright.planner.problem.proof import prove
+from shardwright.planner.problem.proof import Proof, prove
 from shardwright.planner.problem.warm_start import WarmStart
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.bucket_elimination import eliminate
@@ -56,8 +57,12 @@ class Optimum:
     bound: int
     """No plan has a lower objective."""
     optimal: bool
-    from_warm_start: bool
-    """Whether it is the warm start's answer, the other solver having proven nothing better."""
+    proven: bool
+    """Whether the solver that was asked proved that; else backtracking did, or nobody."""
+    better: bool
+    """Whether that solver found it, and not backtracking before."""
+    caps: Mapping[int, int]
+    """Of the priced problem (`objective.question`): its component 1 is the bytes."""
 
 
 def optimize(
@@ -112,13 +117,19 @@ def optimize(
     else:
         budget = floor + int(SLACK * movable) if memory is None else None
         price, found = price_for_memory(warm_start, least, budget)
-    best, proven = found, False
+    found = found._replace(assignment=left.expand(found.assignment or ()))
+    proof = Proof(found, False, False)
     if not alone:
-        best, proven = prove(warm_start, price, found, prover, start + seconds)
+        whole = replace(warm_start, problem=digits.split(small.problem).problem)
+        proof = prove(whole, price, found, prover, start + seconds)
 
-    assignment = left.expand(best.assignment or ())
+    best = proof.result
+    assignment = best.assignment or ()
     costs = small.problem.accept(assignment)
     objective = primary(costs, price)
     bound = min(digits.first(best.bound, price), objective)
     optimal = best.status == "optimal"
-    return Optimum(small.expand(assignment), costs, price, objective, bound, optimal, not proven)
+    return Optimum(
+        small.expand(assignment), costs, price, objective, bound, optimal,
+        proven=proof.proven, better=proof.better, caps=warm_start.caps,
+    )  # fmt: skip

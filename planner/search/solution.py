@@ -66,6 +66,7 @@ class Solution:
     """A solution of the problem, not yet tried; `possible` says which tensors any could split.
 
     `layouts` are those of the folded graph, `unfolded` and `bill` speak of that of all blocks.
+    `optimum` is what the solvers said.
     """
 
     layouts: Layouts
@@ -76,6 +77,7 @@ class Solution:
     objective: Objective
     possible: dict[str, bool]
     pinned: Mapping[str, Pin]
+    optimum: Optimum
 
 
 def predicted(task: Task, solution: Solution) -> Prediction:
@@ -130,7 +132,7 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
     price = byte_price_ns(optimum.byte_price)
     objective = Objective(name=aim, byte_price_ns=price, memory_bytes=room)
     can = possible(network, small)
-    return Solution(layouts, unfolded, bill, memory, report, objective, can, pinned)
+    return Solution(layouts, unfolded, bill, memory, report, objective, can, pinned, optimum)
 
 
 def _held(task: Task, formulation: Formulation, values: Sequence[int]) -> Memory:
@@ -148,10 +150,13 @@ def possible(network: CostFunctionNetwork, small: Presolved) -> dict[str, bool]:
 
 def reported(optimum: Optimum, solver: str, note: str) -> SolverReport:
     """Who found the plan, and how far it is proven; where `solver` could not, that is noted."""
-    if optimum.from_warm_start and solver != "backtracking":
+    if not optimum.proven and solver != "backtracking":
         note = note or f"{solver} ran out of time: planned with the backtracking solver"
+    by = solver if optimum.proven else "backtracking"
     return SolverReport(
-        name="backtracking" if optimum.from_warm_start else solver,
+        name=by,
+        found_by=solver if optimum.better else "backtracking",
+        proved_by=by if optimum.optimal else "",
         status="optimal" if optimum.optimal else "feasible",
         objective=[optimum.objective, *(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))],
         bound=[optimum.bound],
