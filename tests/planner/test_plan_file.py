@@ -107,7 +107,7 @@ def changed(plan: Plan, *path: str, to: Any) -> str:
             "other.plan",
             'not a Shardwright plan: "format" should be "shardwright.plan"',
         ),
-        (("version",), 3, "has plan version 3; this Shardwright reads versions 1 to 2: make the"),
+        (("version",), 4, "has plan version 4; this Shardwright reads versions 1 to 3: make the"),
         (("version",), None, "has plan version None"),
         (("solver", "status"), "guessed", "solver.status: Input should be 'optimal' or 'feasible'"),
         (("modules",), [], "modules: Input should be a valid dictionary"),
