@@ -53,6 +53,7 @@ def plan(
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
     dump: str | Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Plan:
     """The cheapest correct way to split `model` over ranks; no weights are read.
 
@@ -90,6 +91,7 @@ def plan(
         optimizer_bytes: State that the optimizer keeps for an element of a parameter, if training:
             8 for Adam's two in float32, 12 with a float32 copy of the parameter.
         dump: A folder to write what the planner saw and decided into, as text.
+        trust_remote_code: Whether to run code that comes with the model: else that is refused.
 
     Raises:
         UsageError: an argument that cannot be meant.
@@ -101,7 +103,7 @@ def plan(
     task = prepare(
         model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
-        optimizer_bytes=optimizer_bytes,
+        optimizer_bytes=optimizer_bytes, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     with dumping(dump, task) as tell:
         return run(task, Asked(solver, time_limit, memory), tell)
@@ -135,6 +137,7 @@ def prepare(
     phase: str | Mapping[Phase, int] = "prefill",
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
+    trust_remote_code: bool = False,
 ) -> Task:
     """Read and trace a model: all that `plan` does before it looks for the cheapest way.
 
@@ -156,7 +159,7 @@ def prepare(
     wanted = dict(pins or {})
     as_pins(wanted)  # what cannot be meant should not wait for the trace
     stage("read")
-    source = read_source(model, args, kwargs, dtype)
+    source = read_source(model, args, kwargs, dtype, trust_remote_code)
     if tp_plan is not None:
         wanted = hand_written_pins(table_of(tp_plan, source.module), source.module) | wanted
     workload = Workload(

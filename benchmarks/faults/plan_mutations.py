@@ -38,8 +38,9 @@ def mutated(
         plan: As JSON.
         others: Plans to take pieces of.
     """
-    out, words = copy.deepcopy(plan), []
-    for _ in range(random.choice((1, 1, 1, 1, 2, 3))):
+    out, words = copy.deepcopy(plan), list[str]()
+    times = random.choice((1, 1, 1, 1, 2, 3))
+    while len(words) < times or out == plan:
         words.append(random.choices(MUTATIONS, WEIGHTS)[0](random, out, others))
     return "; ".join(words), out
 
