@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from shardwright.errors import UsageError
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.mesh import read_mesh, replicas
 from shardwright.planner.contract.plan_file import Phase, Plan, Workload
 from shardwright.planner.cost.phases import parse_phases
@@ -110,11 +110,18 @@ def plan(
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:
-    """The arguments of `plan` and `prepare` that ask for a plan's mesh, workload and pins again."""
+    """The arguments of `plan` and `prepare` that ask for a plan's mesh, workload and pins again.
+
+    Raises:
+        PlanError: its dtype is none.
+    """
     load = plan.workload
+    dtype = getattr(torch, load.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise PlanError(f"workload.dtype: torch has no '{load.dtype:.40}'")
     return {
         "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
-        "dtype": getattr(torch, load.dtype), "device": load.device, "pins": plan.pins,
+        "dtype": dtype, "device": load.device, "pins": plan.pins,
         "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
     }  # fmt: skip
 

@@ -17,14 +17,33 @@ from shardwright.errors import ShardwrightError
 SECONDS = 120.0
 
 WORDS = (
-    "", " ", "-", "--", "-1", "0", "1", "2", "3", "4", "8", "1e9", "nan", "inf", "-inf", "²", "٣",
-    "9" * 20, "9" * 400, "9" * 5000, "a" * 5000, "../..", "/", "/dev/null", "/dev/full", "x=y",
-    "1000000000", "tp=2", "tp=0", ".1=2", "dp=2,tp=2", "tp=2,tp=2", "dp=,tp", "tp=99999999999",
-    "prefill", "decode:0", "train:99999", "decode:²", "prefill,prefill", "shard:0", "lm_head=shard:0",
-    "lm_head=shard:9", "*=replicate", "[=replicate", "=", "x=shard:²", "lm_head=shard:" + "9" * 5000,
-    "24GiB", "1KB", "1.5.5GB", "1" * 400 + "GB", "lp", "backtracking", "cpsat", "nope", "h100-nvlink",
-    "csv", "markdown", "float64", "int8", "\x1b[31m", "\udcff", "no/such", "a/b/c", "owner/model",
-)  # fmt: skip
+    *(
+        "",
+        " ",
+        "-",
+        "--",
+        "-1",
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+        "8",
+        "1e9",
+        "nan",
+        "inf",
+        "-inf",
+        "²",
+        "٣",
+    ),
+    *("9" * 20, "9" * 400, "9" * 5000, "a" * 5000, "../..", "/", "/dev/null", "/dev/full", "x=y"),
+    *("1000000000", "tp=2", "tp=0", ".1=2", "dp=2,tp=2", "tp=2,tp=2", "dp=,tp", "tp=99999999999"),
+    *("prefill", "decode:0", "train:99999", "decode:²", "prefill,prefill", "shard:0", "=", "²=²"),
+    *("lm_head=shard:0", "lm_head=shard:9", "*=replicate", "[=replicate", "lm_head=shard:²"),
+    *("lm_head=shard:" + "9" * 5000, "24GiB", "1KB", "1.5.5GB", "1" * 400 + "GB", "lp", "nope"),
+    *("backtracking", "cpsat", "h100-nvlink", "csv", "markdown", "float64", "int8", "\x1b[31m"),
+    *("\udcff", "no/such", "a/b/c", "owner/model"),
+)
 
 
 def lines(folder: Path) -> list[list[str]]:
@@ -44,7 +63,8 @@ def lines(folder: Path) -> list[list[str]]:
         ["plan", model, "--mesh", "dp=2,tp=2", "--phase", "train"],
         ["show", plan], ["show", plan, "--json"], ["schema"], ["diff", plan, plan, "--json"],
         ["explain", plan, "lm_head"], ["explain", plan, "lm_head", model],
-        ["export", plan, "--to", "csv"], ["export", plan, "--to", "csv", "-o", str(folder / "x.csv")],
+        ["export", plan, "--to", "csv"],
+        ["export", plan, "--to", "csv", "-o", str(folder / "x.csv")],
         ["check", plan, model, "--json"], ["check", "--accept", plan, model],
     ]  # fmt: skip
 

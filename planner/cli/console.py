@@ -46,7 +46,7 @@ def _prepare_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 for good
         with suppress(AttributeError, ValueError):
             getattr(sys, name).reconfigure(errors="backslashreplace")
 
