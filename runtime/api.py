@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.errors import PlanError, ShardwrightError
+from shardwright.errors import CheckpointError, PlanError, ShardwrightError
+from shardwright.planner.contract.bounded import read_json
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.attention import split_by_heads
-from shardwright.runtime.build import empty_model, model_class
+from shardwright.runtime.build import building, empty_model, model_class
 from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
@@ -44,6 +44,7 @@ def load(
     timeout: float = 600.0,
     allow_surplus: bool = False,
     progress: bool = False,
+    trust_remote_code: bool = False,
     **model_kwargs: Any,
 ) -> nn.Module:
     """Load a checkpoint split over the ranks of a process group; every rank calls this.
@@ -61,6 +62,7 @@ def load(
         timeout: Seconds that a rank waits for the others before it fails.
         allow_surplus: Leave weights that the model has no place for unread.
         progress: Show a bar on stderr, if that is a terminal.
+        trust_remote_code: Whether to run code that comes with the model: else that is refused.
         **model_kwargs: Passed to the model class, such as `attn_implementation`.
 
     Returns:
@@ -84,6 +86,7 @@ def load(
             dtype,
             allow_surplus,
             progress,
+            trust_remote_code,
             model_kwargs,
         )
     except ShardwrightError as error:
@@ -101,13 +104,15 @@ def _load(
     dtype: torch.dtype | None,
     allow_surplus: bool,
     progress: bool,
+    trust_remote_code: bool,
     model_kwargs: dict[str, Any],
 ) -> nn.Module:
-    config = read_config(name)
+    config = read_config(name, trust_remote_code)
     checkpoint = Checkpoint.open(name)
-    cls: Any = model_class(config)
+    cls: Any = model_class(config, trust_remote_code)
     chosen = dtype or checkpoint.dtype
-    model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
+    with building(cls, config):
+        model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
     conversions = Conversions(model)
     mesh = _split(model, plan, mesh)
     report: Report = load_weights(
@@ -127,13 +132,27 @@ def _load(
 
 
 def _with_generation_config(model: nn.Module, name: str | Path) -> nn.Module:
-    """`model` with the generation settings that came with the checkpoint, if any did."""
+    """`model` with the generation settings that came with the checkpoint, if any did.
+
+    Raises:
+        CheckpointError: those cannot be read.
+    """
     from transformers import GenerationConfig
 
-    if getattr(model, "can_generate", lambda: False)():
-        with suppress(OSError):  # none came with it
-            settings: Any = GenerationConfig.from_pretrained(name)
-            model.generation_config = settings
+    if not getattr(model, "can_generate", lambda: False)():
+        return model
+    file = Path(name) / "generation_config.json"
+    try:
+        if file.is_file() and not isinstance(read_json(file), dict):
+            raise ValueError("it holds no JSON object")
+        settings: Any = GenerationConfig.from_pretrained(name)
+        model.generation_config = settings
+    except Exception as error:  # whatever transformers raises on what it does not expect
+        if file.is_file():
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CheckpointError(f"{file} cannot be used: {text:.300}") from None
+        if not isinstance(error, OSError):  # none came with it
+            raise
     return model
 
 
