@@ -67,11 +67,11 @@ def load(
         The model, in eval mode; `model.shardwright_report` says what was read.
 
     Raises:
-        PlanError: the plan is not for this model.
+        PlanError: the plan is not for this model, or was edited since it was written.
         CheckpointError: weights are missing, surplus, damaged or of another shape.
         DistributedError: there are fewer ranks than the plan needs, or another rank failed.
     """
-    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    plan = _unedited(plan)
     where = pick_device(device)
     mesh = device_mesh_for(plan, mesh, where, timeout)
     failure: ShardwrightError | None = None
@@ -150,15 +150,27 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
         `model`.
 
     Raises:
-        PlanError: the plan is for another model or another number of ranks.
+        PlanError: the plan is for another model or another number of ranks, or was edited since it
+            was written.
     """
-    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    plan = _unedited(plan)
     if isinstance(mesh, DeviceMesh):
         end_in_order()
         mesh = Mesh.from_device_mesh(mesh)
     mesh = _split(model, plan, mesh)
     average_gradients(model, [mesh[name] for name in plan.batch_dims])
     return model
+
+
+def _unedited(plan: Plan | str | Path) -> Plan:
+    """The plan that is to be applied.
+
+    Raises:
+        PlanError: it cannot be read, or is not as it was written.
+    """
+    if isinstance(plan, Plan):
+        return plan.unedited()
+    return Plan.load(plan).unedited(plan)
 
 
 def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:

@@ -14,7 +14,7 @@ from shardwright.errors import SolverError, UsageError
 from shardwright.planner.solvers.problem import Solver
 
 OWN = ("backtracking", "cpsat", "lp")
-DEFAULT = "lp"
+DEFAULT = "cpsat"
 
 
 def names() -> list[str]:

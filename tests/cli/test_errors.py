@@ -26,6 +26,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks import launch
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.runtime.mesh import Mesh
+from tests import planning
 from tests.cli import dying
 from tests.cli.conftest import Run, tiny
 from tests.ranks import run_ranks
@@ -185,7 +186,7 @@ def test_infeasible_budget_says_the_least_that_would_fit(
     )
     assert found, line
     least = int(found[1].replace(",", ""))
-    held = shardwright.plan(model, 2, memory=least).predicted.memory
+    held = planning.plan(model, 2, memory=least).predicted.memory
     assert held is not None and 200_000 < held.parameters < 250_000
     assert held.total == least
 
