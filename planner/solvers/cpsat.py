@@ -49,6 +49,7 @@ def solve(
             return Result("infeasible", None, 0)
         if cap < costs.least + costs.room:
             model.add(costs.over_least(cp) <= cap - costs.least)
+    problem.limits.add_to(model, choices.values)
     costs = choices.costs(component)
     model.minimize(costs.over_least(cp))
     if hint is not None:

@@ -15,6 +15,7 @@ from operator import mul
 from typing import Literal, NamedTuple
 
 from shardwright.errors import SolverError
+from shardwright.planner.solvers.limits import Limits
 
 CostVector = tuple[int, ...]
 """One number for each component."""
@@ -35,15 +36,23 @@ class Factor:
     scope: tuple[int, ...]
     rows: list[Row]
 
+    def row(self, values: tuple[int, ...]) -> Row | None:
+        """The row with these values, None where there is none."""
+        return next((r for r in self.rows if r.values == values), None)
+
 
 @dataclass
 class Problem:
-    """Variables (name, size of the domain) and factors; `components` names the costs."""
+    """Variables (name, size of the domain) and factors; `components` names the costs.
+
+    What is taken of `limits` is no component: these bound it themselves.
+    """
 
     components: tuple[str, ...]
     names: list[str] = field(default_factory=list)
     domains: list[list[int]] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
+    limits: Limits = field(default_factory=Limits)
 
     def variable(self, name: str, size: int) -> int:
         """Add a variable whose values are 0 … size-1 and return its number."""
@@ -71,6 +80,7 @@ class Problem:
     def weighed(self, weights: Sequence[CostVector]) -> Problem:
         """The same problem with one component for each row of weights over the components."""
         out = Problem(tuple(f"w{i}" for i in range(len(weights))), self.names, self.domains)
+        out.limits = self.limits
         for f in self.factors:
             rows = [Row(x, tuple([sum(map(mul, w, c)) for w in weights])) for x, c in f.rows]
             out.factors.append(Factor(f.name, f.scope, rows))
@@ -81,6 +91,7 @@ class Problem:
         if list(components) == list(range(len(self.components))):
             return self
         out = Problem(tuple(self.components[c] for c in components), self.names, self.domains)
+        out.limits = self.limits
         for f in self.factors:
             rows = [Row(x, tuple([costs[c] for c in components])) for x, costs in f.rows]
             out.factors.append(Factor(f.name, f.scope, rows))
@@ -95,7 +106,7 @@ class Problem:
         total = [0] * len(self.components)
         for factor in self.factors:
             values = tuple(assignment[v] for v in factor.scope)
-            row = next((r for r in factor.rows if r.values == values), None)
+            row = factor.row(values)
             if row is None:
                 return None
             total = [a + b for a, b in zip(total, row.costs, strict=True)]
@@ -105,10 +116,11 @@ class Problem:
         """Costs of an assignment that a solver returned.
 
         Raises:
-            SolverError: a factor or a cap forbids it.
+            SolverError: a factor, a cap or a limit forbids it.
         """
         costs = self.price(answer)
-        if costs is None or any(costs[c] > cap for c, cap in (caps or {}).items()):
+        over = costs is None or any(costs[c] > cap for c, cap in (caps or {}).items())
+        if costs is None or over or not self.limits.hold(answer):
             raise SolverError("the solver returned an assignment that its problem forbids")
         return costs
 
