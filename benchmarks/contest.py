@@ -111,9 +111,7 @@ def score(instance: Instance, solution: Sequence[int]) -> int | None:
         for (a, b), table in zip(instance.edges, instance.edge_costs, strict=True)
     ]
     change: dict[int, int] = {}
-    for (start, stop), usage, s in zip(
-        instance.intervals, instance.usages, solution, strict=True
-    ):
+    for (start, stop), usage, s in zip(instance.intervals, instance.usages, solution, strict=True):
         if start < stop:
             change[start] = change.get(start, 0) + usage[s]
             change[stop] = change.get(stop, 0) - usage[s]
@@ -151,9 +149,12 @@ def run(path: Path, solver: str, seconds: float | None, out: Path | None) -> str
         out.mkdir(parents=True, exist_ok=True)
         name = path.name.removesuffix(".gz")
         (out / name).write_text(json.dumps({"solution": list(result.assignment)}) + "\n")
-    against = f" ({cost / best - 1:+.4%}, bound {result.bound / best - 1:+.4%} of best)" if best else ""
+    against = (
+        f" ({cost / best - 1:+.4%}, bound {result.bound / best - 1:+.4%} of best)" if best else ""
+    )
     memory = sum(
-        resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
     return (
         f"{line}: {result.status}, cost {cost:,}, bound {result.bound:,}{against}, "

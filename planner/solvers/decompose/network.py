@@ -107,7 +107,9 @@ class Network:
         terms = [float(c[v]) for c, v in zip(self.costs, x, strict=True)]
         terms += [float(t[x[a], x[b]]) for (a, b), t in zip(self.pairs, self.tables, strict=True)]
         broken = terms.count(np.inf)
-        return Score(broken, self.over(x), sum(t for t in terms if t < np.inf) if broken else sum(terms))
+        return Score(
+            broken, self.over(x), sum(t for t in terms if t < np.inf) if broken else sum(terms)
+        )
 
     def restricted(self, keep: Sequence[Array]) -> Network:
         """The network with the values that `keep` (masks) leaves to each variable."""

@@ -70,8 +70,10 @@ class _State:
         """Visit nodes: by turns the one of the least bound, and the last one made."""
         chosen: list[Node] = []
         while self.open and len(chosen) < self.workers:
-            at = -1 if len(chosen) % 2 else min(
-                range(len(self.open)), key=lambda k: (self.open[k].bound, -k)
+            at = (
+                -1
+                if len(chosen) % 2
+                else min(range(len(self.open)), key=lambda k: (self.open[k].bound, -k))
             )
             node = self.open.pop(at)
             if node.bound <= self.ceiling - 1 + HALF:
