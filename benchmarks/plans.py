@@ -26,11 +26,12 @@ from rich.progress import track
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import ObjectiveName, Plan
+from shardwright.planner.contract.styles import LOCAL
 
 RANKS = (2, 4, 8, 16)
 """Of published models; tiny ones are planned for two."""
-OBJECTIVE_SINCE = 3
-"""The version from which on plans say what was to be least."""
+NEWS = ("digest", "objective", "calls", "takes", "gives")
+"""What plans before version 3 do not say."""
 
 
 def jobs(
@@ -70,16 +71,33 @@ def written(make: Callable[[], Plan]) -> str:
 
 
 def equal(text: str, before: str) -> bool:
-    """Whether a plan is that of before, read in today's format; what that lacks is not compared."""
+    """Whether a plan is that of before, read in today's format; what that lacks is not compared.
+
+    Nor who solved it: all that prove a plan find the same.
+    """
     try:
-        old, new = (Plan.from_json(t).model_dump() for t in (before, text))
+        old, new = (_said(Plan.from_json(t)) for t in (before, text))
     except PlanError:
         return text == before
-    for key in ("name", "found_by", "proved_by"):
-        new["solver"][key] = old["solver"][key]
-    if json.loads(before)["version"] < OBJECTIVE_SINCE:
-        new["objective"] = old["objective"]
+    if json.loads(before)["version"] < Plan.model_fields["version"].default:
+        old, new = _without_news(old), _without_news(new)
     return old == new
+
+
+def _said(plan: Plan) -> dict[str, Any]:
+    """What a plan says, but for who solved it."""
+    out = plan.model_dump()
+    return out | {"solver": {k: out["solver"][k] for k in ("status", "objective", "bound")}}
+
+
+def _without_news(said: dict[str, Any]) -> dict[str, Any]:
+    """Without what is new, nor modules of which it says nothing else."""
+    modules = {
+        name: {k: v for k, v in spec.items() if k not in NEWS and v not in ([], {}, LOCAL)}
+        for name, spec in said["modules"].items()
+    }
+    left = {k: v for k, v in said.items() if k not in NEWS}
+    return left | {"modules": {name: spec for name, spec in modules.items() if spec}}
 
 
 @click.command()

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import torch
 
-from shardwright.errors import UsageError
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.mesh import read_mesh, replicas
 from shardwright.planner.contract.plan_file import ObjectiveName, Phase, Plan, Workload
 from shardwright.planner.cost.phases import parse_phases
@@ -38,7 +38,7 @@ def plan(
     tp: int | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    args: tuple[Any, ...] = (),
+    args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     objective: ObjectiveName = "time",
     memory: int | None = None,
@@ -55,6 +55,7 @@ def plan(
     optimizer_bytes: int = 8,
     dump: str | Path | None = None,
     write_model: str | Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Plan:
     """The cheapest correct way to split `model` over ranks; no weights are read.
 
@@ -63,8 +64,8 @@ def plan(
         tp: Ranks to split over; short for `mesh={"tp": tp}`.
         mesh: Mesh dims and their ranks: "tp" splits the model, all others share the batch:
             {"dp": 2, "tp": 4} is two copies of a model over four ranks each.
-        args: Example inputs, needed for a module that is no transformers text model. Let sizes
-            that vary at run time be 3 (batch) and 19 (sequence).
+        args: Example inputs, or the only one, needed for a module that is no transformers text
+            model. Let sizes that vary at run time be 3 (batch) and 19 (sequence).
         kwargs: Example inputs by name.
         objective: What is to be least. "time": the predicted time of the phases, where a byte that
             a rank holds counts as the part of it that its room for more sequences is worth (see
@@ -98,6 +99,7 @@ def plan(
         dump: A folder to write what the planner saw and decided into, as text.
         write_model: A file for the CP-SAT model, in CP-SAT's text format: an integer for each axis
             of a tensor, over which sub-axes it is split, and for what is Partial over each.
+        trust_remote_code: Whether to run code that comes with the model: else that is refused.
 
     Raises:
         UsageError: an argument that cannot be meant.
@@ -111,18 +113,25 @@ def plan(
     task = prepare(
         model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
-        optimizer_bytes=optimizer_bytes,
+        optimizer_bytes=optimizer_bytes, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     with dumping(dump, task, write_model) as tell:
         return run(task, Asked(solver, time_limit, memory, objective), tell)
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:
-    """The arguments of `plan` and `prepare` that ask for a plan's mesh, workload and pins again."""
+    """The arguments of `plan` and `prepare` that ask for a plan's mesh, workload and pins again.
+
+    Raises:
+        PlanError: its dtype is none.
+    """
     load = plan.workload
+    dtype = getattr(torch, load.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise PlanError(f"workload.dtype: torch has no '{load.dtype:.40}'")
     return {
         "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
-        "dtype": getattr(torch, load.dtype), "device": load.device, "pins": plan.pins,
+        "dtype": dtype, "device": load.device, "pins": plan.pins,
         "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
     }  # fmt: skip
 
@@ -134,7 +143,7 @@ def prepare(
     tp: int | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    args: tuple[Any, ...] = (),
+    args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     batch: int | None = None,
     seq: int = 512,
@@ -145,6 +154,7 @@ def prepare(
     phase: str | Mapping[Phase, int] = "prefill",
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
+    trust_remote_code: bool = False,
 ) -> Task:
     """Read and trace a model: all that `plan` does before it looks for the cheapest way.
 
@@ -166,7 +176,7 @@ def prepare(
     wanted = dict(pins or {})
     as_pins(wanted)  # what cannot be meant should not wait for the trace
     stage("read")
-    source = read_source(model, args, kwargs, dtype)
+    source = read_source(model, args, kwargs, dtype, trust_remote_code)
     if tp_plan is not None:
         wanted = hand_written_pins(table_of(tp_plan, source.module), source.module) | wanted
     workload = Workload(

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.planner.cli.console import Size, compact, say, working
-from shardwright.planner.cli.shared import COUNT, DTYPES, as_json, check_folder, save, show_plan
+from shardwright.planner.cli.shared import (
+    COUNT,
+    DTYPES,
+    as_json,
+    check_folder,
+    save,
+    show_plan,
+    trusting,
+)
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import ObjectiveName, Plan
@@ -69,6 +77,7 @@ Examples:
 @click.option("--write-model", type=click.Path(dir_okay=False), metavar="FILE",
               help="Write there the CP-SAT model, in its text format: an integer for each axis of "
               "a tensor (over which sub-axes it is split) and for what is Partial.")  # fmt: skip
+@trusting
 @as_json
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
 def plan(
@@ -94,6 +103,7 @@ def plan(
     sequence_parallel: bool | None,
     dump: str | None,
     write_model: str | None,
+    trust: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -136,6 +146,7 @@ def plan(
             device=device, phase=phase, optimizer_bytes=optimizer_bytes,
             pins=gather(pins, pin_file),
             tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
+            trust_remote_code=trust,
         )  # fmt: skip
         table = table_of(named, task.source.module) if compare else {}
         with dumping(dump, task, write_model) as tell:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from shardwright.planner.dump.names import axis_names
 from torch import nn
 
 from shardwright import InfeasibleError, UsageError

@@ -13,7 +13,7 @@ from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run import dry_run
 from shardwright.planner.dry_run.local_run import Mismatch
-from shardwright.planner.dry_run.written import dry_run_written
+from shardwright.planner.prove.prover import Prover
 from shardwright.runtime.api import apply
 from tests import planning
 from tests.planner.test_padding import Refuses, made
@@ -86,7 +86,7 @@ def test_every_block_is_right(way: str) -> None:
     plan = planning.plan(model, 2)
     assert is_split(plan, "layers.3.up.weight") and is_split(plan, "layers.3.down.weight")
     assert_equal(model, plan)
-    dry_run_written(plan, model)
+    assert Prover(model).prove(plan).plan == plan
 
 
 @pytest.mark.parametrize(("kinds", "afar"), [("010010", -2), ("001001", -3)])
@@ -138,4 +138,4 @@ def test_what_fails_with_the_traced_blocks_alone_is_not_split(monkeypatch: Any) 
 def test_a_plan_that_says_nothing_of_them_can_be_checked() -> None:
     """One whose calls with a mask cannot be traced holds for the others."""
     model = made(Refuses)
-    assert dry_run_written(planning.plan(model, 2), model).shapes > 0
+    assert Prover(model).prove(planning.plan(model, 2)).shapes > 0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.written import dry_run_written
+from shardwright.planner.prove.prover import Prover
 from shardwright.planner.trace import folded_trace
 from shardwright.planner.trace.example_inputs import example_inputs
 from shardwright.planner.trace.source import read_source
@@ -119,7 +119,7 @@ def test_a_tower_is_split_and_right(tied: bool) -> None:
     model = text(Tower(), tied)
     plan = plans(model)
     assert is_split(plan, "tower.mlp.up.weight") and is_split(plan, "tower.mlp.down.weight")
-    dry_run_written(plan, model)
+    assert Prover(model).prove(plan).plan == plan
     ids = torch.randint(0, TOKENS, (2, 5), generator=torch.Generator().manual_seed(1))
     image = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2)).double()
     want = [model(ids), model(ids, image), model.get_submodule("tower")(image)]
@@ -146,7 +146,7 @@ def test_a_tower_that_does_not_run_in_its_dtype() -> None:
     assert is_split(plan, "tower.mlp.up.weight")
     assert plan.predicted.unsharded_bytes == 8 * sum(p.numel() for p in model.parameters())
     assert plan.modules == plans(copy.deepcopy(model).float()).modules
-    dry_run_written(plan, model)
+    assert Prover(model).prove(plan).plan == plan
     model = model.float()
     image = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
     want = model.get_submodule("tower")(image)
