@@ -25,7 +25,7 @@ class Found(Exception):
 def network(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Presolved, int]:
     """The problem of splitting a model over two ranks, and the bytes that could be split."""
 
-    def stop(small: Presolved, *_: object, movable: int) -> None:
+    def stop(small: Presolved, *_: object, movable: int, **_how: object) -> None:
         raise Found(small, movable)
 
     _, model = build(kind, name, torch.float32)

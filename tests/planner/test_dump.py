@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from shardwright.planner.dump.names import axis_names
 from torch import nn
 
 from shardwright import InfeasibleError, UsageError
