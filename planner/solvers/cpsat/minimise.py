@@ -87,7 +87,8 @@ def solve(
         if best is not None:
             asked.model.hint(best)
         status, found, bound = _ask(asked.model, end - time.monotonic())
-        best = found or (best if k else None)
+        if found is not None or k == 0:  # a hint need not be an answer
+            best = found
         if status == "optimal":
             asked.model.model.add(place == bound)
             above = (above << bits) + bound
