@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from shardwright.planner.dump.names import axis_names
 from torch import nn
 
 from shardwright import InfeasibleError, UsageError
 from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.problem.names import axis_names
 from tests import planning
 from tests.cli.conftest import tiny
 
