@@ -200,7 +200,10 @@ def bounded(work: Callable[[], T], seconds: float) -> T:
             out.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return out.result(seconds)
+    try:
+        return out.result(seconds)
+    except TimeoutError:
+        raise TimeoutError("no answer in time") from None
 
 
 _known: Any = WeakIdKeyDictionary()

@@ -33,7 +33,7 @@ def form(backend: str, timeout: float) -> None:
     rank, ranks = _number("RANK"), _number("WORLD_SIZE")
     try:
         store, roll, failure = bounded(
-            lambda: _come(rank, ranks, deadline), timeout + ANSWER_SECONDS
+            lambda: _come(rank, ranks, deadline), timeout + 2 * ANSWER_SECONDS
         )
     except (OSError, RuntimeError) as error:
         raise DistributedError(
