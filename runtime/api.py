@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,16 +12,18 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.errors import PlanError
+from shardwright.errors import CheckpointError, PlanError
+from shardwright.planner.contract.bounded import read_json
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime import debug, facts
 from shardwright.runtime.agreement import agree
 from shardwright.runtime.attention import split_by_heads
-from shardwright.runtime.build import empty_model, model_class
+from shardwright.runtime.build import building, empty_model, model_class
 from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.closures import check_closures
 from shardwright.runtime.config import read_config
 from shardwright.runtime.fast_paths import block_fast_paths
 from shardwright.runtime.identity import check_identity
@@ -48,6 +49,7 @@ def load(
     timeout: float = 600.0,
     allow_surplus: bool = False,
     progress: bool = False,
+    trust_remote_code: bool = False,
     **model_kwargs: Any,
 ) -> nn.Module:
     """Load a checkpoint split over the ranks of a process group; every rank calls this.
@@ -66,18 +68,19 @@ def load(
             at any later time before it fails.
         allow_surplus: Leave weights that the model has no place for unread.
         progress: Show a bar on stderr, if that is a terminal.
+        trust_remote_code: Whether to run code that comes with the model: else that is refused.
         **model_kwargs: Passed to the model class, such as `attn_implementation`.
 
     Returns:
         The model, in eval mode; `model.shardwright_report` says what was read.
 
     Raises:
-        PlanError: the plan is not for this model.
+        PlanError: the plan is not for this model, or was edited since it was written.
         CheckpointError: weights are missing, surplus, damaged or of another shape.
         DistributedError: there are fewer ranks than the plan needs, the ranks were not given the
             same, or another rank failed.
     """
-    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    plan = _unedited(plan)
     where = pick_device(device)
     ranks = Mesh.from_device_mesh(device_mesh_for(plan, mesh, where, timeout))
     groups = _groups(plan, ranks)
@@ -90,7 +93,9 @@ def load(
     agree("loading", failure, alike, groups)
     assert checkpoint is not None
 
-    out, failure = _tried(lambda: _whole(model, checkpoint, plan, dtype, model_kwargs))
+    out, failure = _tried(
+        lambda: _whole(model, checkpoint, plan, dtype, trust_remote_code, model_kwargs)
+    )
     agree("loading", failure, groups=groups)
     assert out is not None
     conversions = Conversions(out)
@@ -111,7 +116,7 @@ def load(
     agree("loading", failure, groups=groups)
     out.shardwright_report = report  # type: ignore[assignment]
     average_gradients(out, [ranks[name] for name in plan.batch_dims])
-    return _with_generation_config(out, model).eval()
+    return out.eval()
 
 
 def _whole(
@@ -119,15 +124,23 @@ def _whole(
     checkpoint: Checkpoint,
     plan: Plan,
     dtype: torch.dtype | None,
+    trust_remote_code: bool,
     model_kwargs: dict[str, Any],
 ) -> nn.Module:
     """The model that the plan is for, without memory for its parameters."""
-    config = read_config(name)
-    cls: Any = model_class(config)
+    config = read_config(name, trust_remote_code)
+    cls: Any = model_class(config, trust_remote_code)
     chosen = dtype or checkpoint.dtype
-    model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
+    with building(cls, config):
+        model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
+    _check(model, plan)
+    return _with_generation_config(model, name)
+
+
+def _check(model: nn.Module, plan: Plan) -> None:
+    """Whether the plan is for this model, and all of it can be split."""
     check_identity(model, plan)
-    return model
+    check_closures(model)
 
 
 def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
@@ -139,13 +152,27 @@ def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _with_generation_config(model: nn.Module, name: str | Path) -> nn.Module:
-    """`model` with the generation settings that came with the checkpoint, if any did."""
+    """`model` with the generation settings that came with the checkpoint, if any did.
+
+    Raises:
+        CheckpointError: those cannot be read.
+    """
     from transformers import GenerationConfig
 
-    if getattr(model, "can_generate", lambda: False)():
-        with suppress(OSError):  # none came with it
-            settings: Any = GenerationConfig.from_pretrained(name)
-            model.generation_config = settings
+    if not getattr(model, "can_generate", lambda: False)():
+        return model
+    file = Path(name) / "generation_config.json"
+    try:
+        if file.is_file() and not isinstance(read_json(file), dict):
+            raise ValueError("it holds no JSON object")
+        settings: Any = GenerationConfig.from_pretrained(name)
+        model.generation_config = settings
+    except Exception as error:  # whatever transformers raises on what it does not expect
+        if file.is_file():
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CheckpointError(f"{file} cannot be used: {text:.300}") from None
+        if not isinstance(error, OSError):  # none came with it
+            raise
     return model
 
 
@@ -162,20 +189,32 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
         `model`.
 
     Raises:
-        PlanError: the plan is for another model or another number of ranks.
+        PlanError: the plan is for another model or another number of ranks, or was edited since it
+            was written.
         DistributedError: the ranks were not given the same, or one of them failed.
     """
-    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    plan = _unedited(plan)
     if isinstance(mesh, DeviceMesh):
         end_in_order()
         mesh = Mesh.from_device_mesh(mesh)
     groups = _groups(plan, mesh)
-    _, failure = _tried(lambda: check_identity(model, plan))
+    _, failure = _tried(lambda: _check(model, plan))
     alike = {"plan": facts.of_plan(plan), "model": facts.of_module(model)} if groups else {}
     agree("applying the plan", failure, alike, groups)
     mesh = _split(model, plan, mesh)
     average_gradients(model, [mesh[name] for name in plan.batch_dims])
     return model
+
+
+def _unedited(plan: Plan | str | Path) -> Plan:
+    """The plan that is to be applied.
+
+    Raises:
+        PlanError: it cannot be read, or is not as it was written.
+    """
+    if isinstance(plan, Plan):
+        return plan.unedited()
+    return Plan.load(plan).unedited(plan)
 
 
 def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
