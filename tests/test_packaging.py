@@ -236,6 +236,7 @@ FROM_RUNTIME = {
     },
     "planner.prove.prover": {"runtime.identity"},
     "planner.report.explain": {"runtime.identity"},
+    "planner.trace.duplicate": {"runtime.closures"},
     "planner.trace.on_fake": {"runtime.attention"},
     "planner.trace.source": {"runtime.build", "runtime.config", "runtime.identity"},
     "planner.trace.trace": {"runtime.attention"},

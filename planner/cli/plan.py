@@ -19,7 +19,7 @@ from shardwright.planner.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from shardwright.planner.contract.plan_file import Plan
+    from shardwright.planner.contract.plan_file import ObjectiveName, Plan
     from shardwright.planner.report.hand_written import HandWritten
 
 
@@ -37,7 +37,11 @@ Examples:
 @click.option("--mesh", metavar="NAME=N,...",
               help="dp=2,tp=4: 2 copies share the batch, each split over 4 ranks.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
-@click.option("--memory", type=Size(), help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.")
+@click.option("--objective", type=click.Choice(["time", "memory"]), default="time",
+              show_default=True, help="What is to be least, in a pass or on a rank.")  # fmt: skip
+@click.option("--memory", type=Size(),
+              help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.  "
+              "[default: what the device has]")  # fmt: skip
 @click.option("--solver", metavar="NAME",
               help="lp, cpsat, backtracking, …  [default: lp]")  # fmt: skip
 @click.option(
@@ -78,6 +82,7 @@ def plan(
     tp: int | None,
     mesh: str | None,
     output: str | None,
+    objective: ObjectiveName,
     memory: int | None,
     solver: str | None,
     time_limit: float,
@@ -139,7 +144,7 @@ def plan(
         )  # fmt: skip
         table = table_of(named, task.source.module) if compare else {}
         with dumping(dump, task) as tell:
-            result = run(task, Asked(solver, time_limit, memory), tell)
+            result = run(task, Asked(solver, time_limit, memory, objective), tell)
         hand = price(task, table) if compare else None
     if output is not None:
         save(result, Path(output))

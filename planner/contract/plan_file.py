@@ -19,11 +19,12 @@ from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.versions import upgraded
 
 FORMAT = "shardwright.plan"
-VERSION = 2
+VERSION = 3
 LARGEST_FILE = 1 << 26
 """Bytes of a plan that is read: those of the largest models have a hundredth of that."""
 
 Phase = Literal["prefill", "decode", "train"]
+ObjectiveName = Literal["time", "memory"]
 
 
 Count = Annotated[int, Field(ge=0)]
@@ -137,6 +138,18 @@ class Workload(_Part):
     )
 
 
+class Objective(_Part):
+    """What was to be least, and what a byte on a rank was counted as."""
+
+    name: ObjectiveName
+    byte_price_ns: float | None = Field(
+        default=None, description="nanoseconds: a power of two; null in plans before version 3"
+    )
+    memory_bytes: int | None = Field(
+        default=None, description="what a rank may hold: the device's memory, or --memory"
+    )
+
+
 class Memory(_Part):
     """Bytes that the fullest rank holds with the stated workload."""
 
@@ -169,6 +182,8 @@ class SolverReport(_Part):
     """Who found the plan and how good it is known to be."""
 
     name: str
+    found_by: str = Field(default="", description="the solver that had this plan first")
+    proved_by: str = Field(default="", description="the solver that proved that none is better")
     status: Literal["optimal", "feasible"]
     objective: list[Count] = Field(
         description="the weighed objective, then its bytes, forward ns and backward ns"
@@ -182,7 +197,7 @@ class Plan(_Part):
     """How to split one model over one mesh."""
 
     format: Literal["shardwright.plan"] = FORMAT
-    version: Literal[2] = VERSION
+    version: Literal[3] = VERSION
     model: ModelIdentity
     mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
     batch_dims: list[str] = Field(
@@ -196,6 +211,7 @@ class Plan(_Part):
         "[2, 2] makes tp.0 and tp.1 of 4 ranks",
     )
     workload: Workload
+    objective: Objective = Field(description="what was to be least")
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
     replicated: list[Replicated] = []
     opaque: dict[str, Count] = Field(default={}, description="ops without a rule -> occurrences")

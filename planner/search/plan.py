@@ -55,6 +55,7 @@ def make_plan(
         batch_dims=batch_dims(task.mesh),
         sub_axes=layouts.states.sub.table(),
         workload=task.workload,
+        objective=solution.objective,
         modules=of_all_blocks(task, modules),
         replicated=replicated_parameters(
             solution.unfolded,

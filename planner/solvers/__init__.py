@@ -13,8 +13,8 @@ from shardwright import plugins
 from shardwright.errors import SolverError, UsageError
 from shardwright.planner.solvers.problem import Solver
 
-OWN = ("backtracking", "cpsat", "lp")
-DEFAULT = "lp"
+OWN = ("backtracking", "cpsat", "decompose", "lp")
+DEFAULT = "cpsat"
 
 
 def names() -> list[str]:

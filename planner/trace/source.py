@@ -55,7 +55,7 @@ class Source:
 
 def read_source(
     model: Any,
-    args: tuple[Any, ...] = (),
+    args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
@@ -75,6 +75,9 @@ def read_source(
     if isinstance(model, (str, Path)):
         model = read_config(model, trust_remote_code)
     made = not isinstance(model, nn.Module)
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    if not made:
+        _refuse_compiled(model)
     if made:
         model = from_config(model, dtype, trust_remote_code)
     module = model if made else copy_on_meta(model)
@@ -85,6 +88,15 @@ def read_source(
     named = text_inputs(module)
     more = more_runs(module, Run("", (), named))
     return Source(module, (), named, *identity, more, padded(module, named))
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                f"'{name}' in {type(model).__name__} is compiled by TorchScript, and compiled code "
+                "cannot be split: put the module that it was made of there"
+            )
 
 
 def from_config(
@@ -128,10 +140,16 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
     if all(t.is_meta and not isinstance(t, OF_A_TRACE) for t in tensors):
         return duplicate(module)
     memo: dict[int, Any] = {}
-    for t in {id(t): t for t in tensors}.values():
-        empty = _like_on_meta(t)
+    computed = (v for m in module.modules() for v in vars(m).values() if _is_computed(v))
+    for t in {id(t): t for t in (*tensors, *computed)}.values():
+        empty = _like_on_meta(t.detach())
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
     return duplicate(module, memo).eval()
+
+
+def _is_computed(value: Any) -> bool:
+    """Whether it was made of parameters."""
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
 def _like_on_meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from shardwright.planner.trace.source import read_source
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
 from shardwright.runtime.audit import count_collectives
+from tests import planning
 from tests.planner.test_folding import LAYERS, OLD, planned, whole
 from tests.predicted import Tally, predicted
 from tests.predicted import counted as tally
@@ -103,7 +104,7 @@ def text(tower: nn.Module | None = None, tied: bool = False) -> nn.Module:
 
 
 def plans(model: nn.Module) -> Plan:
-    return shardwright.plan(model, tp=2)
+    return planning.plan(model, tp=2)
 
 
 def is_split(plan: Plan, parameter: str) -> bool:

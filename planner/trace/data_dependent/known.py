@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from shardwright.planner.trace.data_dependent.model_code import torch_goes_on
+
 MOST = 1 << 16
 """Elements from which on values are not kept: nobody looks for a few in there."""
 
@@ -48,7 +50,10 @@ class Known:
         except (DynamicOutputShapeException, DataDependentOutputException):
             made = self._computed(func, args, kwargs) if known else None
             if made is None:
-                raise
+                goes_on = torch_goes_on() if func is aten._local_scalar_dense.default else None
+                if goes_on is None:
+                    raise
+                return goes_on, True
             device = next(t.device for t in _tensors((args, kwargs)))
             with self._fakes:
                 out = tree_map(lambda v: _like(v, device), made)

@@ -1,0 +1,120 @@
+"""Ranks as forks of a process that has torch imported: a tenth of a second each, not five.
+
+Each writes to a file of its own, and how it ended is told apart: well, with an error of ours, with
+a raw exception, by a signal, or not at all.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PRELOADED = ["torch", "transformers", "transformers.models.llama.modeling_llama", "shardwright"]
+PRELOADED += ["shardwright.runtime.api", "shardwright.planner.api", "torch._dynamo"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended.
+
+    Attributes:
+        how: "well", "error" (of ours), "raw", "killed" or "hangs".
+        text: The message of an error.
+        log: All that it wrote to stdout and stderr.
+        seconds: Until the last rank had ended, at most.
+    """
+
+    how: str
+    text: str
+    log: str
+    seconds: float
+
+
+def run_forked(
+    ranks: int,
+    fn: Callable[..., None],
+    args: Sequence[Any],
+    folder: Path,
+    *,
+    limit: float = 90.0,
+    environ: Sequence[dict[str, str]] = (),
+) -> list[Ended]:
+    """Run `fn(*args)` on `ranks` processes with the environment that torchrun gives, rank 0 last.
+
+    Args:
+        ranks: How many.
+        fn: Importable, as each process finds it by its name.
+        args: What pickles.
+        folder: For the files of the ranks.
+        limit: Seconds after which a rank hangs; it is killed then.
+        environ: By rank, what is added to the environment.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED, fn.__module__])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes, begun = [], time.monotonic()
+    for rank in range(ranks):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        own |= environ[rank] if environ else {}
+        process = context.Process(target=_main, args=(folder / f"rank-{rank}", own, fn, args))
+        process.start()
+        processes.append(process)
+    ends = []
+    for rank, process in enumerate(processes):
+        process.join(max(limit - (time.monotonic() - begun), 0.0))
+        seconds = time.monotonic() - begun
+        if hangs := process.is_alive():
+            process.kill()
+            process.join()
+        ends.append(_ended(folder / f"rank-{rank}", hangs, process.exitcode or 0, seconds))
+    return ends
+
+
+def _ended(stem: Path, hangs: bool, code: int, seconds: float) -> Ended:
+    log, report = stem.with_suffix(".log"), stem.with_suffix(".error")
+    how = "hangs" if hangs else {0: "well", 3: "error"}.get(code, "killed" if code == -9 else "raw")
+    return Ended(
+        how,
+        report.read_text() if report.exists() else "",
+        log.read_text(errors="replace") if log.exists() else "",
+        seconds,
+    )
+
+
+def _main(
+    stem: Path, environ: dict[str, str], fn: Callable[..., None], args: Sequence[Any]
+) -> None:
+    """What a fork runs."""
+    log = os.open(stem.with_suffix(".log"), os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(environ)
+    import torch
+
+    from shardwright import ShardwrightError
+
+    torch.set_num_threads(1)
+    stem.with_suffix(".error").unlink(missing_ok=True)
+    code = 0
+    try:
+        fn(*args)
+    except ShardwrightError as error:
+        stem.with_suffix(".error").write_text(f"{type(error).__name__}: {error}")
+        code = 3
+    except BaseException:
+        traceback.print_exc()
+        code = 4
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
