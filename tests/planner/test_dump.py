@@ -44,7 +44,7 @@ def test_everything_that_was_seen_is_written(tmp_path: Path) -> None:
     for parameter, _ in task.source.module.named_parameters(remove_duplicate=False):
         if "layers.1" not in parameter:  # like blocks are traced once
             assert parameter in text["graph"]
-    for word in ("1. solve", "run the plan on meta", "proven optimal by lp", "-> holds"):
+    for word in ("1. solve", "run the plan on meta", "proven optimal by cpsat", "-> holds"):
         assert word in text["decisions"]
     assert {line.split()[0] for line in text["README"].splitlines() if line} >= INDEX_LINES
 
