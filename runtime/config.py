@@ -74,7 +74,7 @@ def _check_file(name: str | Path) -> None:
 
 def _check_code(name: str | Path, config: Any) -> None:
     """Refuse a config that names code to be fetched from the hub."""
-    for key, value in _implementations(config.to_dict()):
+    for key, value in _implementations(config):
         if isinstance(value, str) and "/" in value:
             raise ModelError(
                 f"the config of {name} names code on the hub ({key}: {value:.80}), which runs only "
@@ -83,8 +83,10 @@ def _check_code(name: str | Path, config: Any) -> None:
 
 
 def _implementations(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
+    """What a config and those in it have under such keys; `to_dict` leaves them out."""
+    fields = vars(value) if hasattr(value, "to_dict") else value
+    if isinstance(fields, dict):
+        for key, item in fields.items():
             if any(str(key).strip("_").startswith(known) for known in IMPLEMENTATIONS):
                 found = item.values() if isinstance(item, dict) else [item]
                 yield from ((str(key), one) for one in found)

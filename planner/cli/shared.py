@@ -23,7 +23,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one line o
 
 def check_folder(path: Path) -> None:
     """Refuse a file that cannot be written, before any work is done for it."""
-    folder = path.resolve().parent
+    folder = Path(os.path.realpath(path)).parent
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):

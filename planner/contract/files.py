@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         OSError: it cannot be written; a file that was there is as it was.
     """
     data = content.encode() if isinstance(content, str) else content
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
             stream.write(data)

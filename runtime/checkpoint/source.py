@@ -22,6 +22,9 @@ INDEX = "model.safetensors.index.json"
 MOST_HEADER = 100_000_000
 """Bytes of a header, as safetensors itself has it."""
 
+LONGEST_NAME = 255
+"""Bytes of the name of a file."""
+
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -151,9 +154,9 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
         raise CheckpointError(
             f"{index} is not a safetensors index (JSON with a 'weight_map'): fetch it again"
         ) from None
-    if outside := [name for name in names if Path(name).name != name]:
+    if outside := [n for n in names if Path(n).name != n or len(n.encode()) > LONGEST_NAME]:
         raise CheckpointError(
-            f"{index} names '{outside[0]}', which is not a file beside it: what lies elsewhere is "
+            f"{index} names '{outside[0]:.80}', which is not a file beside it: what lies elsewhere is "
             "not read"
         )
     if missing := [file.name for file in files if not file.is_file()]:
