@@ -14,6 +14,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.build import model_class
 from shardwright.runtime.config import read_config
+from tests import planning
 from tests.cli.conftest import Run
 from tests.ranks import run_ranks
 
@@ -83,7 +84,7 @@ def test_it_never_runs_unasked(own: Path, run: Run) -> None:
     result = run("plan", own, "--tp", 2)
     assert (result.exit_code, result.stderr) == (1, f"Error: {text}\n")
     with pytest.raises(ModelError) as error:
-        shardwright.plan(own, 2)
+        planning.plan(own, 2)
     assert str(error.value) == text
     assert not (own.parent / "ran").exists()
 
