@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import TCPStore
+
+HOST = "127.0.0.1"
+
 PRELOADED = ["torch", "transformers", "transformers.models.llama.modeling_llama", "shardwright"]
 PRELOADED += ["shardwright.runtime.api", "shardwright.planner.api", "torch._dynamo"]
 
@@ -46,8 +50,10 @@ def run_forked(
     *,
     limit: float = 90.0,
     environ: Sequence[dict[str, str]] = (),
+    doomed: int | None = None,
+    agent: bool = False,
 ) -> list[Ended]:
-    """Run `fn(*args)` on `ranks` processes with the environment that torchrun gives, rank 0 last.
+    """Run `fn(*args)` on `ranks` processes with the environment that torchrun gives.
 
     Args:
         ranks: How many.
@@ -56,29 +62,38 @@ def run_forked(
         folder: For the files of the ranks.
         limit: Seconds after which a rank hangs; it is killed then.
         environ: By rank, what is added to the environment.
+        agent: The store is kept here, as torchrun's agent keeps it, and not by rank 0.
+        doomed: A rank that is killed when the others have ended, as it does not end by itself.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, fn.__module__])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False) if agent else None
+    port = _free_port() if store is None else store.port
     processes, begun = [], time.monotonic()
     for rank in range(ranks):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        own |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        own |= {"TORCHELASTIC_USE_AGENT_STORE": str(agent)}
         own |= environ[rank] if environ else {}
         process = context.Process(target=_main, args=(folder / f"rank-{rank}", own, fn, args))
         process.start()
         processes.append(process)
-    ends = []
-    for rank, process in enumerate(processes):
-        process.join(max(limit - (time.monotonic() - begun), 0.0))
+    ends: dict[int, Ended] = {}
+    for rank in sorted(range(ranks), key=lambda rank: rank == doomed):
+        process = processes[rank]
+        process.join(0.0 if rank == doomed else max(limit - (time.monotonic() - begun), 0.0))
         seconds = time.monotonic() - begun
         if hangs := process.is_alive():
             process.kill()
             process.join()
-        ends.append(_ended(folder / f"rank-{rank}", hangs, process.exitcode or 0, seconds))
-    return ends
+        ends[rank] = _ended(folder / f"rank-{rank}", hangs, process.exitcode or 0, seconds)
+    return [ends[rank] for rank in range(ranks)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
 
 
 def _ended(stem: Path, hangs: bool, code: int, seconds: float) -> Ended:

@@ -20,9 +20,9 @@ SAMPLES = 16
 
 
 def digest(parts: Iterable[object]) -> str:
-    """Twelve digits for the text of `parts`."""
+    """The text of `parts` as "digest" and twelve digits."""
     text = "\n".join(map(str, parts))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"digest {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def of_plan(plan: Plan) -> str:

@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
+
+T = TypeVar("T")
 
 ANSWER_SECONDS = 3.0
 """How long ranks that notice a failure wait for each other's answer, where no process is gone."""
@@ -120,14 +124,17 @@ class Roll:
         """
         others = [r for r in among if r != self.rank]
         try:
-            _probe(self.store)
-            self.read(range(self.ranks))
-            self._say("asks")
-            found = self._verdict(others)
-            self.leave(found)
-            return found
-        except (OSError, RuntimeError):  # the store ended with the rank that keeps it
+            return bounded(lambda: self._ask(others), 4 * ANSWER_SECONDS)
+        except (OSError, RuntimeError):  # the rank that keeps the store has ended, or hangs
             return [0] if self.rank else []
+
+    def _ask(self, others: Collection[int]) -> list[int]:
+        self._probe()
+        self.read(range(self.ranks))
+        self._say("asks")
+        found = self._verdict(others)
+        self.leave(found)
+        return found
 
     def _verdict(self, others: Collection[int]) -> list[int]:
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -135,17 +142,17 @@ class Roll:
             if self.store.check([self._key("missing")]):
                 return json.loads(self.store.get(self._key("missing")))
             if gone := self.gone():
-                return self.settle(gone)
+                return self.settle("missing", gone)
             silent = self._without("asks", others)
             if not silent:
                 return []
             if time.monotonic() > deadline:
-                return self.settle(silent)
+                return self.settle("missing", silent)
             time.sleep(0.05)
 
-    def settle(self, ranks: Sequence[int]) -> list[int]:
-        """Write down which ranks are missing, or read which were before."""
-        return json.loads(self.store.compare_set(self._key("missing"), "", json.dumps(ranks)))
+    def settle(self, word: str, ranks: Sequence[int]) -> list[int]:
+        """Write down which ranks are missing, or read what another rank has written before."""
+        return json.loads(self.store.compare_set(self._key(word), "", json.dumps(ranks)))
 
     def leave(self, missing: Collection[int] = ()) -> None:
         """Say that this rank has read all that it wants; rank 0 may keep the store, and waits.
@@ -160,6 +167,14 @@ class Roll:
                 return
             time.sleep(0.05)
 
+    def _probe(self) -> None:
+        """Raise an OSError if nobody keeps the store any more: torch would fill the screen."""
+        store: Any = self.store
+        while isinstance(store, dist.PrefixStore):
+            store = store.underlying_store
+        if isinstance(store, dist.TCPStore):
+            socket.create_connection((store.host, store.port), ANSWER_SECONDS).close()
+
     def _say(self, word: str) -> None:
         self.store.set(self._key(word, self.rank), "")
 
@@ -170,12 +185,25 @@ class Roll:
         return "/".join([self.prefix, word, *([] if rank is None else [str(rank)])])
 
 
-def _probe(store: Any) -> None:
-    """Raise an OSError if nobody keeps `store` any more: torch would fill the screen."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, dist.TCPStore):
-        socket.create_connection((store.host, store.port), ANSWER_SECONDS).close()
+def bounded(work: Callable[[], T], seconds: float) -> T:
+    """What `work` gives, in a thread of its own: torch waits without end for a store that hangs.
+
+    Raises:
+        TimeoutError: it takes longer than that; it is left alone.
+    """
+    out: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            out.set_result(work())
+        except BaseException as error:
+            out.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return out.result(seconds)
+    except TimeoutError:
+        raise TimeoutError("no answer in time") from None
 
 
 _known: Any = WeakIdKeyDictionary()

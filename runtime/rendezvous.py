@@ -16,7 +16,7 @@ import torch.distributed as dist
 from shardwright.errors import DistributedError
 from shardwright.runtime import connections, peers
 from shardwright.runtime.failure import lost, named, short
-from shardwright.runtime.peers import Roll
+from shardwright.runtime.peers import ANSWER_SECONDS, Roll, bounded
 
 
 def form(backend: str, timeout: float) -> None:
@@ -31,14 +31,14 @@ def form(backend: str, timeout: float) -> None:
     """
     deadline = time.monotonic() + timeout
     rank, ranks = _number("RANK"), _number("WORLD_SIZE")
-    store = _store(rank, deadline)
     try:
-        roll = Roll.enter(store, rank, ranks)
-        failure = _meet(roll, deadline)
-    except RuntimeError as error:
+        store, roll, failure = bounded(
+            lambda: _come(rank, ranks, deadline), timeout + 2 * ANSWER_SECONDS
+        )
+    except (OSError, RuntimeError) as error:
         raise DistributedError(
-            f"starting failed on rank {rank}: {_address()} no longer answers ({short(error)}): "
-            "look at the output of rank 0"
+            f"starting failed on rank {rank}: nobody answers at {_address()} ({short(error)}): "
+            "look at the output of rank 0, or give a longer `timeout`"
         ) from error
     if failure is not None:
         raise failure
@@ -54,8 +54,19 @@ def form(backend: str, timeout: float) -> None:
     dist.group.WORLD.set_timeout(timedelta(seconds=timeout))
 
 
+def _come(
+    rank: int, ranks: int, deadline: float
+) -> tuple[dist.Store, Roll, DistributedError | None]:
+    store = _store(rank, deadline)
+    roll = Roll.enter(store, rank, ranks)
+    return store, roll, _meet(roll, deadline)
+
+
 def _meet(roll: Roll, deadline: float) -> DistributedError | None:
-    """Wait until all ranks have entered the roll; what is wrong if they do not."""
+    """Wait until all ranks have entered the roll; what is wrong if they do not.
+
+    Whether to go on is settled once, for all ranks: none is left waiting for one that gave up.
+    """
     pause = 0.01
     while True:
         missing = roll.read(range(roll.ranks))
@@ -67,9 +78,8 @@ def _meet(roll: Roll, deadline: float) -> DistributedError | None:
                 f"the ranks were told different things: {', '.join(words)}: give all of them the "
                 "same WORLD_SIZE"
             )
-        late = missing if time.monotonic() > deadline else []
-        if out := roll.gone() or late:
-            out = roll.settle(out)
+        out = roll.gone() or (missing if time.monotonic() > deadline else [])
+        if (out or not missing) and (out := roll.settle("start", out)):
             roll.leave(out)
             return DistributedError(
                 f"starting failed on rank {roll.rank}: {named(out)} died or did not come in time: "
@@ -86,22 +96,16 @@ def _store(rank: int, deadline: float) -> dist.Store:
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     keeps = rank == 0 and not agents
     host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT")
-    try:
-        if not keeps:
-            _await_port(host, port, deadline)
-        return dist.TCPStore(
-            host,
-            port,
-            is_master=keeps,
-            timeout=_left(deadline),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-    except (OSError, RuntimeError) as error:
-        raise DistributedError(
-            f"starting failed on rank {rank}: nobody answers at {_address()} ({short(error)}): "
-            "look at the output of rank 0, or give a longer `timeout`"
-        ) from error
+    if not keeps:
+        _await_port(host, port, deadline)
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=keeps,
+        timeout=_left(deadline),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
 
 
 def _await_port(host: str, port: int, deadline: float) -> None:

@@ -97,6 +97,8 @@ class Recorder(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self.entered = entered
         self.calls: list[Call] = []
+        self.before: Callable[[], None] = lambda: None
+        """Is called before each call is noted."""
         self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
         self.noting = True
         self.known = Known(self)
@@ -138,6 +140,7 @@ class Recorder(FakeTensorMode):
         if asked:
             return result  # a constant
         module = self.entered[-1] if self.entered else ""
+        self.before()
         self.calls.append(
             Call(func, tuple(args), kwargs, result, module, _source(), self.traced_call)
         )
@@ -161,6 +164,7 @@ class Recorder(FakeTensorMode):
         finally:
             self.noting = True
         op, module = Untraced(f"module {kind}"), self.entered[-1]
+        self.before()
         self.calls.append(Call(op, tuple(taken), {}, made, module, _source(), self.traced_call))
         return made
 

@@ -64,7 +64,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     found, provenance = run(module, runs, opaque)
     graph = translate(found, module, provenance.sizes, provenance.sources)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
-    graph.branch_paths = opaque.branch_paths
+    graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
     graph.pinned = provenance.pinned | inside(graph)
     graph.marks.carried = tidy.carried(graph, module)
     tidy.prune_boundaries(graph)

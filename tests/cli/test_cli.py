@@ -96,7 +96,7 @@ def test_report_says_what_is_split_how(planned: tuple[Path, Result]) -> None:
     assert "self_attn.q_proj.weight 64x64 32x64 column 2@tp*32" in words
     assert "self_attn.o_proj.weight 64x64 64x32 row 2@tp*32 fwd all-reduce" in words
     assert "lm_head.weight 256x64 128x64 column 256@tp fwd all-gather" in words
-    assert any(w.startswith("solver proven optimal by lp (objective ") for w in words)
+    assert any(w.startswith("solver proven optimal by cpsat (objective ") for w in words)
 
 
 def test_hints_go_to_stderr(planned: tuple[Path, Result]) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime import processes
+from shardwright.runtime import agreement, processes
 
 CPU = torch.device("cpu")
 
@@ -46,14 +46,22 @@ def dies_when_all_have_come(plan: Path, timeout: float) -> None:
     processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
 
 
-def dies_before_the_mesh(plan: Path, timeout: float) -> None:
+def dies_between_groups(plan: Path, timeout: float) -> None:
+    """Where one group is all that there is, at the first thing that ranks do together."""
     if rank() == 1:
-        processes.init_device_mesh = die
+        processes.init_device_mesh = dist.all_gather_object = die
     processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
 
 
 def starts(plan: Path, timeout: float) -> None:
     processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+
+
+def timeouts(plan: Path, timeout: float) -> None:
+    """Print those of all groups: of all ranks, and of each mesh dim."""
+    mesh = processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+    for group in (agreement.world(), *mesh.get_all_groups()):
+        print(group._get_backend(CPU).options._timeout.total_seconds())
 
 
 # --- in a forward pass
@@ -70,11 +78,21 @@ def dies_in_forward(model: Path, plan: Path, victim: int, stays: bool) -> None:
         split.get_submodule("model.layers.1").register_forward_pre_hook(die)
     try:
         split(torch.zeros(1, 5, dtype=torch.int64))
-    except shardwright.DistributedError as error:
+    except shardwright.DistributedError:
         if stays:
-            Path(os.environ["NOTE"]).write_text(str(error))
-            time.sleep(8)
+            wait_for_others(plan.parent, victim)
         raise
+
+
+def wait_for_others(folder: Path, victim: int) -> None:
+    """Until all ranks but one are here, by files: the group has ended."""
+    ranks, port = int(os.environ["WORLD_SIZE"]), os.environ["MASTER_PORT"]
+    (folder / f"here-{port}-{rank()}").touch()
+    for _ in range(300):
+        if all((folder / f"here-{port}-{r}").exists() for r in range(ranks) if r != victim):
+            print("all here")
+            return
+        time.sleep(0.1)
 
 
 def hangs_in_forward(model: Path, plan: Path, victim: int) -> None:
@@ -120,3 +138,10 @@ def gathers_other_names(model: Path, plan: Path) -> None:
     if rank() == 1:
         named.popitem()
     shardwright.full_tensors(split, named)
+
+
+def casts_its_model(model: Path, plan: Path) -> None:
+    split = loaded(model, plan, timeout=20)
+    if rank() == 1:
+        split.double()
+    split(torch.zeros(1, 5, dtype=torch.int64))

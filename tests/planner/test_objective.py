@@ -19,7 +19,7 @@ from shardwright.planner.devices.device import FOLDER
 from shardwright.planner.problem.builder import ACTIONS, BYTES, COMPONENTS, TIE, TIME
 from shardwright.planner.problem.objective import BYTE_PRICES, primary
 from shardwright.planner.problem.optimize import optimize
-from shardwright.planner.solvers import backtracking, cpsat, lp
+from shardwright.planner.solvers import lp
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.solvers.problem import Problem, Row
 from tests import zoo
@@ -140,7 +140,7 @@ def test_no_plan_is_past_what_a_rank_may_hold() -> None:
         shardwright.plan(model, 2, memory=1, sequence_parallel=False)
     floor = int(str(error.value).split("would fit is ")[1].split()[0].replace(",", ""))
     free = held(shardwright.plan(model, 2, objective="time"))
-    for memory in (floor, floor + 1000, (floor + free) // 2, free, free + 1):
+    for memory in (floor, (floor + free) // 2, free):
         found = shardwright.plan(model, 2, memory=memory, sequence_parallel=False)
         assert held(found) <= memory == found.objective.memory_bytes
 
@@ -161,16 +161,12 @@ def test_few_key_heads_are_shared_by_ranks() -> None:
 
 
 def test_provers_agree() -> None:
-    """To the byte, but for their names."""
+    """And two runs of one, to the byte."""
     model = MODELS["llama-8b"].config(1)
-    names = [m.__name__.rpartition(".")[2] for m in (lp, cpsat, backtracking)]
-    found = [shardwright.plan(model, 32, batch=8, solver=s) for s in (*names, "lp")]
-    alike = {p.model_copy(update={"solver": replace_name(p)}).to_json() for p in found}
-    assert len(alike) == 1 and found[0].to_json() == found[-1].to_json()
-
-
-def replace_name(plan: Plan) -> Any:
-    return plan.solver.model_copy(update={"name": "", "note": ""})
+    found = [shardwright.plan(model, 32, batch=8, solver=s) for s in ("lp", "cpsat", "lp")]
+    assert found[0].to_json() == found[2].to_json()
+    one, other = ((p.modules, p.predicted, p.objective, p.solver.objective) for p in found[:2])
+    assert one == other
 
 
 def test_only_these_two() -> None:

@@ -48,12 +48,13 @@ class Visited(NamedTuple):
     """The best assignment seen, in values of the whole."""
     reduced: list[Array]
     """Reduced costs of the node's values."""
-    left: bool = False
-    """Whether the time was over before the node could be split."""
 
 
 def visit(node: Node, ceiling: float, deadline: float) -> Visited:
-    """Bound a node, and split it if it may have what costs less than `ceiling`."""
+    """Bound a node, and split it if it may have what costs less than `ceiling`.
+
+    Where the time is over before, its only child is itself, to go on with.
+    """
     best: tuple[Score, list[int]] | None = None
 
     def offer(x: list[int]) -> float:
@@ -71,9 +72,9 @@ def visit(node: Node, ceiling: float, deadline: float) -> Visited:
     bound, most = max(node.bound, reduced.bound), prices.ceiling - 1 + HALF
     if bound > most:
         return Visited(bound, [], found, reduced.values)
-    if time.monotonic() > deadline:
-        return Visited(bound, [], found, reduced.values, left=True)
     node = node._replace(bound=bound, start=Start(prices.ascent.messages, prices.best))
+    if time.monotonic() > deadline:
+        return Visited(bound, [node], found, reduced.values)
     keep = [values <= most - reduced.bound for values in reduced.values]
     children: list[Node] = []
     for side in split(node.network, prices, keep):

@@ -77,18 +77,15 @@ class Prices:
         """Send messages at these prices until they settle, and choose the next."""
         first = not self.log
         self.ascent.price(self.now / self.scale)
-        paid, much = float(self.now @ self.room), SETTLED * max(abs(self.bound), 1.0)
+        paid = float(self.now @ self.room)
         sent: list[float] = []
         while True:
             self._cut(self.ascent.forward())
             sent.append(self.ascent.backward() - paid)
             if sent[-1] > self.ceiling - 1 + HALF or time.monotonic() > self.deadline:
                 break
-            if len(sent) >= PATIENCE and sent[-1] - sent[-PATIENCE] < max(
-                much, SETTLED * abs(sent[-1])
-            ):
-                break
-            if not first and len(sent) >= SENDS:
+            gained = sent[-1] - sent[-PATIENCE] if len(sent) >= PATIENCE else np.inf
+            if gained < SETTLED * max(abs(sent[-1]), 1.0) or (len(sent) >= SENDS and not first):
                 break
         gain = sent[-1] - self.bound
         if gain > 0:

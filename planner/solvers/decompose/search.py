@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +22,13 @@ from shardwright.planner.solvers.decompose.part import Found, Free, improve
 EFFORT = 1.0
 FEWEST, MOST = 2_000, 60_000
 """Pairs of values in a part."""
+
+
+class Searched(NamedTuple):
+    """An assignment, and how large parts should be."""
+
+    x: list[int]
+    size: float
 
 
 @dataclass
@@ -37,21 +46,15 @@ class Search:
         self.random = random.Random(self.seed)
         self.score = self.network.score(self.x)
 
-    def parts(self, count: int) -> list[Free]:
-        """So many parts, or fewer, that have no variable in common."""
-        out: list[Free] = []
-        used: set[int] = set()
+    def run(self, count: int, deadline: float) -> Searched:
+        """Solve so many parts one after another, fewer where the time is over."""
         for _ in range(count):
-            part = self.part(used)
+            part = self.part()
             if part.variables:
-                out.append(part)
-                used.update(part.variables)
-        return out
-
-    def task(self, part: Free) -> Callable[[], Found | None]:
-        """What a worker does."""
-        x = list(self.x)
-        return lambda: improve(self.network, x, part, EFFORT)
+                self.take(part, improve(self.network, self.x, part, EFFORT))
+            if time.monotonic() > deadline:
+                break
+        return Searched(self.x, self.size)
 
     def take(self, part: Free, found: Found | None) -> None:
         """Take over what was found if that makes the assignment better."""
@@ -66,13 +69,13 @@ class Search:
         if score < self.score:
             self.x, self.score = x, score
 
-    def part(self, used: set[int]) -> Free:
+    def part(self) -> Free:
         """Variables about a centre, with the most promising of their values."""
         network, most = self.network, self.random.choice([8, 16, 32, 10_000])
         values: dict[int, Array] = {}
         entries = 0.0
         for v in self._about(self._centre()):
-            if v in used or len(network.costs[v]) == 1:
+            if len(network.costs[v]) == 1:
                 continue
             own = self.ranks[v][:most]
             values[v] = own if self.x[v] in own else np.append(own, self.x[v])
