@@ -11,10 +11,12 @@ from importlib.util import find_spec
 
 from shardwright import plugins
 from shardwright.errors import SolverError, UsageError
-from shardwright.planner.solvers.problem import Solver
+from shardwright.planner.solvers.problem import Solver, unlimited
 
 OWN = ("backtracking", "cpsat", "decompose", "lp")
 DEFAULT = "lp"
+LIMITED = ("cpsat", "decompose")
+"""Own solvers that know limits; one of another package says so by `knows_limits = True` on it."""
 
 
 def names() -> list[str]:
@@ -30,11 +32,12 @@ def load(name: str) -> Solver:
         PluginError: another package's does not load.
     """
     if name in OWN:
-        return import_module(f"{__name__}.{name}").solve
+        found: Solver = import_module(f"{__name__}.{name}").solve
+        return found if name in LIMITED else unlimited(found, name)
     found = plugins.load("solvers", name)
     if found is None:
         raise UsageError(f"unknown solver '{name}'; installed: {', '.join(names())}")
-    return found
+    return found if getattr(found, "knows_limits", False) else unlimited(found, name)
 
 
 def needs_ortools(name: str) -> SolverError:

@@ -488,7 +488,7 @@ def test_a_solver_of_another_package_is_found(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[shardwright.solvers]\ntiny = tiny_solver:solve\n")
     assert "tiny" not in solvers.names()
     monkeypatch.syspath_prepend(tmp_path)
-    assert solvers.names() == ["backtracking", "cpsat", "lp", "tiny"]
+    assert solvers.names() == ["backtracking", "cpsat", "decompose", "lp", "tiny"]
     problem = chain(0)
     problem.factor("price", (0,), [Row((i,), (i, 9 - i)) for i in range(3)])
     solve = solvers.load("tiny")

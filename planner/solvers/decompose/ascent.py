@@ -108,9 +108,12 @@ class Ascent:
             rests.append(total - least)
             before = sum(w < v for _, w, _ in near)
             values.append((1 - before * self.shares[v]) * rests[v])
-            largest = max(largest, _largest(self.costs[v]), *[
-                _largest(self.messages[e]) for e, _, _ in near
-            ], 0.0)
+            largest = max(
+                largest,
+                _largest(self.costs[v]),
+                *[_largest(self.messages[e]) for e, _, _ in near],
+                0.0,
+            )
             entries += 2 + len(near)
         for v, near in enumerate(self.network.near):
             for e, w, table in near:

@@ -81,7 +81,9 @@ class _Build:
             return
         table = np.full([len(self.index[v]) for v in factor.scope], np.inf)
         for row in rows:
-            at = tuple(self.index[v].get(x, -1) for v, x in zip(factor.scope, row.values, strict=True))
+            at = tuple(
+                self.index[v].get(x, -1) for v, x in zip(factor.scope, row.values, strict=True)
+            )
             if -1 not in at:
                 table[at] = row.costs[self.component]
         self.table(factor.scope, table)
@@ -121,4 +123,6 @@ class _Build:
             (a, b), table = (b, a), np.ascontiguousarray(table.T)
         if (a, b) in self.tables:
             table = self.tables[a, b] + table
-        self.tables[a, b] = self.shared.setdefault(bytes(str(table.shape), "ascii") + table.tobytes(), table)
+        self.tables[a, b] = self.shared.setdefault(
+            bytes(str(table.shape), "ascii") + table.tobytes(), table
+        )

@@ -97,6 +97,11 @@ class Network:
             [float(t[x[a], x[b]]) for (a, b), t in zip(self.pairs, self.tables, strict=True)]
         )
 
+    def most(self) -> float:
+        """No assignment that nothing forbids costs more."""
+        tables = [*self.costs, *self.tables]
+        return sum(float(t[np.isfinite(t)].max(initial=0)) for t in tables)
+
     def over(self, x: Sequence[int]) -> float:
         """By how much an assignment passes bounds, in all, in parts of them."""
         limits = self.limits
@@ -107,7 +112,9 @@ class Network:
         terms = [float(c[v]) for c, v in zip(self.costs, x, strict=True)]
         terms += [float(t[x[a], x[b]]) for (a, b), t in zip(self.pairs, self.tables, strict=True)]
         broken = terms.count(np.inf)
-        return Score(broken, self.over(x), sum(t for t in terms if t < np.inf) if broken else sum(terms))
+        return Score(
+            broken, self.over(x), sum(t for t in terms if t < np.inf) if broken else sum(terms)
+        )
 
     def restricted(self, keep: Sequence[Array]) -> Network:
         """The network with the values that `keep` (masks) leaves to each variable."""

@@ -17,10 +17,10 @@ import numpy as np
 
 from shardwright.planner.solvers.decompose.branch import Node, Visited, cut, lifted, visit
 from shardwright.planner.solvers.decompose.model import Model, model
-from shardwright.planner.solvers.decompose.network import Array, Score
+from shardwright.planner.solvers.decompose.network import Score
 from shardwright.planner.solvers.decompose.parallel import side_by_side
 from shardwright.planner.solvers.decompose.prices import HALF
-from shardwright.planner.solvers.decompose.search import Search, Searched
+from shardwright.planner.solvers.decompose.search import Hints, Search, Searched
 from shardwright.planner.solvers.decompose.support import supported
 from shardwright.planner.solvers.problem import Problem, Result
 
@@ -43,15 +43,17 @@ class _State:
     seed: int
     open: list[Node] = field(default_factory=list)
     best: tuple[Score, list[int]] | None = None
-    ranks: list[Array] = field(default_factory=list)
-    """Per variable its values, the most promising first."""
+    hints: Hints | None = None
+    most: float = math.inf
+    """No assignment costs more."""
     size: float = SIZE
     rounds: int = 0
 
     @property
     def ceiling(self) -> float:
         """The least cost known."""
-        return self.best[0].cost if self.best is not None and self.best[0].whole else math.inf
+        known = self.best is not None and self.best[0].whole
+        return self.best[0].cost if self.best is not None and known else self.most + 1
 
     def lower(self) -> float:
         """A bound on what may be in the nodes that are open."""
@@ -100,17 +102,16 @@ class _State:
 
     def searching(self, worker: int) -> Search:
         """A search from the best assignment, with a seed of its own."""
-        assert self.best is not None
+        assert self.best is not None and self.hints is not None
         seed = (self.seed * 1_000_003 + self.rounds) * 64 + worker
-        return Search(self.root.network, list(self.best[1]), self.ranks, seed, self.size)
+        return Search(self.root.network, list(self.best[1]), self.hints, seed, self.size)
 
     def visited(self, seen: Visited) -> None:
         """Take over what a visit found."""
         if seen.best is not None:
             self.offer(seen.best)
-        if not self.ranks:
-            self.ranks = [np.argsort(values, kind="stable") for values in seen.reduced]
-        self.open += sorted(seen.children, key=lambda c: -sum(len(k) for k in c.kept))
+        self.hints = self.hints or seen.hints
+        self.open += seen.children
 
     def offer(self, x: list[int]) -> None:
         """Take an assignment of the root if it is better."""
@@ -152,6 +153,7 @@ def solve(
     own = root._replace(kept=[np.arange(len(c)) for c in root.network.costs])
     cores = workers or len(os.sched_getaffinity(0))
     state = _State(own, began, seconds, cores, seed, [own])
+    state.most = own.network.most()
     state.round(1)
     while not state.done():
         state.round(cores)
