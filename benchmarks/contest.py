@@ -3,11 +3,11 @@
     python -m benchmarks.contest FILE…                   # .json or .json.gz
     python -m benchmarks.contest FILE… --solver cpsat --seconds 60 --workers 1 --out DIR
 
-An instance says what strategies each node of a graph has, what they and pairs of them cost, how much
-memory each takes, and when; the least cost is looked for at which memory in use never passes a
-limit. Of published instances the file name gives the time limit and the best cost known; nothing
+An instance says what strategies each node of a graph has, what they and pairs of them cost, how
+much memory each takes, and when; the least cost is looked for at which memory in use never passes
+a limit. Of published instances the file name gives the time limit and the best cost known; nothing
 else depends on it. `--out` writes each solution as the contest wants it.
-"""
+
 
 from __future__ import annotations
 

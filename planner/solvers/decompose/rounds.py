@@ -1,4 +1,4 @@
-"""The solver: bounds by prices and messages, branch and bound, and search by parts of what is known.
+"""The solver: prices and messages bound, branching splits, parts of what is known get better.
 
 Nodes of the tree, and chains of parts of the best assignment, are solved in rounds, a task a
 worker; what they find is put together in the order of the tasks, so that a run is the same every
