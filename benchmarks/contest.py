@@ -7,7 +7,7 @@ An instance says what strategies each node of a graph has, what they and pairs o
 much memory each takes, and when; the least cost is looked for at which memory in use never passes
 a limit. Of published instances the file name gives the time limit and the best cost known; nothing
 else depends on it. `--out` writes each solution as the contest wants it.
-
+"""
 
 from __future__ import annotations
 

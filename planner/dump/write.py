@@ -13,11 +13,11 @@ from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.dump.axes import axes_text
 from shardwright.planner.dump.decisions import decisions_text
 from shardwright.planner.dump.graph import graph_text
-from shardwright.planner.dump.names import axis_names
 from shardwright.planner.dump.problem import problem_text
 from shardwright.planner.dump.states import states_text
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.problem.builder import CostFunctionNetwork
+from shardwright.planner.problem.names import axis_names
 from shardwright.planner.search.ladder import Tell
 from shardwright.planner.search.record import Attempted, attempted
 from shardwright.planner.search.restrictions import Formulation

@@ -14,7 +14,7 @@ from shardwright.errors import SolverError, UsageError
 from shardwright.planner.solvers.problem import Solver, unlimited
 
 OWN = ("backtracking", "cpsat", "decompose", "lp")
-DEFAULT = "lp"
+DEFAULT = "cpsat"
 LIMITED = ("cpsat", "decompose")
 """Own solvers that know limits; one of another package says so by `knows_limits = True` on it."""
 

@@ -42,24 +42,46 @@ class Factor:
         return next((r for r in self.rows if r.values == values), None)
 
 
+class Part(NamedTuple):
+    """A sub-variable: for each value of its variable one of its own.
+
+    What value a variable has follows from its parts: no two values agree in all of them.
+    """
+
+    name: str
+    values: Sequence[int]
+
+
 @dataclass
 class Problem:
-    """Variables (name, size of the domain) and factors; `components` names the costs.
+    """Variables (name, size of the domain, parts) and factors; `components` names the costs.
 
-    What is taken of `limits` is no component: these bound it themselves.
+    A variable is its own only part where none are named. What is taken of `limits` is no component:
+    these bound it themselves.
     """
 
     components: tuple[str, ...]
     names: list[str] = field(default_factory=list)
     domains: list[list[int]] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
+    parts: list[tuple[Part, ...]] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
 
-    def variable(self, name: str, size: int) -> int:
+    def __post_init__(self) -> None:
+        if not self.parts:
+            pairs = zip(self.names, self.domains, strict=True)
+            self.parts = [(Part(name, range(len(domain))),) for name, domain in pairs]
+
+    def variable(self, name: str, size: int, parts: tuple[Part, ...] | None = None) -> int:
         """Add a variable whose values are 0 … size-1 and return its number."""
         self.names.append(name)
         self.domains.append(list(range(size)))
+        self.parts.append((Part(name, range(size)),) if parts is None else parts)
         return len(self.names) - 1
+
+    def without_factors(self, components: tuple[str, ...]) -> Problem:
+        """The same variables, for factors of these components."""
+        return Problem(components, self.names, self.domains, [], self.parts, self.limits)
 
     def factor(self, name: str, scope: Sequence[int], rows: Sequence[Row]) -> None:
         """Add a table; a variable that stands twice in `scope` must have equal values."""
@@ -80,8 +102,7 @@ class Problem:
 
     def weighed(self, weights: Sequence[CostVector]) -> Problem:
         """The same problem with one component for each row of weights over the components."""
-        out = Problem(tuple(f"w{i}" for i in range(len(weights))), self.names, self.domains)
-        out.limits = self.limits
+        out = self.without_factors(tuple(f"w{i}" for i in range(len(weights))))
         for f in self.factors:
             rows = [Row(x, tuple([sum(map(mul, w, c)) for w in weights])) for x, c in f.rows]
             out.factors.append(Factor(f.name, f.scope, rows))
@@ -91,8 +112,7 @@ class Problem:
         """The same problem with these components."""
         if list(components) == list(range(len(self.components))):
             return self
-        out = Problem(tuple(self.components[c] for c in components), self.names, self.domains)
-        out.limits = self.limits
+        out = self.without_factors(tuple(self.components[c] for c in components))
         for f in self.factors:
             rows = [Row(x, tuple([costs[c] for c in components])) for x, costs in f.rows]
             out.factors.append(Factor(f.name, f.scope, rows))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import shardwright
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
 from shardwright.planner.problem.objective import Digits
@@ -15,6 +14,7 @@ from shardwright.planner.solvers import backtracking, cpsat, lp
 from shardwright.planner.solvers.bucket_elimination import eliminate
 from shardwright.planner.solvers.presolve import Presolved
 from shardwright.planner.solvers.reduction import chain
+from tests import planning
 
 CASES = [(kind, name) for kind, names in FIRST.items() for name in names]
 SECONDS = 60.0
@@ -33,7 +33,7 @@ def network(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Pres
     _, model = build(kind, name, torch.float32)
     with monkeypatch.context() as patch, pytest.raises(Found) as found:
         patch.setattr(solution, "optimize", stop)
-        shardwright.plan(model, tp=2)
+        planning.plan(model, tp=2)
     small, movable = found.value.args
     return small, movable
 

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.api import plan
 from shardwright.planner.contract.plan_file import Memory, Phase, Plan, Workload
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.memory import memory
@@ -28,6 +27,7 @@ from shardwright.planner.strategies.states import States
 from shardwright.planner.trace.source import read_source
 from shardwright.planner.trace.trace import trace
 from tests import zoo
+from tests.planning import plan
 
 B, S = 2, 64
 NAMES = ("llama", "gpt2", "gemma2", "falcon", "qwen3_moe", "bloom", "deepseek_v3")
