@@ -48,6 +48,8 @@ class Visited(NamedTuple):
     best: list[int] | None
     """The best assignment seen, in values of the whole."""
     hints: Hints
+    """Of the node's own values."""
+    kept: list[Array]
 
 
 def visit(node: Node, ceiling: float, deadline: float) -> Visited:
@@ -72,10 +74,10 @@ def visit(node: Node, ceiling: float, deadline: float) -> Visited:
     hints = Hints(reduced.values, prices.best)
     bound, most = max(node.bound, reduced.bound), prices.ceiling - 1 + HALF
     if bound > most:
-        return Visited(bound, [], found, hints)
+        return Visited(bound, [], found, hints, node.kept)
     node = node._replace(bound=bound, start=Start(prices.ascent.messages, prices.best))
     if time.monotonic() > deadline:
-        return Visited(bound, [node], found, hints)
+        return Visited(bound, [node], found, hints, node.kept)
     keep = [values <= most - reduced.bound for values in reduced.values]
     children: list[Node] = []
     for side in split(node.network, prices, keep):
@@ -84,7 +86,7 @@ def visit(node: Node, ceiling: float, deadline: float) -> Visited:
             left = supported(child.network)
             if left is not None:
                 children.append(cut(child, left))
-    return Visited(bound, children, found, hints)
+    return Visited(bound, children, found, hints, node.kept)
 
 
 def lifted(node: Node, x: Sequence[int]) -> list[int]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.planner.solvers.decompose.branch import Node, Visited, cut, lifted, visit
 from shardwright.planner.solvers.decompose.model import Model, model
-from shardwright.planner.solvers.decompose.network import Score
+from shardwright.planner.solvers.decompose.network import Array, Score
 from shardwright.planner.solvers.decompose.parallel import side_by_side
 from shardwright.planner.solvers.decompose.prices import HALF
 from shardwright.planner.solvers.decompose.search import Hints, Search, Searched
@@ -26,7 +26,7 @@ from shardwright.planner.solvers.problem import Problem, Result
 
 ROOT, VISIT = 0.4, 0.1
 """Parts of the time for the first visit and for each other one, at most."""
-PARTS = 6
+PARTS = 16
 """Parts of the best assignment that a worker solves between two rounds of nodes."""
 SIZE = 6_000.0
 """Pairs of values in a part at first."""
@@ -43,7 +43,8 @@ class _State:
     seed: int
     open: list[Node] = field(default_factory=list)
     best: tuple[Score, list[int]] | None = None
-    hints: Hints | None = None
+    hints: list[Hints] = field(default_factory=list)
+    """Of the first visit and of the last one."""
     most: float = math.inf
     """No assignment costs more."""
     size: float = SIZE
@@ -102,15 +103,22 @@ class _State:
 
     def searching(self, worker: int) -> Search:
         """A search from the best assignment, with a seed of its own."""
-        assert self.best is not None and self.hints is not None
+        assert self.best is not None
+        hints = self.hints[(self.rounds + worker) % len(self.hints)]
         seed = (self.seed * 1_000_003 + self.rounds) * 64 + worker
-        return Search(self.root.network, list(self.best[1]), self.hints, seed, self.size)
+        return Search(self.root.network, list(self.best[1]), hints, seed, self.size)
 
     def visited(self, seen: Visited) -> None:
         """Take over what a visit found."""
         if seen.best is not None:
             self.offer(seen.best)
-        self.hints = self.hints or seen.hints
+        values = [
+            spread(costs, kept, len(c))
+            for costs, kept, c in zip(
+                seen.hints.values, seen.kept, self.root.network.costs, strict=True
+            )
+        ]
+        self.hints = [*self.hints[:1], Hints(values, seen.hints.prices)]
         self.open += seen.children
 
     def offer(self, x: list[int]) -> None:
@@ -118,6 +126,14 @@ class _State:
         score = self.root.network.score(x)
         if self.best is None or score < self.best[0]:
             self.best = score, x
+
+
+def spread(costs: Array, kept: Array, size: int) -> Array:
+    """Reduced costs of all values, given those of some: the others are the dearest."""
+    most = float(costs[np.isfinite(costs)].max(initial=0)) + 1
+    whole = np.full(size, most)
+    whole[kept] = np.minimum(costs, most)
+    return whole
 
 
 def solve(
