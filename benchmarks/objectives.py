@@ -7,8 +7,8 @@
 Each model at its full size, for each phase by itself: bytes of weights and all memory of a rank,
 collectives of a pass, predicted time. A plan for least time may hold more bytes, or take more
 collectives, than transformers' own only if it takes less time: where it does not, that is listed,
-and the exit status is 1. Models are on meta: no weights, no network, no GPU. Rows that FILE has
-already are not made again.
+and the exit status is 1. Models are on meta: no weights, no network, no GPU; plans are proven and
+checked, but not run on meta. Rows that FILE has already are not made again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import multiprocessing as mp
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -34,30 +36,39 @@ OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
 Row = dict[str, Any]
 
 
-def measured(name: str, tp: int, phase: Any) -> Row:
-    """A process: one model priced for one phase, planned for each objective, and by hand."""
+def measured(name: str, cases: Sequence[tuple[int, str]]) -> list[Row]:
+    """Some ranks and phases of one model, which is traced once: for each objective, and by hand."""
     from benchmarks.planning_models import MODELS
     from shardwright.planner.api import prepare
     from shardwright.planner.problem.tp_plan import table_of
     from shardwright.planner.report.hand_written import price
-    from shardwright.planner.search.ladder import run
-    from shardwright.planner.search.solution import Asked
+    from shardwright.planner.search.ladder import SOLVING, climb
+    from shardwright.planner.search.situation import start
+    from shardwright.planner.search.solution import Asked, predicted
 
-    row: Row = {"model": name, "tp": tp, "phase": phase}
-    config = MODELS[name].config()
-    task = prepare(config, tp, phase=phase, batch=BATCH, seq=SEQ, device=DEVICE)
-    hand = price(task, table_of("auto", task.source.module))
-    row["hand"] = figures(hand.predicted, phase) if hand.predicted else {"problem": hand.problem}
-    for objective in OBJECTIVES:
-        begun = time.process_time()
-        plan = run(task, Asked(objective=objective))
-        row[objective] = figures(plan.predicted, phase) | {
-            "byte_price_ns": plan.objective.byte_price_ns,
-            "seconds": round(time.process_time() - begun, 2),
-            "status": plan.solver.status,
-            "note": plan.solver.note,
-        }
-    return row
+    traced = prepare(MODELS[name].config(), 2, batch=BATCH, seq=SEQ, device=DEVICE)
+    table = table_of("auto", traced.source.module)
+    rows: list[Row] = []
+    for tp, phase in cases:
+        load = traced.workload.model_copy(update={"phases": {phase: 1}})
+        task = replace(traced, workload=load, mesh={"tp": tp})
+        row: Row = {"model": name, "tp": tp, "phase": phase}
+        hand = price(task, table)
+        row["hand"] = (
+            figures(hand.predicted, phase) if hand.predicted else {"problem": hand.problem}
+        )
+        for objective in OBJECTIVES:
+            begun = time.process_time()
+            now = climb(start(task, Asked(objective=objective)), SOLVING)
+            found = now.solution
+            row[objective] = figures(predicted(task, found), phase) | {
+                "byte_price_ns": found.objective.byte_price_ns,
+                "seconds": round(time.process_time() - begun, 2),
+                "status": found.report.status,
+                "fits": now.beyond is None,
+            }
+        rows.append(row)
+    return rows
 
 
 def figures(predicted: Prediction, phase: str) -> Row:
@@ -100,7 +111,7 @@ def text(rows: Sequence[Row]) -> str:
             for side in (*OBJECTIVES, "hand"):
                 n = row[side].get(of)
                 line += f"{'-' if n is None else f'{n / unit:.{digits}f}':>9}"
-        lines.append(line + (" *" if row["time"]["note"] else ""))
+        lines.append(line + ("" if row["time"]["fits"] else " *"))
     both = [r for r in rows if "problem" not in r["hand"]]
     found = [f"  {r['model']} tp={r['tp']} {r['phase']}: {', '.join(w)}"
              for r in rows if (w := worse(r))]  # fmt: skip
@@ -122,13 +133,15 @@ def key(row: Row) -> tuple[str, int, int]:
 
 
 def made(todo: Sequence[tuple[str, int, str]], jobs: int) -> Iterator[Row]:
-    """The rows, each model in processes of its own."""
-    with mp.get_context("spawn").Pool(jobs, maxtasksperchild=15) as pool:
-        yield from pool.imap_unordered(_measured, todo)
-
-
-def _measured(case: tuple[str, int, str]) -> Row:
-    return measured(*case)
+    """The rows, those of a model and a number of ranks together."""
+    groups: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    for name, tp, phase in todo:
+        groups.setdefault((name, tp), []).append((tp, phase))
+    context = mp.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=4) as pool:
+        work = [pool.submit(measured, name, cases) for (name, _), cases in groups.items()]
+        for done in as_completed(work):
+            yield from done.result()
 
 
 @click.command()

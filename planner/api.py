@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import torch
 
-from shardwright.errors import UsageError
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.mesh import read_mesh, replicas
 from shardwright.planner.contract.plan_file import ObjectiveName, Phase, Plan, Workload
 from shardwright.planner.cost.phases import parse_phases
@@ -54,6 +54,7 @@ def plan(
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
     dump: str | Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Plan:
     """The cheapest correct way to split `model` over ranks; no weights are read.
 
@@ -95,6 +96,7 @@ def plan(
         optimizer_bytes: State that the optimizer keeps for an element of a parameter, if training:
             8 for Adam's two in float32, 12 with a float32 copy of the parameter.
         dump: A folder to write what the planner saw and decided into, as text.
+        trust_remote_code: Whether to run code that comes with the model: else that is refused.
 
     Raises:
         UsageError: an argument that cannot be meant.
@@ -108,18 +110,25 @@ def plan(
     task = prepare(
         model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
-        optimizer_bytes=optimizer_bytes,
+        optimizer_bytes=optimizer_bytes, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     with dumping(dump, task) as tell:
         return run(task, Asked(solver, time_limit, memory, objective), tell)
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:
-    """The arguments of `plan` and `prepare` that ask for a plan's mesh, workload and pins again."""
+    """The arguments of `plan` and `prepare` that ask for a plan's mesh, workload and pins again.
+
+    Raises:
+        PlanError: its dtype is none.
+    """
     load = plan.workload
+    dtype = getattr(torch, load.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise PlanError(f"workload.dtype: torch has no '{load.dtype:.40}'")
     return {
         "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
-        "dtype": getattr(torch, load.dtype), "device": load.device, "pins": plan.pins,
+        "dtype": dtype, "device": load.device, "pins": plan.pins,
         "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
     }  # fmt: skip
 
@@ -142,6 +151,7 @@ def prepare(
     phase: str | Mapping[Phase, int] = "prefill",
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
+    trust_remote_code: bool = False,
 ) -> Task:
     """Read and trace a model: all that `plan` does before it looks for the cheapest way.
 
@@ -163,7 +173,7 @@ def prepare(
     wanted = dict(pins or {})
     as_pins(wanted)  # what cannot be meant should not wait for the trace
     stage("read")
-    source = read_source(model, args, kwargs, dtype)
+    source = read_source(model, args, kwargs, dtype, trust_remote_code)
     if tp_plan is not None:
         wanted = hand_written_pins(table_of(tp_plan, source.module), source.module) | wanted
     workload = Workload(

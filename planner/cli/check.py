@@ -9,7 +9,7 @@ import click
 
 from shardwright.errors import PlanError
 from shardwright.planner.cli.console import compact, working
-from shardwright.planner.cli.shared import COUNT, DTYPES, as_json, save
+from shardwright.planner.cli.shared import COUNT, DTYPES, as_json, save, trusting
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
@@ -32,6 +32,7 @@ Examples:
               help="For --numeric: differences up to 1e-4 or 1e-9 pass.")  # fmt: skip
 @click.option("--accept", is_flag=True,
               help="Write the digest of an edited or old plan, if it holds.")  # fmt: skip
+@trusting
 @as_json
 @click.pass_context
 def check(
@@ -42,6 +43,7 @@ def check(
     layers: int | None,
     dtype: str,
     accept: bool,
+    trust: bool,
     as_json: bool,
 ) -> None:
     """Prove that the plan is right for MODEL: by the rules of its ops, and on meta."""
@@ -56,7 +58,7 @@ def check(
     with working("proving the plan"):
         from shardwright.planner.prove.prover import Prover
 
-        found = Prover(model).prove(loaded, figures=not accept)
+        found = Prover(model, trust_remote_code=trust).prove(loaded, figures=not accept)
     report: dict[str, Any] = {
         "ranks": found.ranks, "shapes": found.shapes, "ops": found.ops, "changes": found.changes,
     }  # fmt: skip
@@ -68,7 +70,7 @@ def check(
             f"{ranks} of {loaded.world_size}: {found.shapes} output shapes as planned"
         )
     if numeric:
-        report["numeric"] = _numeric(found.plan, model, layers, dtype, as_json)
+        report["numeric"] = _numeric(found.plan, model, layers, dtype, as_json, trust)
     ok = not numeric or report["numeric"]["ok"]
     if accept and ok:
         report["accepted"] = found.plan != loaded
@@ -94,7 +96,7 @@ def _accept(proven: Plan, loaded: Plan, file: str, as_json: bool) -> None:
 
 
 def _numeric(
-    plan: Plan, model: str, layers: int | None, dtype: str, as_json: bool
+    plan: Plan, model: str, layers: int | None, dtype: str, as_json: bool, trust: bool
 ) -> dict[str, Any]:
     with working(f"running {plan.world_size} ranks on CPU"):
         import dataclasses
@@ -103,7 +105,7 @@ def _numeric(
 
         from shardwright.planner.on_ranks.numeric import compare
 
-        found = compare(plan, model, layers, getattr(torch, dtype))
+        found = compare(plan, model, layers, getattr(torch, dtype), trust)
     if not as_json:
         click.echo(
             f"numeric: {found.ranks} ranks, {found.layers} layers"

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.planner.cli.console import Size, compact, say, working
-from shardwright.planner.cli.shared import COUNT, DTYPES, as_json, check_folder, save, show_plan
+from shardwright.planner.cli.shared import (
+    COUNT,
+    DTYPES,
+    as_json,
+    check_folder,
+    save,
+    show_plan,
+    trusting,
+)
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import ObjectiveName, Plan
@@ -66,6 +74,7 @@ Examples:
               "[default: where nothing fits --memory without]")  # fmt: skip
 @click.option("--dump", type=click.Path(file_okay=False), metavar="DIR",
               help="Write there what the planner saw and decided, as text.")  # fmt: skip
+@trusting
 @as_json
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
 def plan(
@@ -90,6 +99,7 @@ def plan(
     table_file: str | None,
     sequence_parallel: bool | None,
     dump: str | None,
+    trust: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -130,6 +140,7 @@ def plan(
             device=device, phase=phase, optimizer_bytes=optimizer_bytes,
             pins=gather(pins, pin_file),
             tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
+            trust_remote_code=trust,
         )  # fmt: skip
         table = table_of(named, task.source.module) if compare else {}
         with dumping(dump, task) as tell:

@@ -31,17 +31,18 @@ def read_json(path: Path, most: int = MOST) -> Any:
     return parse_json(content)
 
 
-def parse_json(content: str | bytes, constants: bool = True) -> Any:
+def parse_json(content: str | bytes, plain: bool = False) -> Any:
     """The value that JSON text stands for.
 
     Args:
         content: The text.
-        constants: Whether numbers may be NaN and Infinity, as configs have them.
+        plain: Whether NaN and Infinity, which configs have, and text that cannot be printed are
+            refused, too.
 
     Raises:
         ValueError: it is no JSON, or nested deeper, or with longer names and numbers, than is read.
     """
-    rest: dict[str, Callable[[str], Any]] = {} if constants else {"parse_constant": _no_constant}
+    rest: dict[str, Callable[[str], Any]] = {"parse_constant": _no_constant} if plain else {}
     try:
         text = content.decode() if isinstance(content, bytes) else content
         value = json.loads(text, parse_int=_integer, **rest)
@@ -49,7 +50,7 @@ def parse_json(content: str | bytes, constants: bool = True) -> Any:
         raise ValueError("it is not text") from None
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
-    _check(value)
+    _check(value, plain)
     return value
 
 
@@ -63,7 +64,7 @@ def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is no number in JSON")
 
 
-def _check(value: Any) -> None:
+def _check(value: Any, plain: bool) -> None:
     """Refuse what is nested too deep, has too long a name, or text that cannot be written."""
     level = [value]
     for _ in range(DEEPEST + 1):
@@ -71,21 +72,23 @@ def _check(value: Any) -> None:
         for item in level:
             if isinstance(item, dict):
                 for key in item:
-                    _check_text(key, LONGEST_NAME)
+                    _check_text(key, plain, LONGEST_NAME)
                 below += item.values()
             elif isinstance(item, list):
                 below += item
             elif isinstance(item, str):
-                _check_text(item)
+                _check_text(item, plain)
         if not below:
             return
         level = below
     raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
-def _check_text(text: str, longest: int | None = None) -> None:
+def _check_text(text: str, plain: bool, longest: int | None = None) -> None:
     if longest is not None and len(text) > longest:
         raise ValueError(f"it has a name of {len(text):,} characters: '{text[:40]}...'")
+    if plain and not text.isprintable():
+        raise ValueError(f"it has text that cannot be printed: {text[:40]!a}")
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError:

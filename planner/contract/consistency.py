@@ -39,6 +39,10 @@ LARGEST = 2**40
 ATTRIBUTE = re.compile(r"[A-Za-z]\w*|_[A-Za-z0-9]\w*|\d+", re.ASCII)
 """A step of the path to an attribute: nothing that Python itself reads (`__class__`)."""
 
+INPUT = re.compile(r"(\*\d{1,4}|[A-Za-z_]\w*)(\.\w+)*", re.ASCII)
+OUTPUT = re.compile(r"(\w+(\.\w+)*)?", re.ASCII)
+"""Slots: of what goes into a module, and of what comes out."""
+
 
 def check(plan: Plan) -> None:
     """Check that a plan does not contradict itself.
@@ -107,7 +111,7 @@ def _tests(
         )
     for way, changes in (("inputs", module.inputs), ("outputs", module.outputs)):
         for i, change in enumerate(changes):
-            yield f"{way}.{i}", lambda c=change: _check_change(c, coords)
+            yield f"{way}.{i}", lambda c=change, w=way: _check_change(c, w == "inputs", coords)
         yield way, lambda c=changes: _check_slots(c)
     for path, dim in module.attributes.items():
         yield f"attributes.{path}", lambda p=path, d=dim: _check_attribute(p, d, coords)
@@ -129,23 +133,21 @@ def _check_stored(
         steps(stored, used, coords)
 
 
-def _check_change(change: Redistribution, coords: Coords) -> None:
+def _check_change(change: Redistribution, entering: bool, coords: Coords) -> None:
     source, target = _placement(change.source, coords), _placement(change.target, coords)
     text = f"from '{change.source}' to '{change.target}'"
     _need(len(source.dims) == len(target.dims), f"{text}: not the same number of dims")
     for a, b in zip(source.shape, target.shape, strict=True):
         _need(a is None or b is None or a == b, f"{text}: {a} elements become {b}")
     steps(source, target, coords)
-    _need(_SLOT.fullmatch(change.slot) is not None, f"slot {change.slot!r:.60} names no tensor")
+    slot = (INPUT if entering else OUTPUT).fullmatch(change.slot)
+    _need(slot is not None, f"slot {change.slot!r:.60} names no tensor")
     if change.before is not None:
-        dots = change.before.lstrip(".")
+        path = change.before.lstrip(".")
         _need(
-            dots != change.before and _SLOT.fullmatch(dots) is not None,
+            entering and path != change.before and INPUT.fullmatch(path) is not None,
             f"before: {change.before!r:.60} names no tensor of a module around",
         )
-
-
-_SLOT = re.compile(r"(\*\d{1,4}|\w+)?(\.\w+)*")
 
 
 def _check_slots(changes: Sequence[Redistribution]) -> None:

@@ -288,9 +288,9 @@ class Plan(_Part):
             PlanError: not JSON, not a plan, of another version, or with keys that are not known.
         """
         try:
-            data: Any = parse_json(text, constants=False)
+            data: Any = parse_json(text, plain=True)
         except ValueError as error:
-            raise PlanError(f"{where} is not JSON that can be read: {error}") from None
+            raise PlanError(f"{where} is not JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f'{where} is not a Shardwright plan: "format" should be "{FORMAT}"')
         data = upgraded(data, VERSION)

@@ -126,10 +126,10 @@ def optimize(
     best = proof.result
     assignment = best.assignment or ()
     costs = small.problem.accept(assignment)
-    objective = primary(costs, price)
-    bound = min(digits.first(best.bound, price), objective)
+    value = primary(costs, price)
+    bound = min(digits.first(best.bound, price), value)
     optimal = best.status == "optimal"
     return Optimum(
-        small.expand(assignment), costs, price, objective, bound, optimal,
+        small.expand(assignment), costs, price, value, bound, optimal,
         proven=proof.proven, better=proof.better, caps=warm_start.caps,
     )  # fmt: skip

@@ -65,6 +65,7 @@ class Prover:
         args: Example inputs, as the plan was made with.
         kwargs: The same by name.
         explain: Whether to say of a plan that does not hold which ops forbid it: that takes longer.
+        trust_remote_code: Whether to run code that comes with the model.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Prover:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         explain: bool = True,
+        trust_remote_code: bool = False,
     ) -> None:
-        self.model, self.args, self.kwargs, self.explain = model, args, kwargs, explain
+        self.model, self.explain = model, explain
+        self.how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code}
         self._traced, self._tasks, self._posed = _Recent(), _Recent(), _Recent()
         self._tried: dict[str, None] = {}
 
@@ -131,9 +134,7 @@ class Prover:
         """The model traced for plans such as this, with its workload and mesh."""
         load = plan.workload
         how = (load.dtype, load.sequence_parallel, *plan.pins.items())
-        traced = self._traced.get(
-            how, lambda: prepare(self.model, args=self.args, kwargs=self.kwargs, **as_planned(plan))
-        )
+        traced = self._traced.get(how, lambda: prepare(self.model, **self.how, **as_planned(plan)))
         if load.dtype != traced.workload.dtype:
             raise PlanError(
                 f"the plan is for parameters of {load.dtype!r:.40}, the model has "

@@ -69,19 +69,22 @@ class Explanation:
     alternatives: list[Alternative] = field(default_factory=list)
 
 
-def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
+def explain(
+    plan: Plan, name: str, model: Any, trust_remote_code: bool = False
+) -> list[Explanation]:
     """Explain the placement of the parameter, or of each below the module, of that name.
 
     Args:
         plan: The plan; its workload and mesh are what is priced.
         name: As in a pin: `*` stands for any part of a name between dots.
         model: What the plan was made for, as `shardwright.plan` takes it.
+        trust_remote_code: Whether to run code that comes with the model.
 
     Raises:
         UsageError: nothing has that name.
         PlanError: the plan is for another model.
     """
-    task = prepare(model, **as_planned(plan))
+    task = prepare(model, **as_planned(plan), trust_remote_code=trust_remote_code)
     check_identity(task.source.module, plan)
     # Of blocks that are alike the graph may have one alone, so names are those of the module.
     every = [n for n, _ in task.source.module.named_parameters(remove_duplicate=False)]

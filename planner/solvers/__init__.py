@@ -13,7 +13,7 @@ from shardwright import plugins
 from shardwright.errors import SolverError, UsageError
 from shardwright.planner.solvers.problem import Solver
 
-OWN = ("backtracking", "cpsat", "lp")
+OWN = ("backtracking", "cpsat", "decompose", "lp")
 DEFAULT = "cpsat"
 
 

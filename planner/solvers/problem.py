@@ -15,6 +15,7 @@ from operator import mul
 from typing import Literal, NamedTuple
 
 from shardwright.errors import SolverError
+from shardwright.planner.solvers.limits import Limits
 
 CostVector = tuple[int, ...]
 """One number for each component."""
@@ -35,6 +36,10 @@ class Factor:
     scope: tuple[int, ...]
     rows: list[Row]
 
+    def row(self, values: tuple[int, ...]) -> Row | None:
+        """The row with these values, None where there is none."""
+        return next((r for r in self.rows if r.values == values), None)
+
 
 class Part(NamedTuple):
     """A sub-variable: for each value of its variable one of its own.
@@ -50,7 +55,8 @@ class Part(NamedTuple):
 class Problem:
     """Variables (name, size of the domain, parts) and factors; `components` names the costs.
 
-    A variable is its own only part where none are named.
+    A variable is its own only part where none are named. What is taken of `limits` is no component:
+    these bound it themselves.
     """
 
     components: tuple[str, ...]
@@ -58,6 +64,7 @@ class Problem:
     domains: list[list[int]] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
     parts: list[tuple[Part, ...]] = field(default_factory=list)
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -73,7 +80,7 @@ class Problem:
 
     def without_factors(self, components: tuple[str, ...]) -> Problem:
         """The same variables, for factors of these components."""
-        return Problem(components, self.names, self.domains, [], self.parts)
+        return Problem(components, self.names, self.domains, [], self.parts, self.limits)
 
     def factor(self, name: str, scope: Sequence[int], rows: Sequence[Row]) -> None:
         """Add a table; a variable that stands twice in `scope` must have equal values."""
@@ -119,7 +126,7 @@ class Problem:
         total = [0] * len(self.components)
         for factor in self.factors:
             values = tuple(assignment[v] for v in factor.scope)
-            row = next((r for r in factor.rows if r.values == values), None)
+            row = factor.row(values)
             if row is None:
                 return None
             total = [a + b for a, b in zip(total, row.costs, strict=True)]
@@ -129,10 +136,11 @@ class Problem:
         """Costs of an assignment that a solver returned.
 
         Raises:
-            SolverError: a factor or a cap forbids it.
+            SolverError: a factor, a cap or a limit forbids it.
         """
         costs = self.price(answer)
-        if costs is None or any(costs[c] > cap for c, cap in (caps or {}).items()):
+        over = costs is None or any(costs[c] > cap for c, cap in (caps or {}).items())
+        if costs is None or over or not self.limits.hold(answer):
             raise SolverError("the solver returned an assignment that its problem forbids")
         return costs
 

@@ -58,6 +58,7 @@ def read_source(
     args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
 ) -> Source:
     """Prepare `model` for tracing; no weights are read or allocated.
 
@@ -66,18 +67,19 @@ def read_source(
         args: Example inputs; a transformers text model needs none.
         kwargs: Example inputs by name.
         dtype: Of the parameters; else the config's own, else float32.
+        trust_remote_code: Whether to run code that comes with the model.
 
     Raises:
         ModelError: not a model, unknown to transformers, or inputs are missing.
     """
     if isinstance(model, (str, Path)):
-        model = read_config(model)
+        model = read_config(model, trust_remote_code)
     made = not isinstance(model, nn.Module)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     if not made:
         _refuse_compiled(model)
     if made:
-        model = from_config(model, dtype)
+        model = from_config(model, dtype, trust_remote_code)
     module = model if made else copy_on_meta(model)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
@@ -97,18 +99,24 @@ def _refuse_compiled(model: nn.Module) -> None:
             )
 
 
-def from_config(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
-    """A model of this config on meta, tied as transformers ties it."""
-    from shardwright.runtime.build import model_class
+def from_config(
+    config: Any, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+) -> nn.Module:
+    """A model of this config on meta, tied as transformers ties it.
+
+    Raises:
+        ModelError: it is no config, or none that a model can be built of.
+    """
+    from shardwright.runtime.build import building, model_class
 
     if not hasattr(config, "to_dict"):
         raise ModelError(
             f"cannot plan a {type(config).__name__}: "
             "give a hub id, a directory, a config or a module"
         )
-    cls: Any = model_class(config)
+    cls: Any = model_class(config, trust_remote_code)
     chosen = dtype or getattr(config, "dtype", None) or torch.float32
-    with alone(), torch.device("meta"), _Uninitialised():
+    with building(cls, config), alone(), torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
     return model.eval()
 

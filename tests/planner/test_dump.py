@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from shardwright.planner.dump.names import axis_names
 from torch import nn
 
 from shardwright import InfeasibleError, UsageError
 from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.problem.names import axis_names
 from tests import planning
 from tests.cli.conftest import tiny
 
@@ -44,7 +44,7 @@ def test_everything_that_was_seen_is_written(tmp_path: Path) -> None:
     for parameter, _ in task.source.module.named_parameters(remove_duplicate=False):
         if "layers.1" not in parameter:  # like blocks are traced once
             assert parameter in text["graph"]
-    for word in ("1. solve", "run the plan on meta", "proven optimal by lp", "-> holds"):
+    for word in ("1. solve", "run the plan on meta", "proven optimal by cpsat", "-> holds"):
         assert word in text["decisions"]
     assert {line.split()[0] for line in text["README"].splitlines() if line} >= INDEX_LINES
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 import shardwright
+from tests import planning
 from tests.planner.equal import Inputs, assert_equal, planned
 from tests.planner.mlps import WIDTH, Mlp
 
@@ -54,7 +55,7 @@ def test_a_model_of_transformers(labels: int, some: bool) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     config = BertConfig(vocab_size=211, num_attention_heads=4, num_labels=labels, **sizes)
     make: Callable[..., nn.Module] = BertForSequenceClassification
-    assert deferred(shardwright.plan(make(config), 2)) == some
+    assert deferred(planning.plan(make(config), 2)) == some
 
 
 def deferred(plan: shardwright.Plan) -> bool:

@@ -55,7 +55,7 @@ def story(task: Task, asked: Asked | None = None) -> tuple[list[Attempted], Plan
 def test_the_first_solution_may_do() -> None:
     told, plan = story(task_of(config("LlamaForCausalLM", TINY)))
     assert plan is not None and [t.what for t in told] == [SOLVE, TRY]
-    assert told[0].outcome.startswith("proven optimal by lp (objective")
+    assert told[0].outcome.startswith("proven optimal by cpsat (objective")
     assert told[0].figures["bytes"] > 0 and told[0].figures["time_ns"] == plan.predicted.time_ns
     assert told[0].restrictions == Restrictions(conventions=frozenset({TABLES}))
     assert (told[1].outcome, told[1].figures) == ("holds", {"failed before": 0})

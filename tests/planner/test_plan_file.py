@@ -227,7 +227,7 @@ def test_the_schema(plan: Plan) -> None:
 
 
 def test_a_plan_of_version_1_is_read_as_one_of_today(plan: Plan) -> None:
-    """Its keys had other names; what they say is the same."""
+    """Its keys had other names; what they say is the same. What was to be least was memory."""
     today = json.loads(plan.to_json())
     old = {**today, "version": 1}
     del old["objective"], old["digest"]

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import shardwright
 from shardwright.errors import ModelError, PlanError
 from shardwright.runtime.api import apply
+from tests import planning
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 from tests.ranks import run_ranks
@@ -215,7 +215,7 @@ def test_a_compiled_module_is_refused() -> None:
 
 def test_one_tensor_as_arguments() -> None:
     x = torch.randn(3, 19, WIDTH)
-    assert shardwright.plan(Mlp(), 2, args=x) == shardwright.plan(Mlp(), 2, args=(x,))
+    assert planning.plan(Mlp(), 2, args=x) == planning.plan(Mlp(), 2, args=(x,))
 
 
 def test_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:

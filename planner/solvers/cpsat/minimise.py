@@ -44,6 +44,7 @@ def posed(problem: Problem, component: int, caps: Mapping[int, int]) -> Posed | 
     for c, cap in caps.items():
         if not limit(model, sum_of(model, c), cap, problem.components[c]):
             return None
+    problem.limits.add_to(model.model, model.values)
     total = sum_of(model, component)
     found = places(model, total, problem.components[component])
     model.model.minimize(found[0])
