@@ -48,6 +48,8 @@ class _State:
     most: float = math.inf
     """No assignment costs more."""
     size: float = SIZE
+    fresh: bool = True
+    """Whether the best assignment is not one of a search."""
     rounds: int = 0
 
     @property
@@ -88,6 +90,7 @@ class _State:
             else:
                 self.size = found.size
                 self.offer(found.x)
+                self.fresh = False
                 if before is not None and self.best is not None:  # what another worker changed
                     both = zip(before[1], found.x, self.best[1], strict=True)
                     self.offer([new if new != old else now for old, new, now in both])
@@ -106,12 +109,12 @@ class _State:
         assert self.best is not None
         hints = self.hints[(self.rounds + worker) % len(self.hints)]
         seed = (self.seed * 1_000_003 + self.rounds) * 64 + worker
-        return Search(self.root.network, list(self.best[1]), hints, seed, self.size)
+        return Search(self.root.network, list(self.best[1]), hints, seed, self.size, self.fresh)
 
     def visited(self, seen: Visited) -> None:
         """Take over what a visit found."""
-        if seen.best is not None:
-            self.offer(seen.best)
+        if seen.best is not None and self.offer(seen.best):
+            self.fresh = True
         values = [
             spread(costs, kept, len(c))
             for costs, kept, c in zip(
@@ -121,11 +124,13 @@ class _State:
         self.hints = [*self.hints[:1], Hints(values, seen.hints.prices)]
         self.open += seen.children
 
-    def offer(self, x: list[int]) -> None:
-        """Take an assignment of the root if it is better."""
+    def offer(self, x: list[int]) -> bool:
+        """Take an assignment of the root if it is better; whether it is."""
         score = self.root.network.score(x)
-        if self.best is None or score < self.best[0]:
+        better = self.best is None or score < self.best[0]
+        if better:
             self.best = score, x
+        return better
 
 
 def spread(costs: Array, kept: Array, size: int) -> Array:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.planner.solvers.decompose.mend import mend
 from shardwright.planner.solvers.decompose.network import Array, Network
 from shardwright.planner.solvers.decompose.part import Found, Free, improve
 
@@ -49,6 +50,8 @@ class Search:
     hints: Hints
     seed: int = 0
     size: float = 6_000
+    fresh: bool = False
+    """Whether the assignment has not been looked at by single variables."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -56,6 +59,9 @@ class Search:
 
     def run(self, count: int, deadline: float) -> Searched:
         """Solve so many parts one after another, fewer where the time is over."""
+        if not self.score.broken and (self.fresh or self.score.over):
+            self.x = mend(self.network, self.x, deadline)
+            self.score = self.network.score(self.x)
         for _ in range(count):
             part = self.part()
             if part.variables:
