@@ -183,7 +183,7 @@ def run(path: Path, how: How) -> str:
 
 def main() -> None:
     """Run the files that were named."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--solver", default="decompose")
     parser.add_argument("--seconds", type=float, help="for each, instead of its own limit")

@@ -55,7 +55,8 @@ def test_the_scorer_counts_by_the_rules(
 def test_rows_of_memory_are_enough():
     pick = random.Random(0)
     for _ in range(100):
-        intervals = [tuple(sorted(pick.sample(range(12), 2))) for _ in range(6)]
+        ends = [sorted(pick.sample(range(12), 2)) for _ in range(6)]
+        intervals = [(a, b) for a, b in ends]
         intervals.append((5, 5))
         rows = contest.moments(intervals)
         amounts = [pick.randint(0, 9) for _ in intervals]

@@ -28,6 +28,8 @@ ROOT, VISIT = 0.4, 0.1
 """Parts of the time for the first visit and for each other one, at most."""
 PARTS = 16
 """Parts of the best assignment that a worker solves between two rounds of nodes."""
+MUCH = 0.01
+"""While search makes the best assignment better by this part, no nodes are visited."""
 SIZE = 6_000.0
 """Pairs of values in a part at first."""
 
@@ -57,6 +59,13 @@ class _State:
         """The least cost known."""
         known = self.best is not None and self.best[0].whole
         return self.best[0].cost if self.best is not None and known else self.most + 1
+
+    @property
+    def cost(self) -> float:
+        """Cost of the best assignment; of one that is broken, a large number that falls."""
+        assert self.best is not None
+        broken, over, cost = self.best[0]
+        return cost + self.most * (broken + over)
 
     def lower(self) -> float:
         """A bound on what may be in the nodes that are open."""
@@ -178,7 +187,9 @@ def solve(
     state.round(1)
     while not state.done():
         state.round(cores)
-        if not state.done():
+        before = math.inf
+        while not state.done() and state.cost < (1 - MUCH) * before:
+            before = state.cost
             state.round(0)
     return _result(state, made, root, component, caps)
 
