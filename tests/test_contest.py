@@ -1,4 +1,4 @@
-"""The contest's benchmark: its rows of memory, its own scorer, and a whole run on a small instance."""
+"""The contest: its rows of memory, its own scorer, and a whole run on a small instance."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Prices:
         self.now = self.best = np.zeros(len(self.scale))
         if self.start is not None:
             self.now = self.best = self.start.prices
-        self.rows: list[int] = [int(r) for r in np.flatnonzero(self.now)]
+        self.rows = dict.fromkeys(np.flatnonzero(self.now).tolist())
         self.found: list[list[int]] = []
         self.cuts: list[tuple[float, Array]] = []
         self.box = 0.0
@@ -122,8 +122,7 @@ class Prices:
         for over, run in groupby(range(len(past)), lambda r: past[r] > 0):
             if over:
                 worst = max(run, key=past.__getitem__)
-                if worst not in self.rows:
-                    self.rows.append(worst)
+                self.rows[worst] = None
         cost = self.network.cost(found)
         if cost < np.inf and not any(c == cost and (p == past).all() for c, p in self.cuts[-3:]):
             self.cuts.append((cost, past))

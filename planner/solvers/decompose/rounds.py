@@ -106,6 +106,8 @@ class _State:
 
     def chosen(self, count: int) -> list[Node]:
         """Open nodes to visit, by turns the one of the least bound and the last one made."""
+        if self.best is not None and self.until(1.5 * VISIT) == self.began + self.seconds:
+            return []  # a visit of a large one ends late
         self.open = [node for node in self.open if node.bound <= self.ceiling - 1 + HALF]
         out: list[Node] = []
         while self.open and len(out) < count:

@@ -65,7 +65,8 @@ class Search:
         for _ in range(count):
             part = self.part()
             if part.variables:
-                self.take(part, improve(self.network, self.x, part, EFFORT))
+                left = deadline - time.monotonic()
+                self.take(part, improve(self.network, self.x, part, EFFORT, left))
             if time.monotonic() > deadline:
                 break
         return Searched(self.x, self.size)
