@@ -86,13 +86,15 @@ class Search:
 
     def part(self) -> Free:
         """Variables about a centre, with the most promising of their values."""
-        network, most = self.network, self.random.choice([8, 16, 32, 10_000])
+        network, most = self.network, self.random.choice([3, 5, 8, 16, 32, 10_000])
         values: dict[int, Array] = {}
         entries = 0.0
         for v in self._about(self._centre()):
             if len(network.costs[v]) == 1:
                 continue
-            own = np.argsort(self.hints.values[v], kind="stable")[:most]
+            costs = self.hints.values[v]  # often many are alike: any of them
+            chance = [self.random.random() for _ in range(len(costs))]
+            own = np.lexsort((chance, costs))[:most]
             values[v] = own if self.x[v] in own else np.append(own, self.x[v])
             entries += sum(
                 len(values[v]) * len(values[w]) for _, w, _ in network.near[v] if w in values
