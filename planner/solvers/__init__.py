@@ -15,8 +15,6 @@ from shardwright.planner.solvers.problem import Solver, unlimited
 
 OWN = ("backtracking", "cpsat", "decompose", "lp")
 DEFAULT = "cpsat"
-LIMITED = ("cpsat", "decompose")
-"""Own solvers that know limits; one of another package says so by `knows_limits = True` on it."""
 
 
 def names() -> list[str]:
@@ -25,15 +23,14 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Solver:
-    """The solver of that name.
+    """The solver of that name; another package's that knows limits has `knows_limits = True` on it.
 
     Raises:
         UsageError: there is none.
         PluginError: another package's does not load.
     """
     if name in OWN:
-        found: Solver = import_module(f"{__name__}.{name}").solve
-        return found if name in LIMITED else unlimited(found, name)
+        return import_module(f"{__name__}.{name}").solve
     found = plugins.load("solvers", name)
     if found is None:
         raise UsageError(f"unknown solver '{name}'; installed: {', '.join(names())}")

@@ -161,6 +161,16 @@ Solver = Callable[[Problem, int, Mapping[int, int], Sequence[int] | None, float]
 """`solve(problem, component, caps, hint, seconds)`: minimise one component under caps on others."""
 
 
+def refuse_limits(problem: Problem, name: str) -> None:
+    """Refuse what solver `name` would leave out.
+
+    Raises:
+        SolverError: the problem has limits.
+    """
+    if problem.limits:
+        raise SolverError(f"solver '{name}' knows no limits: use cpsat or decompose")
+
+
 def unlimited(solve: Solver, name: str) -> Solver:
     """A solver that knows no limits: it refuses a problem that has some.
 
@@ -176,8 +186,7 @@ def unlimited(solve: Solver, name: str) -> Solver:
         hint: Sequence[int] | None,
         seconds: float,
     ) -> Result:
-        if problem.limits:
-            raise SolverError(f"solver '{name}' knows no limits: use cpsat or decompose")
+        refuse_limits(problem, name)
         return solve(problem, component, caps, hint, seconds)
 
     return guarded
