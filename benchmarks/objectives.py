@@ -18,8 +18,8 @@ import multiprocessing as mp
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -36,22 +36,30 @@ OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
 Row = dict[str, Any]
 
 
-def measured(name: str, cases: Sequence[tuple[int, str]]) -> list[Row]:
-    """Some ranks and phases of one model, which is traced once: for each objective, and by hand."""
+@cache
+def traced(name: str) -> Any:
+    """A model at its full size; what ranks and phases are asked for does not change its trace."""
     from benchmarks.planning_models import MODELS
     from shardwright.planner.api import prepare
+
+    return prepare(MODELS[name].config(), 2, batch=BATCH, seq=SEQ, device=DEVICE)
+
+
+def measured(group: tuple[str, int, list[str]]) -> list[Row]:
+    """Some phases of a model on a number of ranks: for each objective, and by hand."""
     from shardwright.planner.problem.tp_plan import table_of
     from shardwright.planner.report.hand_written import price
     from shardwright.planner.search.ladder import SOLVING, climb
     from shardwright.planner.search.situation import start
     from shardwright.planner.search.solution import Asked, predicted
 
-    traced = prepare(MODELS[name].config(), 2, batch=BATCH, seq=SEQ, device=DEVICE)
-    table = table_of("auto", traced.source.module)
+    name, tp, phases = group
+    model = traced(name)
+    table = table_of("auto", model.source.module)
     rows: list[Row] = []
-    for tp, phase in cases:
-        load = traced.workload.model_copy(update={"phases": {phase: 1}})
-        task = replace(traced, workload=load, mesh={"tp": tp})
+    for phase in phases:
+        load = model.workload.model_copy(update={"phases": {phase: 1}})
+        task = replace(model, workload=load, mesh={"tp": tp})
         row: Row = {"model": name, "tp": tp, "phase": phase}
         hand = price(task, table)
         row["hand"] = (
@@ -134,14 +142,13 @@ def key(row: Row) -> tuple[str, int, int]:
 
 def made(todo: Sequence[tuple[str, int, str]], jobs: int) -> Iterator[Row]:
     """The rows, those of a model and a number of ranks together."""
-    groups: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    groups: dict[tuple[str, int], list[str]] = {}
     for name, tp, phase in todo:
-        groups.setdefault((name, tp), []).append((tp, phase))
-    context = mp.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=4) as pool:
-        work = [pool.submit(measured, name, cases) for (name, _), cases in groups.items()]
-        for done in as_completed(work):
-            yield from done.result()
+        groups.setdefault((name, tp), []).append(phase)
+    with mp.get_context("spawn").Pool(jobs) as pool:
+        work = [(*group, phases) for group, phases in groups.items()]
+        for rows in pool.imap_unordered(measured, work):
+            yield from rows
 
 
 @click.command()

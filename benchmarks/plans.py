@@ -4,8 +4,9 @@
     python -m benchmarks.plans DIR llama gpt2         some
     python -m benchmarks.plans DIR --against BEFORE   and compare with those of another checkout
 
-A change that should change no plan is tried so: what was written by the code before it is compared
-byte for byte, plans of older format versions as they are read today. Exits with 1 if any differs.
+A change that should change no plan is tried so: what was written by the code before it is compared,
+but for the names of the solvers that found and proved it, and plans of older format versions as
+they are read today. Exits with 1 if any differs.
 """
 
 from __future__ import annotations

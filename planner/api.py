@@ -54,6 +54,7 @@ def plan(
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
     dump: str | Path | None = None,
+    write_model: str | Path | None = None,
     trust_remote_code: bool = False,
 ) -> Plan:
     """The cheapest correct way to split `model` over ranks; no weights are read.
@@ -74,7 +75,7 @@ def plan(
         memory: Bytes that a rank may hold: parameters, buffers, KV cache, activations, and what
             training needs (see `planner/cost/memory.py`). By default, for least time, what the
             device has; where nothing fits that, the plan is for least memory, and has a note.
-        solver: Name of an installed solver: "lp" (the default), "cpsat", "backtracking", or
+        solver: Name of an installed solver: "cpsat" (the default), "lp", "backtracking", or
             another's. Where it cannot prove its plan in time, backtracking's plan stands.
         time_limit: Seconds for the solver.
         batch: Sequences in the passes that are priced, of all copies of the model together; by
@@ -97,6 +98,8 @@ def plan(
         optimizer_bytes: State that the optimizer keeps for an element of a parameter, if training:
             8 for Adam's two in float32, 12 with a float32 copy of the parameter.
         dump: A folder to write what the planner saw and decided into, as text.
+        write_model: A file for the CP-SAT model, in CP-SAT's text format: an integer for each axis
+            of a tensor, over which sub-axes it is split, and for what is Partial over each.
         trust_remote_code: Whether to run code that comes with the model: else that is refused.
 
     Raises:
@@ -113,7 +116,7 @@ def plan(
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
         optimizer_bytes=optimizer_bytes, trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    with dumping(dump, task) as tell:
+    with dumping(dump, task, write_model) as tell:
         return run(task, Asked(solver, time_limit, memory, objective), tell)
 
 

@@ -46,7 +46,7 @@ Examples:
               help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.  "
               "[default: what the device has]")  # fmt: skip
 @click.option("--solver", metavar="NAME",
-              help="lp, cpsat, backtracking, …  [default: lp]")  # fmt: skip
+              help="cpsat, lp, backtracking, …  [default: cpsat]")  # fmt: skip
 @click.option(
     "--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS",
     show_default=True, help="For the solver.",
@@ -78,6 +78,9 @@ Examples:
 @click.option("--dump", type=click.Path(file_okay=False), metavar="DIR",
               help="Write there what the planner saw and decided, as text.")  # fmt: skip
 @given
+@click.option("--write-model", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Write there the CP-SAT model, in its text format: an integer for each axis of "
+              "a tensor (over which sub-axes it is split) and for what is Partial.")  # fmt: skip
 @trusting
 @as_json
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
@@ -104,6 +107,7 @@ def plan(
     sequence_parallel: bool | None,
     dump: str | None,
     inputs: str | None,
+    write_model: str | None,
     trust: bool,
     as_json: bool,
     quiet: bool,
@@ -122,6 +126,8 @@ def plan(
         raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
     if output is not None:
         check_folder(Path(output))
+    if write_model is not None:
+        check_folder(Path(write_model))
     with working(f"planning {model}"):
         import torch
 
@@ -151,7 +157,7 @@ def plan(
             trust_remote_code=trust, **example_inputs(inputs),
         )  # fmt: skip
         table = table_of(named, task.source.module) if compare else {}
-        with dumping(dump, task) as tell:
+        with dumping(dump, task, write_model) as tell:
             result = run(task, Asked(solver, time_limit, memory, objective), tell)
         hand = price(task, table) if compare else None
     if output is not None:

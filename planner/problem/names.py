@@ -46,20 +46,24 @@ def tensor_names(graph: Graph) -> dict[str, str]:
     """Tensor -> what people call it, no two alike: those that have a variable of their own.
 
     A parameter as it is stored has its own name, and as its module sees it, `NAME used`. A result
-    is named after module and op, what enters or leaves a module after that; of several that would
-    have one name the later ones are numbered.
+    is named after module and op, what enters or leaves a module after that. Layers that are alike
+    have `*` for their number; of several that would have one name the later ones are numbered.
     """
-    titles = {out: f"{pattern(op.module)}:{op.call.op}" for op in graph.ops for out in op.outputs}
-    titles |= {b.target: f"{pattern(b.module)} {b.side} {b.slot}" for b in graph.boundaries}
-    titles |= {u.used: f"{pattern(u.fqn)} used" for u in graph.uses}
-    titles |= {u.stored: pattern(u.fqn) for u in graph.uses}
+    titles = {out: (op.module, f":{op.call.op}") for op in graph.ops for out in op.outputs}
+    titles |= {b.target: (b.module, f" {b.side} {b.slot}") for b in graph.boundaries}
+    titles |= {u.used: (u.fqn, " used") for u in graph.uses}
+    titles |= {u.stored: (u.fqn, "") for u in graph.uses}
+    own = {n: titles.get(n, (n, "")) for n in graph.tensors if graph.one(n) == n}
+    kinds: dict[tuple[str, str], set[str]] = {}
+    for module, what in own.values():
+        kinds.setdefault((pattern(module), what), set()).add(module)
     taken: Counter[str] = Counter()
     out = {}
-    for name in graph.tensors:
-        if graph.one(name) == name:
-            title = titles.get(name, name).strip(": ")
-            taken[title] += 1
-            out[name] = title if taken[title] == 1 else f"{title}'{taken[title]}"
+    for name, (module, what) in own.items():
+        alike = pattern(module)
+        title = ((alike if len(kinds[alike, what]) == 1 else module) + what).strip(": ")
+        taken[title] += 1
+        out[name] = title if taken[title] == 1 else f"{title}'{taken[title]}"
     return out
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 OPTIONS = {
     "plan": "--batch --compare-tp-plan --device --dtype --dump --help --json --memory --mesh "
     "--objective --optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet --seq "
-    "--sequence-parallel --solver --time-limit --tp --tp-plan -h -o -q",
+    "--sequence-parallel --solver --time-limit --tp --tp-plan --write-model -h -o -q",
     "show": "--help --json -h",
     "explain": "--help --json -h",
     "diff": "--help --json -h",

@@ -17,7 +17,7 @@ from shardwright.planner.solvers.cpsat.model import PartModel
 
 BITS = 50
 """Sums of no more bits are written as they stand: floats of the linear relaxation can tell them."""
-DIGIT, ROOM = 45, 61
+DIGIT, ROOM = 50, 61
 """A digit has no more bits, and what the digits of one place add up to no more than `ROOM`."""
 
 

@@ -55,12 +55,12 @@ class PartModel:
     def _add_variable(self, v: int) -> None:
         problem, model = self.problem, self.model
         name, domain, parts = problem.names[v], problem.domains[v], problem.parts[v]
-        literals = {x: model.new_bool_var(f"{name} is {x}") for x in domain}
-        model.add_exactly_one(literals.values())
         columns = [[part.values[x] for x in domain] for part in parts]
         meaning = {tuple([column[i] for column in columns]): x for i, x in enumerate(domain)}
         if len(meaning) < len(domain):
             raise SolverError(f"two values of '{name}' have the same parts: please report it")
+        literals = {x: model.new_bool_var(f"{name} is {key}") for key, x in meaning.items()}
+        model.add_exactly_one(literals.values())
         integers = []
         for part, column in zip(parts, columns, strict=True):
             found = self.cp.Domain.from_values(sorted(set(column)))
@@ -81,7 +81,7 @@ class PartModel:
                 model.add_exactly_one(rows)
             return rows
         rows = [model.new_bool_var(f"{factor.name} row {i}") for i in range(len(factor.rows))]
-        model.add_exactly_one(rows)
+        model.add_exactly_one(rows).with_name(factor.name)
         for k, v in enumerate(factor.scope):
             held: dict[int, list[Any]] = {x: [] for x in self.values[v]}
             for literal, row in zip(rows, factor.rows, strict=True):
