@@ -84,7 +84,7 @@ def compare(
         plan.world_size, _on_rank, plan, model, dtype, trust_remote_code, (args, kwargs or {})
     )
     parameters, logits, gradients, worst = answers[0]
-    text = model.get_text_config() if hasattr(model, "get_text_config") else None
+    text = None if isinstance(model, nn.Module | str) else model.get_text_config()
     depth = getattr(text, "num_hidden_layers", 0)
     name = str(dtype).removeprefix("torch.")
     return Difference(

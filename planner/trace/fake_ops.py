@@ -53,7 +53,7 @@ class LikeReal(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
             return grouped_mm(*args, **kwargs)
-        empty = SHAPES.get(func, func)
+        empty: Any = SHAPES.get(func, func)
         return self.known.result(func, args, kwargs, lambda: empty(*args, **kwargs))[0]
 
 

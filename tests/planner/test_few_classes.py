@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -52,8 +53,9 @@ def test_many_classes() -> None:
 
 @pytest.mark.parametrize(("labels", "some"), [(3, False), (100, True)])
 def test_a_model_of_transformers(labels: int, some: bool) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = BertConfig(vocab_size=211, num_attention_heads=4, num_labels=labels, **sizes)
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes["num_labels"] = labels
+    config = BertConfig(vocab_size=211, num_attention_heads=4, **sizes)
     make: Callable[..., nn.Module] = BertForSequenceClassification
     assert deferred(planning.plan(make(config), 2)) == some
 

@@ -35,7 +35,7 @@ def by_heads(x: Tensor, heads: int) -> Tensor:
     return x.view(b, t, heads, c // heads).transpose(1, 2)
 
 
-recorded = torch.jit.trace(lambda x: x.relu() * 2, torch.zeros(2, 7, WIDTH))
+recorded: Any = torch.jit.trace(lambda x: x.relu() * 2, torch.zeros(2, 7, WIDTH))
 
 
 class Compiled(Mlp):
@@ -86,7 +86,7 @@ class SomeNone(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        norms = nn.ModuleList([nn.LayerNorm(WIDTH), None, None])
+        norms = nn.ModuleList([nn.LayerNorm(WIDTH), None, None])  # type: ignore[list-item]
         self.layers = nn.ModuleList([norms, Mlp(), None])  # type: ignore[list-item]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,6 +127,8 @@ class Methods(nn.Module):
 
 class Masked(nn.Module):
     """A weight that is masked anew each time, in place."""
+
+    mask: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +210,8 @@ def test_a_function_that_calls_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_compiled_module_is_refused() -> None:
-    model = nn.Sequential(Mlp(), torch.jit.trace(nn.Linear(WIDTH, WIDTH), torch.zeros(2, WIDTH)))
+    compiled: Any = torch.jit.trace(nn.Linear(WIDTH, WIDTH), torch.zeros(2, WIDTH))
+    model = nn.Sequential(Mlp(), compiled)
     with pytest.raises(ModelError, match="'1' in Sequential is compiled by TorchScript"):
         planned(model, features(WIDTH), 2)
 

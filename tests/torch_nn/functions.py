@@ -151,8 +151,8 @@ FUNCTIONS: dict[str, Case] = {
     "local_response_norm": function(lambda x: F.local_response_norm(x, 2), n=2),
     "log_softmax": function(lambda x: F.log_softmax(x, -1)),
     "multi_head_attention_forward": function(
-        lambda x, *w: F.multi_head_attention_forward(
-            x, x, x, C, 4, *w[:2], None, None, False, 0.0, *w[2:], training=False
+        lambda x, w, b, out, bias: F.multi_head_attention_forward(
+            x, x, x, C, 4, w, b, None, None, False, 0.0, out, bias, training=False
         )[0],
         (3 * C, C),
         (3 * C,),
@@ -177,7 +177,7 @@ FUNCTIONS: dict[str, Case] = {
     "softmax": function(lambda x: F.softmax(x, -1)),
     "softmin": function(lambda x: F.softmin(x, -1)),
     "threshold": function(lambda x: F.threshold(x, 0.1, 2.0)),
-    "threshold_": function(lambda x: F.threshold_(x * 2, 0.1, 2.0)),
+    "threshold_": function(called("threshold_", 0.1, 2.0, scaled=2)),
     "unfold": function(lambda x: F.unfold(x, 2), n=2),
     "upsample": function(lambda x: F.upsample(x, scale_factor=2, mode="linear"), n=1),
     "upsample_bilinear": function(lambda x: F.upsample_bilinear(x, scale_factor=2), n=2),

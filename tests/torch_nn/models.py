@@ -37,6 +37,7 @@ class Function(nn.Module):
 
     def __init__(self, function: Callable[..., Any], *shapes: tuple[int, ...]) -> None:
         super().__init__()
+        self.function: Any
         self.__dict__["function"] = function
         self.weights = nn.ParameterList(torch.randn(s) for s in shapes)
 
@@ -155,6 +156,7 @@ class Compared(nn.Module):
         super().__init__()
         self.body, self.head = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, CLASSES)
         self.made = as_module(made)
+        self.how: Loss
         self.__dict__["how"] = how
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

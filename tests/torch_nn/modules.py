@@ -98,10 +98,10 @@ class Three(nn.Module):
         return self.made(y, y, y)
 
 
-SETTINGS = {"dim_feedforward": 32, "dropout": 0.0, "batch_first": True}
+SETTINGS: dict[str, Any] = {"dim_feedforward": 32, "dropout": 0.0, "batch_first": True}
 
 
-def block(kind: Any) -> nn.Module:
+def block(kind: Any) -> Any:
     """A layer of a transformer."""
     return kind(16, 4, **SETTINGS)
 

@@ -171,13 +171,14 @@ class Questions:
             raise Unknown(str(refused)) from refused
         loop = Loop(inner(mask))
         self.loops.append(loop)
-        return self._passes(loop, frame, found, rows)
+        return self._passes(loop, int(mask.shape[0]), frame, found, rows)
 
     def _has_value(self, x: Tensor) -> bool:
         return known(x) or self.value(x) is not None
 
-    def _passes(self, loop: Loop, frame: Any, found: Found, rows: Tensor) -> Iterator[Tensor]:
-        count = int(loop.mask.shape[0])
+    def _passes(
+        self, loop: Loop, count: int, frame: Any, found: Found, rows: Tensor
+    ) -> Iterator[Tensor]:
         for i in rows_to_try(found.loop, found.stored, frame.f_locals, count, self._has_value):
             loop.starts.append(self.now())
             self.running.append((frame, found.loop))

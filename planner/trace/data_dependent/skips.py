@@ -100,10 +100,10 @@ def find(file: str, line: int, tensors: Collection[str], of_lengths: bool) -> Sk
 
     `tensors` are names that stand for tensors. Tests `of_lengths` need not be one question.
     """
-    for function in ast.walk(parsed(file)):
-        for node in own(function.body) if isinstance(function, ast.FunctionDef) else ():
-            last = getattr(node, "test", node).end_lineno if isinstance(node, ast.If) else 0
-            if isinstance(node, ast.If) and node.test.lineno <= line <= (last or 0):
+    functions = [node for node in ast.walk(parsed(file)) if isinstance(node, ast.FunctionDef)]
+    for function in functions:
+        for node in own(function.body):
+            if isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or 0):
                 try:
                     return _skip(function, node, tensors, of_lengths)
                 except Refused:
