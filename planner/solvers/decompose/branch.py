@@ -18,7 +18,6 @@ from shardwright.planner.solvers.decompose.prices import HALF, PATIENCE, Prices,
 from shardwright.planner.solvers.decompose.search import Hints
 from shardwright.planner.solvers.decompose.support import supported
 
-
 LEADS = (100.0, 10.0)
 """What passing a bound by a part of it counts, in costs of an assignment: by each, the best one."""
 

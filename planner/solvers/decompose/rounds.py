@@ -194,11 +194,12 @@ def solve(
     state.most = own.network.most()
     state.round(1)
     while not state.done():
-        state.round(cores)
         before = math.inf
         while not state.done() and state.cost < (1 - MUCH) * before:
             before = state.cost
             state.round(0)
+        if not state.done():
+            state.round(cores)
     return _result(state, made, root, component, caps)
 
 
