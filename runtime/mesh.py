@@ -142,13 +142,19 @@ def _sub_group(whole: Group, members: Sequence[int]) -> Group:
         return Group(members.index(whole.rank), len(members))
     ranks = dist.get_process_group_ranks(whole.pg)
     # Ranks of other groups need not come here: each makes its own, all in one order.
-    options = getattr(whole.pg._get_backend(whole.pg._device_types[0]), "options", None)
     with connections.noted():
         pg = dist.new_group(
             [ranks[m] for m in members],
-            timeout=getattr(options, "_timeout", None),  # not half an hour
+            timeout=_timeout(whole.pg),
             use_local_synchronization=True,
             sort_ranks=False,
         )
     assert isinstance(pg, dist.ProcessGroup), "this rank is a member"
     return Group.of(pg)
+
+
+def _timeout(group: ProcessGroup) -> Any:
+    """How long ranks wait in a group; None, which is half an hour to torch, if nobody said."""
+    for device in group._device_types:
+        return getattr(getattr(group._get_backend(device), "options", None), "_timeout", None)
+    return None

@@ -65,7 +65,7 @@ def test_gradients_are_those_of_the_whole_batch(mesh: dict[str, int], keys: int)
         held += sum(b.numel() * b.element_size() for b in local.buffers())
         return held, counts([*ahead, *back])
 
-    found = run_ranks(mesh["dp"] * mesh["tp"], work, mesh)
+    found = run_ranks(mesh["dp"] * mesh["tp"], work, plan.mesh)  # ranks are counted in its order
     assert [held for held, _ in found] == plan.predicted.parameter_bytes
     predicted: dict[str, int] = {}
     for c in plan.predicted.collectives:

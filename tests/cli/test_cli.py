@@ -20,14 +20,15 @@ from tests.cli.conftest import Run
 ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
-    "plan": "--batch --compare-tp-plan --device --dtype --dump --help --json --memory --mesh "
-    "--objective --optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet --seq "
-    "--sequence-parallel --solver --time-limit --tp --tp-plan --write-model -h -o -q",
+    "plan": "--batch --compare-tp-plan --device --dtype --dump --help --inputs --json "
+    "--memory --mesh --objective --optimizer-bytes --output --phase --pin --pins "
+    "--pins-from-tp-plan --quiet --seq --sequence-parallel --solver --time-limit --tp --tp-plan "
+    "--trust-remote-code --write-model -h -o -q",
     "show": "--help --json -h",
-    "explain": "--help --json -h",
+    "explain": "--help --inputs --json --trust-remote-code -h",
     "diff": "--help --json -h",
     "export": "--help --output --to -h -o",
-    "check": "--dtype --help --json --layers --numeric -h",
+    "check": "--accept --dtype --help --inputs --json --layers --numeric --trust-remote-code -h",
     "calibrate": "--help --output --quick -h -o",
     "schema": "--help -h",
 }
