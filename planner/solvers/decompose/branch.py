@@ -18,6 +18,9 @@ from shardwright.planner.solvers.decompose.prices import HALF, PATIENCE, Prices,
 from shardwright.planner.solvers.decompose.search import Hints
 from shardwright.planner.solvers.decompose.support import supported
 
+LEADS = (100.0, 10.0)
+"""What passing a bound by a part of it counts, in costs of an assignment: by each, the best one."""
+
 
 class Node(NamedTuple):
     """A part of the network, what is known of its bound, and where to begin."""
@@ -47,6 +50,8 @@ class Visited(NamedTuple):
     children: list[Node]
     best: list[int] | None
     """The best assignment seen, in values of the whole."""
+    leads: list[list[int]]
+    """Cheap ones that pass some bounds, in values of the whole: to be mended."""
     hints: Hints
     """Of the node's own values."""
     kept: list[Array]
@@ -58,10 +63,16 @@ def visit(node: Node, ceiling: float, deadline: float) -> Visited:
     Where the time is over before, its only child is itself, to go on with.
     """
     best: tuple[Score, list[int]] | None = None
+    over: dict[float, tuple[float, list[int]]] = {}
 
     def offer(x: list[int]) -> float:
         nonlocal best
         score = node.network.score(x)
+        if score.over and not score.broken:
+            for weight in LEADS:
+                promise = score.cost * (1 + weight * score.over)
+                if promise < over.get(weight, (np.inf,))[0]:
+                    over[weight] = promise, x
         if best is None or score < best[0]:
             best = score, x
         return min(ceiling, best[0].cost) if best[0].whole else ceiling
@@ -71,13 +82,14 @@ def visit(node: Node, ceiling: float, deadline: float) -> Visited:
         prices.step()
     reduced = prices.polish(PATIENCE // 2)
     found = None if best is None else lifted(node, best[1])
+    leads = [lifted(node, x) for _, x in over.values()]
     hints = Hints(reduced.values, prices.best)
     bound, most = max(node.bound, reduced.bound), prices.ceiling - 1 + HALF
     if bound > most:
-        return Visited(bound, [], found, hints, node.kept)
+        return Visited(bound, [], found, leads, hints, node.kept)
     node = node._replace(bound=bound, start=Start(prices.ascent.messages, prices.best))
     if time.monotonic() > deadline:
-        return Visited(bound, [node], found, hints, node.kept)
+        return Visited(bound, [node], found, leads, hints, node.kept)
     keep = [values <= most - reduced.bound for values in reduced.values]
     children: list[Node] = []
     for side in split(node.network, prices, keep):
@@ -86,7 +98,7 @@ def visit(node: Node, ceiling: float, deadline: float) -> Visited:
             left = supported(child.network)
             if left is not None:
                 children.append(cut(child, left))
-    return Visited(bound, children, found, hints, node.kept)
+    return Visited(bound, children, found, leads, hints, node.kept)
 
 
 def lifted(node: Node, x: Sequence[int]) -> list[int]:

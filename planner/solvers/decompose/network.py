@@ -49,10 +49,11 @@ class Spans:
 
     @cached_property
     def of(self) -> dict[int, list[int]]:
-        """Per variable its spans."""
+        """Per variable its spans that are not empty."""
         out: dict[int, list[int]] = {}
         for k, v in enumerate(self.variable.tolist()):
-            out.setdefault(v, []).append(k)
+            if self.last[k] > self.first[k]:
+                out.setdefault(v, []).append(k)
         return out
 
 

@@ -171,9 +171,7 @@ def _limits(
 ) -> list[Any]:
     """Rows that what is free may pass; what they are passed by now stays possible at a price."""
     limits = network.limits
-    spans = [
-        k for v in free.variables for k in limits.of.get(v, ()) if limits.last[k] > limits.first[k]
-    ]
+    spans = [k for v in free.variables for k in limits.of.get(v, ())]
     if not spans:
         return []
     usage = limits.usage(x)

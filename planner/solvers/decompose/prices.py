@@ -89,9 +89,10 @@ class Prices:
             if sent[-1] > self.ceiling - 1 + HALF or time.monotonic() > self.deadline:
                 break
             gained = sent[-1] - sent[-PATIENCE] if len(sent) >= PATIENCE else np.inf
-            if gained < SETTLED * max(abs(sent[-1]), 1.0) or (
-                len(sent) >= self.sends and not first
-            ):
+            closing = gained > 0 and gained * MOST > self.ceiling - sent[-1]
+            if gained < SETTLED * max(abs(sent[-1]), 1.0) and not closing:
+                break
+            if len(sent) >= self.sends and not first:
                 break
         gain = sent[-1] - self.bound
         if gain > 0:

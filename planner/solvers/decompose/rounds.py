@@ -47,6 +47,8 @@ class _State:
     best: tuple[Score, list[int]] | None = None
     hints: list[Hints] = field(default_factory=list)
     """Of the first visit and of the last one."""
+    leads: list[list[int]] = field(default_factory=list)
+    """Assignments that pass bounds, for workers to mend."""
     most: float = math.inf
     """No assignment costs more."""
     size: float = SIZE
@@ -120,10 +122,14 @@ class _State:
         assert self.best is not None
         hints = self.hints[(self.rounds + worker) % len(self.hints)]
         seed = (self.seed * 1_000_003 + self.rounds) * 64 + worker
+        if self.leads:
+            lead = self.leads.pop(0)
+            return Search(self.root.network, lead, self.hints[-1], seed)
         return Search(self.root.network, list(self.best[1]), hints, seed, self.size, self.fresh)
 
     def visited(self, seen: Visited) -> None:
         """Take over what a visit found."""
+        self.leads = seen.leads
         if seen.best is not None and self.offer(seen.best):
             self.fresh = True
         values = [
@@ -188,11 +194,12 @@ def solve(
     state.most = own.network.most()
     state.round(1)
     while not state.done():
-        state.round(cores)
         before = math.inf
         while not state.done() and state.cost < (1 - MUCH) * before:
             before = state.cost
             state.round(0)
+        if not state.done():
+            state.round(cores)
     return _result(state, made, root, component, caps)
 
 

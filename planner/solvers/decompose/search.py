@@ -93,8 +93,8 @@ class Search:
             if len(network.costs[v]) == 1:
                 continue
             costs = self.hints.values[v]  # often many are alike: any of them
-            chance = [self.random.random() for _ in range(len(costs))]
-            own = np.lexsort((chance, costs))[:most]
+            chance = np.array([self.random.random() for _ in range(len(costs))])
+            own = np.lexsort(np.stack((chance, costs)))[:most]
             values[v] = own if self.x[v] in own else np.append(own, self.x[v])
             entries += sum(
                 len(values[v]) * len(values[w]) for _, w, _ in network.near[v] if w in values
