@@ -78,8 +78,8 @@ def compare(
     given = {"args": args, "kwargs": kwargs}
     if layers is not None:
         model = cut(model, layers)
-        how = {**as_planned(plan), **given, "trust_remote_code": trust_remote_code}
-        plan = make_plan(model, **how)
+        how = {**as_planned(plan), **given, "objective": plan.objective.name}
+        plan = make_plan(model, **how, trust_remote_code=trust_remote_code)
     answers = run_processes(
         plan.world_size, _on_rank, plan, model, dtype, trust_remote_code, (args, kwargs or {})
     )

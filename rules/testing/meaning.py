@@ -20,7 +20,9 @@ def check_split(call: Concrete, rule: Rule, split: Split) -> None:
     used = split[0].keys()
     reduced = bool(used & (rule.sum | rule.lookup))
     additive = added_operands(rule, used) if reduced else set()
-    inputs = [leaf(t, i not in call.fixed) for i, t in enumerate(call.tensors)]
+    inputs = [
+        leaf(t, call.has_gradient and i not in call.fixed) for i, t in enumerate(call.tensors)
+    ]
     # Some ops give back or change what they are given.
     whole = call.run([t.clone() for t in inputs])
     local_inputs, local = [], []

@@ -139,7 +139,7 @@ def test_model_class() -> None:
     with pytest.raises(ModelError, match="has no class NoSuchModel: check"):
         model_class(PretrainedConfig(architectures=["NoSuchModel"]))
     remote = {"architectures": ["NoSuchModel"], "auto_map": {"AutoModel": "x.Y"}}
-    with pytest.raises(ModelError, match="runs no downloaded code"):
+    with pytest.raises(ModelError, match="runs only with --trust-remote-code"):
         model_class(PretrainedConfig.from_dict(remote))
     with pytest.raises(ModelError, match="has no class LlamaConfig"):
         model_class(PretrainedConfig(architectures=["LlamaConfig"]))

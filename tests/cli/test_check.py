@@ -157,7 +157,7 @@ def test_difference_over_the_tolerance_fails(
     run: Run, model: Path, planned: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Difference(2, 2, "float32", 21, 1e-6, 3e-3, "lm_head.weight", 1e-4)
-    monkeypatch.setattr("shardwright.planner.on_ranks.numeric.compare", lambda *_: found)
+    monkeypatch.setattr("shardwright.planner.on_ranks.numeric.compare", lambda *_, **__: found)
     result = run("check", planned[0], model, "--numeric")
     assert result.exit_code == 1
     assert "logits     differ by 1.00e-06 at most" in result.stdout

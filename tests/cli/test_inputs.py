@@ -18,6 +18,7 @@ from shardwright.planner.cli.main import main
 from shardwright.planner.on_ranks.numeric import compare
 from shardwright.planner.report.explain import explain
 from shardwright.planner.trace.by_name import inputs, made
+from tests import planning
 
 CODE = """
 import torch
@@ -58,14 +59,14 @@ def run(*words: str, code: int = 0) -> str:
 def test_a_module_of_ones_own(net: str, tmp_path: Path) -> None:
     """Planned, explained, proven and run on ranks, all by name."""
     file, options = str(tmp_path / "plan.json"), ("--inputs", f"{net}:example")
-    run("plan", f"{net}:Net", "--tp", "2", "-o", file, *options)
+    run("plan", f"{net}:Net", "--tp", "2", "-o", file, "--objective", "memory", *options)
     plan = shardwright.Plan.load(file)
     assert plan.model.architecture == "Net"
     assert "up.weight" in run("explain", file, "up.weight", f"{net}:Net", *options)
     report = run("check", file, f"{net}:Net", "--numeric", "--dtype", "float64", "--json", *options)
     assert json.loads(report.splitlines()[-1])["numeric"]["ok"]
     args, kwargs = inputs(f"{net}:example")
-    assert shardwright.plan(f"{net}:Net", 2, args=args, kwargs=kwargs) == plan
+    assert planning.plan(f"{net}:Net", 2, args=args, kwargs=kwargs) == plan
     assert explain(plan, "up.weight", f"{net}:Net", args=args, kwargs=kwargs)
 
 
@@ -73,7 +74,7 @@ def test_a_module_at_hand_on_ranks() -> None:
     """It goes to the ranks as it is."""
     net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16))
     args = (torch.randn(3, 19, 16),)
-    assert compare(shardwright.plan(net, 2, args=args), net, args=args).ok
+    assert compare(planning.plan(net, 2, args=args), net, args=args).ok
 
 
 def test_inputs_in_a_file(net: str, tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_what_is_no_input(net: str) -> None:
     with pytest.raises(UsageError, match="cannot read inputs from nowhere.pt"):
         inputs("nowhere.pt")
     with pytest.raises(ModelError, match="cannot plan a int"):
-        shardwright.plan(f"{net}:number", 2)
+        planning.plan(f"{net}:number", 2)
 
 
 SIZES: dict[str, Any] = {
@@ -115,9 +116,9 @@ SIZES: dict[str, Any] = {
 def test_a_config_that_names_no_class() -> None:
     """It is that of a causal language model, where its kind is for that, and a user is told."""
     with pytest.warns(UserWarning, match="taken for LlamaForCausalLM"):
-        plan = shardwright.plan(LlamaConfig(intermediate_size=64, **SIZES), 2)
+        plan = planning.plan(LlamaConfig(intermediate_size=64, **SIZES), 2)
     assert plan.model.architecture == "LlamaForCausalLM"
     with pytest.warns(UserWarning, match="taken for GPT2LMHeadModel"):
-        shardwright.plan(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=101), 2)
+        planning.plan(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=101), 2)
     with pytest.raises(ModelError, match="names no class"):
-        shardwright.plan(BertConfig(**SIZES), 2)
+        planning.plan(BertConfig(**SIZES), 2)

@@ -13,7 +13,6 @@ from benchmarks.demo_launch import ROOT, torchrun
 SAYS = {
     "own_module": "outputs and gradients are equal",
     "own_rule": "outputs and gradients are equal",
-    "restart": "step 7 loss ",
     "plan_and_generate": "the same tokens as the unsplit model",
     "train": "saved, and read by transformers",
 }

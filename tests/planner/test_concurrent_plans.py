@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.solvers import lp
+from shardwright.planner.solvers import cpsat
 from tests import planning, zoo
 from tests.planner.mlps import WIDTH, Gated, GatedByAttribute, InverseSize, Mlp
 from tests.planner.modules import Attention, DividedByHeads
@@ -186,13 +186,13 @@ def test_a_plan_in_code_that_is_not_traced() -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "untraced"])
 def test_a_plan_in_a_solver(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def solve(*args: Any, original: Any = lp.solve, **kwargs: Any) -> Any:
+    def solve(*args: Any, original: Any = cpsat.solve, **kwargs: Any) -> Any:
         FOUND.append(plan(made("sizes of attributes"), "backtracking"))
         return original(*args, **kwargs)
 
     inner = plan(made("sizes of attributes"), "backtracking")
     want = alone(kind)
     FOUND.clear()
-    monkeypatch.setattr(lp, "solve", solve)
+    monkeypatch.setattr(cpsat, "solve", solve)
     assert plan(made(kind)) == want
     assert FOUND and set(FOUND) == {inner}

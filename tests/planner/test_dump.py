@@ -79,5 +79,5 @@ def test_it_is_written_where_there_is_no_plan(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write into .*file"):
+    with pytest.raises(UsageError, match="cannot write .*file"):
         planning.plan(Gated(), 2, args=(torch.zeros(3, 19, 8),), dump=tmp_path / "file")
