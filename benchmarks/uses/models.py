@@ -88,7 +88,7 @@ def _pictures(size: int, channels: int = 3) -> Inputs:
 def _timm(name: str, **options: Any) -> Foreign:
     def build() -> nn.Module:
         with _with_torchvision():
-            import timm
+            import timm  # pyright: ignore[reportMissingImports]
         return timm.create_model(name, num_classes=12, **options)
 
     return Foreign("timm", build, _pictures(options.get("img_size", 64)))
@@ -97,7 +97,7 @@ def _timm(name: str, **options: Any) -> Foreign:
 class _Empty(ModuleType):
     """A module with any class that is asked for, each an empty one."""
 
-    __path__: list[str] = []  # noqa: RUF012
+    __path__: list[str] = []  # noqa: RUF012  # pyright: ignore
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "InterpolationMode":  # timm can do without that
@@ -136,7 +136,7 @@ def _with_torchvision() -> Iterator[None]:
 
 
 def _dit() -> nn.Module:
-    from diffusers.models.transformers.dit_transformer_2d import DiTTransformer2DModel
+    from diffusers import DiTTransformer2DModel  # pyright: ignore[reportMissingImports]
 
     return DiTTransformer2DModel(
         num_attention_heads=4, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=2,
@@ -145,7 +145,10 @@ def _dit() -> nn.Module:
 
 
 def _x_transformer() -> nn.Module:
-    from x_transformers import Decoder, TransformerWrapper
+    from x_transformers import (  # pyright: ignore[reportMissingImports]
+        Decoder,
+        TransformerWrapper,
+    )
 
     layers = Decoder(dim=32, depth=2, heads=4, attn_dim_head=8, rotary_pos_emb=True)
     return TransformerWrapper(num_tokens=100, max_seq_len=64, attn_layers=layers)

@@ -76,7 +76,7 @@ def use(tolerance: float = 0.0, may_refuse: bool = False) -> Callable[[Any], Any
     return add
 
 
-def tensors(tree: Any) -> list[Tensor]:
+def tensors(tree: Any) -> list[Any]:
     """All tensors in outputs, dicts, lists, dataclasses and own classes, whole, in order."""
     if isinstance(tree, Tensor):
         return [tree]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def parse_json(content: str | bytes, plain: bool = False) -> Any:
     Raises:
         ValueError: it is no JSON, or nested deeper, or with longer names and numbers, than is read.
     """
-    rest: dict[str, Callable[[str], Any]] = {"parse_constant": _no_constant} if plain else {}
+    rest: dict[str, Any] = {"parse_constant": _no_constant} if plain else {}
     try:
         text = content.decode() if isinstance(content, bytes) else content
         value = json.loads(text, parse_int=_integer, **rest)

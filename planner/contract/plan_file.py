@@ -234,7 +234,7 @@ class Plan(_Part):
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
         try:
-            consistency.check(self)
+            consistency.check(self)  # pyright: ignore[reportArgumentType]
         except PlanError as error:
             raise PydanticCustomError("plan", "{text}", {"text": str(error)}) from None
         return self
