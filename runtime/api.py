@@ -214,4 +214,4 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
     tensors.check_ties(model)
     link_origins(model)
     block_fast_paths(model)
-    wrap_root(model, lengths)
+    wrap_root(model, lengths, plan.calls)

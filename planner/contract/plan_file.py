@@ -15,7 +15,7 @@ from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.versions import upgraded
 
 FORMAT = "shardwright.plan"
-VERSION = 2
+VERSION = 3
 
 Phase = Literal["prefill", "decode", "train"]
 
@@ -58,6 +58,22 @@ class Redistribution(_Part):
     )
 
 
+class Placed(_Part):
+    """A tensor that a module takes or gives as it is, and how it lies there."""
+
+    slot: str = Field(description="as in `Redistribution`, * for a number within")
+    placement: str
+
+
+class TracedCall(_Part):
+    """A call that the plan is proven for."""
+
+    module: str = Field(default="", description="that was called; empty for the model itself")
+    training: bool = False
+    inputs: list[str] = Field(default=[], description="names of what was given; numbers without")
+    outputs: list[str] = Field(default=[], description="slots of what was returned")
+
+
 class ParameterPlan(_Part):
     """A parameter or buffer: how it is stored, and how its module sees it if that differs."""
 
@@ -75,6 +91,10 @@ class ModulePlan(_Part):
     parameters: dict[str, ParameterPlan] = {}
     inputs: list[Redistribution] = []
     outputs: list[Redistribution] = []
+    takes: list[Placed] = Field(
+        default=[], description="what enters as it is: needed where it is called by itself"
+    )
+    gives: list[Placed] = Field(default=[], description="what leaves as it is")
     attributes: dict[str, str] = Field(
         default={},
         description="integers to replace by local ones, as dims: {'num_heads': '4@tp'}; "
@@ -170,7 +190,7 @@ class Plan(_Part):
     """How to split one model over one mesh."""
 
     format: Literal["shardwright.plan"] = FORMAT
-    version: Literal[2] = VERSION
+    version: Literal[3] = VERSION
     model: ModelIdentity
     mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
     batch_dims: list[str] = Field(
@@ -185,6 +205,9 @@ class Plan(_Part):
     )
     workload: Workload
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
+    calls: list[TracedCall] = Field(
+        default=[], description="what it is proven for; the first is priced"
+    )
     replicated: list[Replicated] = []
     opaque: dict[str, int] = Field(default={}, description="ops without a rule -> occurrences")
     pins: dict[str, str] = Field(

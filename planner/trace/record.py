@@ -44,6 +44,9 @@ class Record:
     outputs: list[torch.Tensor] = field(default_factory=list)
     """What was returned, after the new values of inputs and buffers that were changed in place."""
 
+    given: list[list[str]] = field(default_factory=list)
+    """Of each run, the slots of the tensors that it returned."""
+
     written: dict[str, torch.Tensor] = field(default_factory=dict)
     """New values of parameters that were changed in place, by name."""
 

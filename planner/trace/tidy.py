@@ -92,11 +92,11 @@ def prune_boundaries(graph: Graph) -> None:
             del graph.tensors[boundary.target]
         else:
             kept.append(boundary._replace(source=source))
-    graph.watched = [
-        (b.module, b.slot, rename.get(b.target, b.target))
+    graph.crossed = [
+        b._replace(source=rename.get(b.source, b.source), target=rename.get(b.target, b.target))
         for b in graph.boundaries
-        if b.side == "out"
     ]
+    graph.watched = [(b.module, b.slot, b.target) for b in graph.crossed if b.side == "out"]
     graph.boundaries = kept
     graph.ops = [op._replace(inputs=tuple(rename.get(n, n) for n in op.inputs)) for op in graph.ops]
     graph.outputs = [rename.get(n, n) for n in graph.outputs]
