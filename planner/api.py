@@ -189,7 +189,7 @@ def _traced(
     if workload.sequence_parallel:
         source = replace(source, more=())
     traced, folding, unfolded = trace_all(source, pins, workload.sequence_parallel)
-    unmasked = bool(source.padded) and not traced.padded
+    unmasked = bool(source.masks() - traced.masks())
     stage("axes")
     length = TRACE_SEQ if workload.sequence_parallel else None
     axes = refine(folding.graph, length)

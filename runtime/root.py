@@ -21,7 +21,7 @@ from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.alone import Running
 from shardwright.runtime.classes import like
 from shardwright.runtime.lengths import Lengths
-from shardwright.runtime.slots import positions, returned
+from shardwright.runtime.slots import is_own, leaves, positions, returned
 from shardwright.runtime.split_logits import LossScope, Seal
 
 ROOT_CLASSES: dict[type, type] = {}
@@ -36,6 +36,7 @@ class RootModule:
     _shardwright_positions: dict[str, int]
     _shardwright_running: Running
     _shardwright_proven: frozenset[str]
+    _shardwright_given_before: frozenset[str]
     _shardwright_arguments: frozenset[str]
     _shardwright_named: bool
 
@@ -56,10 +57,11 @@ class RootModule:
                 "output_attentions=True on a split model: each rank computes the attention weights "
                 "of its own heads, never those of all: take them from the unsplit model"
             )
-        if self._shardwright_proven and self._shardwright_named:
-            args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs)
-        else:
-            as_tuple = False
+        as_tuple = False
+        if self._shardwright_proven:
+            self._shardwright_check_given(args, kwargs)
+            if self._shardwright_named:
+                args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs)
         scope, outer = self._shardwright_scope, self._shardwright_scope.seal
         labels = self._shardwright_given("labels", args, kwargs)
         # Dynamo takes nn.CrossEntropyLoss for its own business and wants a tensor: gather, then.
@@ -76,6 +78,19 @@ class RootModule:
         if self._shardwright_proven:
             self._shardwright_check(output)
         return output.to_tuple() if as_tuple else output
+
+    def _shardwright_check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise UsageError if something comes in that was given in no call that was traced."""
+        names = (*self._shardwright_positions, *(f"*{n}" for n in range(len(args))))
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            if name in self._shardwright_given_before or value is None or is_own(value):
+                continue
+            if any(isinstance(x, Tensor) and x.is_floating_point() for _, x in leaves(value)):
+                raise UsageError(
+                    f"argument '{name}' of {type(self).__name__} was given in no call that the "
+                    "plan was made for, so parts may be joined with what is whole: plan with "
+                    "example inputs (kwargs) that have it"
+                )
 
     def _shardwright_check(self, output: Any) -> None:
         """Raise UsageError if something leaves that was given out in no call that was traced."""
@@ -143,7 +158,10 @@ def wrap_root(
     model._shardwright_running = running  # type: ignore[assignment]
     proven = frozenset(slot for call in calls if not call.module for slot in call.outputs)
     parameters = inspect.signature(original.forward).parameters
-    model._shardwright_proven = proven  # type: ignore[assignment]
+    parts = any(call.module for call in calls)  # what they give is joined by code not traced
+    model._shardwright_proven = frozenset() if parts else proven  # type: ignore[assignment]
+    given = frozenset(name for call in calls for name in call.inputs)
+    model._shardwright_given_before = given  # type: ignore[assignment]
     model._shardwright_arguments = frozenset(parameters)  # type: ignore[assignment]
     takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     model._shardwright_named = bool(  # type: ignore[assignment]

@@ -124,7 +124,7 @@ def returned(output: Any, takes: Container[str]) -> Iterator[tuple[str, Any]]:
     return (
         found
         for name, value in named
-        if not (name in takes and _is_own(value))
+        if not (name in takes and is_own(value))
         for found in leaves(value, str(name))
     )
 
@@ -170,7 +170,7 @@ def joined(slot: str, key: object) -> str:
     return f"{slot}.{key}" if slot else str(key)
 
 
-def _is_own(value: Any) -> bool:
+def is_own(value: Any) -> bool:
     """Whether `value` is an object of a class of one's own, and no record of tensors."""
     known = (Tensor, tuple, list, set, frozenset, Mapping, *PLAIN)
     return value is not None and not isinstance(value, known) and not _is_record(value)

@@ -52,15 +52,10 @@ def dry_run_written(plan: Plan, model: Any) -> Compared:
     source = read_source(model, dtype=getattr(torch, plan.workload.dtype, None))
     if plan.workload.sequence_parallel:  # it was not made for others
         source = replace(source, more=())
+    source = source.of(plan.calls)
     check_identity(source.module, plan)
     opaque = Opaque(source.module)
-    try:
-        whole = output_shapes(source, opaque)
-    except ModelError:
-        if not source.padded:
-            raise
-        source = replace(source, padded=())  # which the plan has a note of
-        whole = output_shapes(source, opaque)
+    whole = output_shapes(source, opaque)
     compared = 0
     corners = list(_corners(plan))
     calls = calls_of(source.module, source.runs, opaque)

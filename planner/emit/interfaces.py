@@ -30,6 +30,7 @@ Call = dict[Slot, str]
 def interfaces(layouts: Layouts, modules: Collection[str]) -> dict[str, Interface]:
     """The interface of each of these modules that was called."""
     found = {m: _states(calls, layouts) for m, calls in _calls(layouts.graph, modules).items()}
+    found |= {m: found[twin] for m, twin in _twins(layouts, found) if m in modules}
     return {
         module: Interface(_side(placed, "in"), _side(placed, "out"))
         for module, placed in found.items()
@@ -45,6 +46,20 @@ def gates(changed: Iterable[str]) -> set[str]:
         for n in range(1, len(parts))
     }
     return {name for name in around if pattern(name) == name}
+
+
+def _twins(layouts: Layouts, called: Collection[str]) -> list[tuple[str, str]]:
+    """Modules that were not called, each with one that was and has the very same parameters."""
+    held: dict[str, dict[str, str]] = {}
+    for use in layouts.graph.uses:
+        module, _, name = use.fqn.rpartition(".")
+        held.setdefault(module, {})[name] = use.stored
+    twins = {(*found.items(),): m for m, found in reversed(held.items()) if m in called}
+    return [
+        (m, twins[key])
+        for m, found in held.items()
+        if m not in called and (key := (*found.items(),)) in twins
+    ]
 
 
 def _calls(graph: Graph, modules: Collection[str]) -> dict[str, list[Call]]:

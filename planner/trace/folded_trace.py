@@ -14,6 +14,7 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
 from shardwright.planner.trace.source import Source
 from shardwright.planner.trace.trace import trace
+from shardwright.planner.trace.traced_calls import Run
 
 
 def trace_all(
@@ -28,18 +29,20 @@ def trace_all(
     def tried(of: Source) -> tuple[Source, Folding, Unfolded]:
         return of, *trace_folded(of, pins, ends)
 
-    if not (source.more or source.padded):
-        return tried(source)
     with suppress(ModelError):
         return tried(source)
-    best = tried(replace(source, more=(), padded=()))
-    if source.more and source.padded:
+    best = tried(replace(source, more=(), further=()))
+    for count in range(len(source.more), 0, -1):
         with suppress(ModelError):
-            best = tried(replace(source, more=()))
-    dropped = len(source.padded) > len(best[0].padded)
-    for count in range(len(source.more) - (not dropped), 0, -1):
-        with suppress(ModelError):
-            return tried(replace(best[0], more=source.more[:count]))
+            best = tried(replace(source, more=source.more[:count], further=()))
+            break
+    found: list[Run] = []
+    for wish in source.wishes:
+        for run in wish:
+            with suppress(ModelError):
+                best = tried(replace(best[0], further=(*found, run)))
+                found.append(run)
+                break
     return best
 
 
@@ -79,10 +82,10 @@ def trace_folded(
 
 
 def traced(source: Source) -> Graph:
-    """The graph of all its runs; those with padding only say what must hold besides.
+    """The graph of all its runs; the further ones only say what must hold besides.
 
     Raises:
         ModelError: the model cannot be traced.
     """
-    more, unpriced = source.runs[1:], len(source.padded)
+    more, unpriced = source.runs[1:], len(source.further)
     return trace(source.module, source.args, source.kwargs, more, unpriced)
