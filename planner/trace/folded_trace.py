@@ -87,5 +87,4 @@ def traced(source: Source) -> Graph:
     Raises:
         ModelError: the model cannot be traced.
     """
-    more, unpriced = source.runs[1:], len(source.further)
-    return trace(source.module, source.args, source.kwargs, more, unpriced)
+    return trace(source.module, source.args, source.kwargs, source.runs[1:])

@@ -44,13 +44,11 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any], masked: bool = True) ->
     labels = list(_labels(_names(module), inputs))
     full = [*({**masks, **more, **found} for found in labels), {**masks, **more}]
     full += [*({**masks, **found} for found in labels), masks]
-    found = (tuple(Run("", (), {**inputs, **more}) for more in full if more),)
+    found = (tuple(_run({**inputs, **more}) for more in full if more),)
     for instead in (_embedded(module, inputs), _encoded(module, inputs)):
         if instead:
-            kept = {k: v for k, v in inputs.items() if instead.get(k, v) is not None}
-            found += (
-                (Run("", (), {**kept, **{k: v for k, v in instead.items() if v is not None}}),),
-            )
+            given = {**inputs, **instead}
+            found += ((_run({k: v for k, v in given.items() if v is not None}),),)
     return tuple(wish for wish in found if wish)
 
 
@@ -59,6 +57,10 @@ def padding(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     names = _names(module)
     missing = [m for m in MASKS if m in names and inputs.get(m) is None]
     return {m: inputs[MASKS[m]].clone() for m in missing if MASKS[m] in inputs}
+
+
+def _run(inputs: Mapping[str, Any]) -> Run:
+    return Run("", (), inputs, priced=False)
 
 
 def _names(module: nn.Module) -> Mapping[str, inspect.Parameter]:

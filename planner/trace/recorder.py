@@ -63,6 +63,8 @@ def record(
         made = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, wrapped, strict=True)]
         out = Record(recorder.calls, stored, _tensors(given), overwritten=functional.overwritten)
         out.replaced = functional.replaced
+        unpriced = [g for run, g in zip(runs, given, strict=True) if not run.priced]
+        out.wide = [t for t in _tensors(unpriced) if t.is_floating_point()]
         questions = Questions(
             opaque,
             lambda x: out.read.append(inner(x)),
