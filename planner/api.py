@@ -187,7 +187,7 @@ def _traced(
     """
     stage("trace")
     if workload.sequence_parallel:
-        source = replace(source, more=())
+        source = source.along_sequence()
     traced, folding, unfolded = trace_all(source, pins, workload.sequence_parallel)
     unmasked = bool(source.masks() - traced.masks())
     stage("axes")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -51,7 +51,7 @@ def dry_run_written(plan: Plan, model: Any) -> Compared:
     """
     source = read_source(model, dtype=getattr(torch, plan.workload.dtype, None))
     if plan.workload.sequence_parallel:  # it was not made for others
-        source = replace(source, more=())
+        source = source.along_sequence()
     source = source.of(plan.calls)
     check_identity(source.module, plan)
     opaque = Opaque(source.module)

@@ -26,28 +26,32 @@ def trace_all(
         ModelError: the first cannot be.
     """
 
-    def tried(of: Source) -> tuple[Source, Folding, Unfolded]:
-        return of, *trace_folded(of, pins, ends)
+    def tried(more: int, further: Sequence[Run], whole: bool) -> tuple[Source, Folding, Unfolded]:
+        of = replace(source, more=source.more[:more], further=tuple(further))
+        return of, *trace_folded(of, pins, ends, whole)
 
-    with suppress(ModelError):
-        return tried(source)
-    best = tried(replace(source, more=(), further=()))
-    for count in range(len(source.more), 0, -1):
+    every = len(source.more)
+    with suppress(ModelError, Unfoldable):
+        return tried(every, source.further, False)
+    best = tried(0, (), True)
+    for count in range(every, 0, -1):
         with suppress(ModelError):
-            best = tried(replace(source, more=source.more[:count], further=()))
+            best = tried(count, (), True)
             break
-    found: list[Run] = []
+    whole, more = not best[1].stacks, len(best[0].more)
+    if whole and source.further:
+        with suppress(ModelError):
+            return tried(more, source.further, True)
     for wish in source.wishes:
         for run in wish:
-            with suppress(ModelError):
-                best = tried(replace(best[0], further=(*found, run)))
-                found.append(run)
+            with suppress(ModelError, Unfoldable):
+                best = tried(more, (*best[0].further, run), whole)
                 break
     return best
 
 
 def trace_folded(
-    source: Source, pins: Sequence[Pin] = (), ends: bool = False
+    source: Source, pins: Sequence[Pin] = (), ends: bool = False, whole: bool = True
 ) -> tuple[Folding, Unfolded]:
     """The folded graph of a model, and the whole one.
 
@@ -55,9 +59,11 @@ def trace_folded(
         source: The model.
         pins: Blocks with different pins are not folded into one.
         ends: Nor are the first and the last block of a stack with those between them.
+        whole: Whether to trace all blocks where they cannot be folded.
 
     Raises:
         ModelError: the model cannot be traced.
+        Unfoldable: it has stacks that cannot be folded, and is not to be traced whole.
     """
     module, owners = source.module, holders(source.module)
 
@@ -77,6 +83,8 @@ def trace_folded(
             continue  # with more blocks, or whole
         except ModelError:
             break  # its code counts on all blocks, or the model cannot be traced at all
+    if not whole and find_stacks(module, False, label if pins else None, owners):
+        raise Unfoldable("only the whole model can be traced with these calls")
     folding = Folding(traced(source))
     return folding, unfold(folding)
 

@@ -30,6 +30,9 @@ ENCODED = "encoder_outputs"
 SWITCHES = ("output_hidden_states", "output_router_logits")
 """Arguments, and entries of a config, that have a model give out more."""
 
+SHOWS = {*SWITCHES, *EMBEDDED, ENCODED}
+"""Arguments with which users are given, or give, what else stays within the model."""
+
 SPANS = ("start_positions", "end_positions")
 """Labels that are one number for each sequence."""
 

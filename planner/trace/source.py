@@ -20,7 +20,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace.duplicate import duplicate
-from shardwright.planner.trace.further_runs import MASKS, Wish, wishes
+from shardwright.planner.trace.further_runs import MASKS, SHOWS, Wish, wishes
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
@@ -51,6 +51,14 @@ class Source:
     def masks(self) -> set[str]:
         """The masks for padding that further runs have."""
         return {name for run in self.further for name in run.kwargs if name in MASKS}
+
+    def along_sequence(self) -> Source:
+        """The same for hidden states that are split along the sequence: nobody is given those."""
+        kept = tuple(
+            run for wish in self.wishes[:1] for run in wish if not run.kwargs.keys() & SHOWS
+        )
+        wishes = (kept,) if kept else ()
+        return replace(self, more=(), further=kept[:1], wishes=wishes)
 
     def of(self, calls: Sequence[TracedCall]) -> Source:
         """The same with those further runs that a plan is proven for."""
