@@ -8,6 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError
+from shardwright.planner.contract.mesh import mesh_dim_of
+from shardwright.runtime import facts
+from shardwright.runtime.agreement import agree
 from shardwright.runtime.local import mesh_of, placements
 from shardwright.runtime.reshard import gather_whole
 
@@ -31,8 +34,10 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
     local: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
     local.update(model.named_parameters(remove_duplicate=False))
     # Before anything is sent: an error must not leave other ranks waiting.
-    for name, value in tensors.items():
-        _check(name, value, local)
+    failure = _failure(tensors, local)
+    dims = {mesh_dim_of(name) for p in placed.values() for name in p.named}
+    groups = mesh.process_groups(dims) if mesh is not None else []
+    agree("gathering tensors", failure, {"names": facts.digest(sorted(tensors))}, groups)
     out = {}
     for name in sorted(tensors):
         value = tensors[name]
@@ -47,11 +52,13 @@ def _is_scalar(value: Any) -> bool:
     return not isinstance(value, Tensor) or value.dim() == 0
 
 
-def _check(name: str, value: Any, local: Mapping[str, Tensor]) -> None:
-    if name not in local:
-        raise PlanError(f"the model has no parameter or buffer '{name}'")
-    if not _is_scalar(value) and value.shape != local[name].shape:
-        raise PlanError(
-            f"the local tensor for '{name}' has shape {list(value.shape)}; "
-            f"this rank's part has {list(local[name].shape)}"
-        )
+def _failure(tensors: Mapping[str, Any], local: Mapping[str, Tensor]) -> PlanError | None:
+    for name, value in tensors.items():
+        if name not in local:
+            return PlanError(f"the model has no parameter or buffer '{name}'")
+        if not _is_scalar(value) and value.shape != local[name].shape:
+            return PlanError(
+                f"the local tensor for '{name}' has shape {list(value.shape)}; "
+                f"this rank's part has {list(local[name].shape)}"
+            )
+    return None

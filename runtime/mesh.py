@@ -6,7 +6,7 @@ the group of the whole mesh dim: the user's `DeviceMesh` knows nothing of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import Coords, with_sub_axes
+from shardwright.runtime import connections
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -114,6 +115,11 @@ class Mesh:
                 out[name] = _sub_group(whole, members)
         return out
 
+    def process_groups(self, names: Iterable[str]) -> list[ProcessGroup]:
+        """Those of the mesh dims `names`, for what their ranks do together."""
+        groups = [self[name] for name in sorted(names)]
+        return [g.pg for g in groups if g.pg is not None and g.size > 1]
+
     def __getitem__(self, name: str) -> Group:
         try:
             return self.groups[name]
@@ -136,8 +142,13 @@ def _sub_group(whole: Group, members: Sequence[int]) -> Group:
         return Group(members.index(whole.rank), len(members))
     ranks = dist.get_process_group_ranks(whole.pg)
     # Ranks of other groups need not come here: each makes its own, all in one order.
-    pg = dist.new_group(
-        [ranks[m] for m in members], use_local_synchronization=True, sort_ranks=False
-    )
+    options = getattr(whole.pg._get_backend(whole.pg._device_types[0]), "options", None)
+    with connections.noted():
+        pg = dist.new_group(
+            [ranks[m] for m in members],
+            timeout=getattr(options, "_timeout", None),  # not half an hour
+            use_local_synchronization=True,
+            sort_ranks=False,
+        )
     assert isinstance(pg, dist.ProcessGroup), "this rank is a member"
     return Group.of(pg)

@@ -18,7 +18,7 @@ def _from_1(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_2(data: dict[str, Any]) -> dict[str, Any]:
-    return data  # it names no calls, and not how tensors lie that no module changes
+    return data | {"objective": {"name": "memory"}}  # there was no other
 
 
 STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}

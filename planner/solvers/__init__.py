@@ -11,10 +11,10 @@ from importlib.util import find_spec
 
 from shardwright import plugins
 from shardwright.errors import SolverError, UsageError
-from shardwright.planner.solvers.problem import Solver
+from shardwright.planner.solvers.problem import Problem, Solver
 
-OWN = ("backtracking", "cpsat", "lp")
-DEFAULT = "lp"
+OWN = ("backtracking", "cpsat", "decompose", "lp")
+DEFAULT = "cpsat"
 
 
 def names() -> list[str]:
@@ -42,6 +42,19 @@ def needs_ortools(name: str) -> SolverError:
     return SolverError(
         f"solver '{name}' needs OR-tools: pip install ortools, or use --solver backtracking"
     )
+
+
+def refuse_limits(problem: Problem, name: str) -> None:
+    """Refuse what solver `name` would leave out.
+
+    Raises:
+        SolverError: the problem has limits.
+    """
+    if problem.limits:
+        raise SolverError(
+            f"solver '{name}' knows no limits on what variables take together: "
+            "use cpsat or decompose"
+        )
 
 
 def backup() -> tuple[Solver | None, str]:

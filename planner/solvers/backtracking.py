@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from shardwright.planner.solvers import buckets
+from shardwright.planner.solvers import buckets, refuse_limits
 from shardwright.planner.solvers.bucket_elimination import eliminate
 from shardwright.planner.solvers.depth_first import DepthFirst
 from shardwright.planner.solvers.incumbent import Incumbent
@@ -30,7 +30,12 @@ def solve(
     hint: Sequence[int] | None,
     seconds: float,
 ) -> Result:
-    """Minimise one component of `problem` under `caps`."""
+    """Minimise one component of `problem` under `caps`.
+
+    Raises:
+        SolverError: the problem has limits.
+    """
+    refuse_limits(problem, "backtracking")
     start = time.monotonic()
     middle, end = start + SHARE * seconds, start + seconds
     small = eliminate(problem.only([component, *caps]), buckets.ROWS, middle)

@@ -72,7 +72,7 @@ def record(
             lambda: len(recorder.calls),
             lambda x: recorder.known.value(inner(x)),
         )
-        out.loops = questions.loops
+        recorder.before = questions.skips.settle
         with functional, opaque.standing_in(module, note), Asked(questions):
             within = {f"root.{name}": tensor for name, tensor in state.items()}
             results = functional_call(top, within, (made,), tie_weights=False)
@@ -88,6 +88,7 @@ def record(
                 out.outputs += [tensor for _, tensor in found]
                 plain = [t for slot, t in found if slot in out.given[0]]  # not its hidden states
                 out.scores += [] if run.module else plain
+            out.loops = [*questions.loops, *questions.skips.ended()]
             out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
             return out
 
