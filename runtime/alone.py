@@ -97,8 +97,7 @@ class Alone:
 
         And those that it `keeps` for modules within, as they lie around it in the model.
         """
-        if torch.is_grad_enabled():
-            self.called = True
+        self.called = True
         names = list(self.arguments)[1:]
         more = next((i for i, n in enumerate(names) if self.arguments[n].kind is _REST), len(names))
         at = [names[i] if i < more else f"*{i - more}" for i in range(len(args))]

@@ -110,8 +110,11 @@ class LocalModule:
             assert state.alone is not None
             if not state.alone.again():
                 with state.running.forward():
-                    args, kwargs, state.kept = state.alone.enter(args, kwargs, state.keeps)
+                    args, kwargs, kept = state.alone.enter(args, kwargs, state.keeps)
+                    state.kept.update(kept)
                     return state.alone.leave(super().forward(*args, **kwargs))  # type: ignore[misc]
+        elif state.alone is not None and not state.alone.inside:
+            state.alone.inside = True
         args, kwargs = state.enter(args, kwargs)  # type: ignore[assignment]
         return state.leave(super().forward(*args, **kwargs))  # type: ignore[misc]
 

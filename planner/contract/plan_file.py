@@ -80,7 +80,6 @@ class TracedCall(_Part):
     """A call that the plan is proven for."""
 
     module: str = Field(default="", description="that was called; empty for the model itself")
-    training: bool = False
     inputs: list[str] = Field(default=[], description="names of what was given; numbers without")
     outputs: list[str] = Field(default=[], description="slots of what was returned")
 
