@@ -3,9 +3,9 @@
     python -m benchmarks.contest FILE…                   # .json or .json.gz
     python -m benchmarks.contest FILE… --solver cpsat --seconds 60 --workers 1 --out DIR
 
-An instance says what strategies each node of a graph has, what they and pairs of them cost, how much
-memory each takes, and when; the least cost is looked for at which memory in use never passes a
-limit. Of published instances the file name gives the time limit and the best cost known; nothing
+An instance says what strategies each node of a graph has, what they and pairs of them cost, how
+much memory each takes, and when; the least cost is looked for at which memory in use never passes
+a limit. Of published instances the file name gives the time limit and the best cost known; nothing
 else depends on it. `--out` writes each solution as the contest wants it.
 """
 
@@ -17,6 +17,7 @@ import json
 import re
 import resource
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,10 @@ from typing import Any
 import numpy as np
 
 from shardwright.planner import solvers
+from shardwright.planner.solvers import decompose
 from shardwright.planner.solvers.grid import FORBIDDEN, Grid
 from shardwright.planner.solvers.limits import Use
-from shardwright.planner.solvers.problem import Problem
+from shardwright.planner.solvers.problem import Problem, Result
 
 SECONDS = 300.0
 KNOWN = {"B": (60, 532_843), "G": (120, 217_039), "V": (300, 1_617_084)}
@@ -83,7 +85,7 @@ def problem_of(instance: Instance) -> Problem:
         rows = moments(instance.intervals)
         problem.limits.bounds = [instance.limit] * len(rows)
         for k, (start, stop) in enumerate(instance.intervals):
-            first, last = np.searchsorted(rows, (start, stop)).tolist()
+            first, last = bisect_left(rows, start), bisect_left(rows, stop)
             if first < last:
                 problem.limits.uses.append(Use(k, first, last, tuple(instance.usages[k])))
     return problem
@@ -129,15 +131,32 @@ def known(path: Path) -> tuple[float, int | None]:
     return KNOWN.get(found[1], (SECONDS, None)) if found else (SECONDS, None)
 
 
-def run(path: Path, solver: str, seconds: float | None, out: Path | None) -> str:
+@dataclass(frozen=True)
+class How:
+    """How to solve."""
+
+    solver: str
+    seconds: float | None
+    workers: int | None
+    seed: int
+    out: Path | None
+
+    def solve(self, problem: Problem, seconds: float) -> Result:
+        """Run the solver; `workers` and `seed` are for the one that knows them."""
+        if self.solver == "decompose":
+            return decompose.solve(problem, 0, {}, None, seconds, self.workers, self.seed)
+        return solvers.load(self.solver)(problem, 0, {}, None, seconds)
+
+
+def run(path: Path, how: How) -> str:
     """Solve one instance; a line that says how it went."""
     began = time.monotonic()
     limit, best = known(path)
-    limit = seconds or limit
+    limit = how.seconds or limit
     instance = read(path)
     problem = problem_of(instance)
     left = limit - (time.monotonic() - began)
-    result = solvers.load(solver)(problem, 0, {}, None, left)
+    result = how.solve(problem, left)
     took = time.monotonic() - began
     line = f"{path.name}: {len(instance.costs):,} nodes, {len(instance.edges):,} edges"
     if result.assignment is None:
@@ -145,10 +164,10 @@ def run(path: Path, solver: str, seconds: float | None, out: Path | None) -> str
     cost = score(instance, result.assignment)
     if cost is None:
         return f"{line}: {result.status}, but the solution is WRONG, {took:.1f} s"
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+    if how.out is not None:
+        how.out.mkdir(parents=True, exist_ok=True)
         name = path.name.removesuffix(".gz")
-        (out / name).write_text(json.dumps({"solution": list(result.assignment)}) + "\n")
+        (how.out / name).write_text(json.dumps({"solution": list(result.assignment)}) + "\n")
     against = (
         f" ({cost / best - 1:+.4%}, bound {result.bound / best - 1:+.4%} of best)" if best else ""
     )
@@ -173,7 +192,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write solutions here")
     args = parser.parse_args()
     for path in args.files:
-        print(run(path, args.solver, args.seconds, args.out), flush=True)
+        how = How(args.solver, args.seconds, args.workers, args.seed, args.out)
+        print(run(path, how), flush=True)
 
 
 if __name__ == "__main__":

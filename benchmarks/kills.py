@@ -179,7 +179,7 @@ def _prepare(folder: Path, ranks: Sequence[int]) -> None:
         torch.manual_seed(seed)
         LlamaForCausalLM(config).save_pretrained(folder / name)
     for n in ranks:
-        shardwright.plan(folder / "model", tp=n, time_limit=10).save(folder / f"plan-{n}.json")
+        shardwright.plan(folder / "model", tp=n, objective="memory").save(folder / f"plan-{n}.json")
 
 
 def _values(folder: Path) -> dict[str, float]:
@@ -196,7 +196,7 @@ def _values(folder: Path) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the campaign and print what was counted."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--saves", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)

@@ -126,13 +126,13 @@ def run(steps: int, tokens: int) -> list[dict[str, list[dict[str, int]]]]:
         model, plan = Path(temporary) / "model", Path(temporary) / "plan.json"
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(model)
-        shardwright.plan(model, tp=2, phase="train", time_limit=10).save(plan)
+        shardwright.plan(model, tp=2, phase="train", objective="memory").save(plan)
         return run_processes(2, work, str(model), str(plan), steps, tokens)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print what was held, and fail where something grew."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=2000)
     given = parser.parse_args(arguments)

@@ -39,7 +39,9 @@ def prepare(directory: Path) -> None:
     if not (directory / "plan.json").exists():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(CONFIG).save_pretrained(directory / "step-0")
-        plan = shardwright.plan(directory / "step-0", tp=2, phase="train", batch=4, seq=16)
+        plan = shardwright.plan(
+            directory / "step-0", tp=2, phase="train", batch=4, seq=16, objective="memory"
+        )
         plan.save(directory / "plan.json")
 
 

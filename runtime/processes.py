@@ -84,7 +84,8 @@ def device_mesh_for(
     names = tuple(plan.mesh)
     own: dict[str, Any] | None = None  # one mesh dim is the default group, which has its timeout
     if len(names) > 1:
-        options = type(agreement.world()._get_backend(device).options)()
+        kind: Any = type(agreement.world()._get_backend(device).options)
+        options = kind()
         options._timeout = timedelta(seconds=timeout)
         own = dict.fromkeys(names, (dist.get_backend(), options))
     with connections.noted():

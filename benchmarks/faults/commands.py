@@ -49,7 +49,7 @@ WORDS = (
 def lines(folder: Path) -> list[list[str]]:
     """Command lines that can be meant, for files in `folder`."""
     model, plan = str(folder / "model"), str(folder / "plan.json")
-    made = ["plan", model, "--tp", "2"]
+    made = ["plan", model, "--tp", "2", "--objective", "memory"]
     return [
         made,
         [*made, "-o", str(folder / "out" / "p.json"), "--quiet"],
@@ -75,7 +75,7 @@ def prepare(folder: Path) -> None:
     from shardwright.planner.devices.device import FOLDER
 
     written(folder / "model")
-    shardwright.plan(folder / "model", 2).save(folder / "plan.json")
+    shardwright.plan(folder / "model", 2, objective="memory").save(folder / "plan.json")
     (folder / "pins.json").write_text(json.dumps({"lm_head": "replicate"}))
     (folder / "tp.json").write_text(json.dumps({"model.layers.*.mlp.up_proj": "colwise"}))
     (folder / "device.json").write_text((FOLDER / "h100-nvlink.json").read_text())

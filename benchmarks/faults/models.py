@@ -61,9 +61,12 @@ KINDS = {
 
 
 def plans(kind: Kind) -> list[Plan]:
-    """The plans of a kind, in float64."""
+    """The plans of a kind, in float64, for least memory: so that they are split."""
     import torch
 
     import shardwright
 
-    return [shardwright.plan(kind.config(), dtype=torch.float64, **how) for how in kind.asked]
+    return [
+        shardwright.plan(kind.config(), dtype=torch.float64, objective="memory", **how)
+        for how in kind.asked
+    ]

@@ -162,9 +162,12 @@ class Objective(_Part):
 
     name: ObjectiveName
     byte_price_ns: float | None = Field(
-        default=None, description="nanoseconds: a power of two; null in plans before version 3"
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="nanoseconds: a power of two; null in plans before version 3",
     )
-    memory_bytes: int | None = Field(
+    memory_bytes: Count | None = Field(
         default=None, description="what a rank may hold: the device's memory, or --memory"
     )
 

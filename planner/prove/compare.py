@@ -19,7 +19,7 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import memory_of
 from shardwright.planner.verify.recost import Bill
 
-FIGURES = ("objective", "predicted", "replicated", "opaque")
+FIGURES = ("cost", "predicted", "replicated", "opaque")
 """What a plan says of itself, and nobody acts on."""
 
 ACCEPTED = "edited: right, but not what a solver found"
@@ -60,7 +60,7 @@ def of_solution(
         "modules": {n: m.model_dump() for n, m in of_all_blocks(task, modules).items()},
         "opaque": without_rule(task.graph, task.axes),
         "predicted": found.model_dump(),
-        "objective": [optimum.objective, *bill.price],
+        "cost": [optimum.objective, *bill.price],
         "replicated": [w.model_dump() for w in replicated_parameters(unfolded, whole)],
     }
 
@@ -96,11 +96,11 @@ def rewritten(plan: Plan, found: Mapping[str, Any]) -> Plan:
     for key in FIGURES:
         if _differs(data, key, found[key]) is None:
             continue
-        if key == "objective":
+        if key == "cost":
             size = found[key][0]
             data["solver"] |= {
                 "status": "feasible", "objective": found[key], "bound": [0], "gap": size,
-                "note": ACCEPTED,
+                "note": ACCEPTED, "proved_by": "",
             }  # fmt: skip
         else:
             data[key] = found[key]
@@ -109,7 +109,7 @@ def rewritten(plan: Plan, found: Mapping[str, Any]) -> Plan:
 
 def _differs(have: Mapping[str, Any], key: str, want: Any) -> tuple[str, str, str] | None:
     """`difference` of one of the keys of `of_solution`."""
-    if key == "objective":  # the first number is at a price of a byte that the plan does not name
+    if key == "cost":  # the first number is at a price of a byte that the plan does not name
         return difference(have["solver"]["objective"][1:], want[1:], "solver.objective")
     if key == "batch_dims":
         return difference(sorted(have[key]), sorted(want), key)

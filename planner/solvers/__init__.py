@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from shardwright import plugins
 from shardwright.errors import SolverError, UsageError
-from shardwright.planner.solvers.problem import Problem, Solver
+from shardwright.planner.solvers.problem import Solver, unlimited
 
 OWN = ("backtracking", "cpsat", "decompose", "lp")
 DEFAULT = "cpsat"
@@ -23,7 +23,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Solver:
-    """The solver of that name.
+    """The solver of that name; another package's that knows limits has `knows_limits = True` on it.
 
     Raises:
         UsageError: there is none.
@@ -34,7 +34,7 @@ def load(name: str) -> Solver:
     found = plugins.load("solvers", name)
     if found is None:
         raise UsageError(f"unknown solver '{name}'; installed: {', '.join(names())}")
-    return found
+    return found if getattr(found, "knows_limits", False) else unlimited(found, name)
 
 
 def needs_ortools(name: str) -> SolverError:
@@ -42,19 +42,6 @@ def needs_ortools(name: str) -> SolverError:
     return SolverError(
         f"solver '{name}' needs OR-tools: pip install ortools, or use --solver backtracking"
     )
-
-
-def refuse_limits(problem: Problem, name: str) -> None:
-    """Refuse what solver `name` would leave out.
-
-    Raises:
-        SolverError: the problem has limits.
-    """
-    if problem.limits:
-        raise SolverError(
-            f"solver '{name}' knows no limits on what variables take together: "
-            "use cpsat or decompose"
-        )
 
 
 def backup() -> tuple[Solver | None, str]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from shardwright.planner.solvers import buckets, refuse_limits
+from shardwright.planner.solvers import buckets
 from shardwright.planner.solvers.bucket_elimination import eliminate
 from shardwright.planner.solvers.depth_first import DepthFirst
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.multipliers import Weights, dot, multipliers, unit
-from shardwright.planner.solvers.problem import Problem, Result
+from shardwright.planner.solvers.problem import Problem, Result, refuse_limits
 from shardwright.planner.solvers.tables import Vector
 
 STEPS = 64

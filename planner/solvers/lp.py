@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shardwright.planner.solvers import needs_ortools, refuse_limits
+from shardwright.planner.solvers import needs_ortools
 from shardwright.planner.solvers.bucket_elimination import eliminate
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.polytope import Moves, Node, root
 from shardwright.planner.solvers.presolve import presolve
-from shardwright.planner.solvers.problem import Problem, Result
+from shardwright.planner.solvers.problem import Problem, Result, refuse_limits
 from shardwright.planner.solvers.reduction import solve_reduced
 
 ROUNDS = 12

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from operator import mul
 from typing import Literal, NamedTuple
 
@@ -158,3 +159,34 @@ class Result(NamedTuple):
 
 Solver = Callable[[Problem, int, Mapping[int, int], Sequence[int] | None, float], Result]
 """`solve(problem, component, caps, hint, seconds)`: minimise one component under caps on others."""
+
+
+def refuse_limits(problem: Problem, name: str) -> None:
+    """Refuse what solver `name` would leave out.
+
+    Raises:
+        SolverError: the problem has limits.
+    """
+    if problem.limits:
+        raise SolverError(f"solver '{name}' knows no limits: use cpsat or decompose")
+
+
+def unlimited(solve: Solver, name: str) -> Solver:
+    """A solver that knows no limits: it refuses a problem that has some.
+
+    Raises:
+        SolverError: when it is called with such a problem.
+    """
+
+    @wraps(solve)
+    def guarded(
+        problem: Problem,
+        component: int,
+        caps: Mapping[int, int],
+        hint: Sequence[int] | None,
+        seconds: float,
+    ) -> Result:
+        refuse_limits(problem, name)
+        return solve(problem, component, caps, hint, seconds)
+
+    return guarded

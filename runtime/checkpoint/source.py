@@ -156,8 +156,8 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
         ) from None
     if outside := [n for n in names if Path(n).name != n or len(n.encode()) > LONGEST_NAME]:
         raise CheckpointError(
-            f"{index} names '{outside[0]:.80}', which is not a file beside it: what lies elsewhere is "
-            "not read"
+            f"{index} names '{outside[0]:.80}', which is not a file beside it: what lies elsewhere "
+            "is not read"
         )
     if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(

@@ -10,10 +10,12 @@ import torch
 import transformers.dynamic_module_utils as dynamic
 
 import shardwright
+from benchmarks.faults.checkpoints import local_part
 from shardwright.errors import ModelError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.build import model_class
 from shardwright.runtime.config import read_config
+from shardwright.runtime.mesh import Mesh
 from tests import planning
 from tests.cli.conftest import Run
 from tests.ranks import run_ranks
@@ -125,12 +127,10 @@ def test_asked_for_it_is_planned_checked_and_loaded(own: Path, run: Run) -> None
     ids = torch.arange(12).view(2, 6)
     want = whole(input_ids=ids).logits
 
-    def rank(mesh: object) -> torch.Tensor:
+    def rank(mesh: Mesh) -> torch.Tensor:
         with pytest.raises(ModelError, match="runs only with --trust-remote-code"):
-            shardwright.runtime.config.read_config(own)  # type: ignore[attr-defined]
-        from shardwright.runtime.api import _load
-
-        local = _load(own, plan, mesh, torch.device("cpu"), None, False, False, True, {})  # type: ignore[arg-type]
+            local_part(own, plan, mesh)
+        local = local_part(own, plan, mesh, trust_remote_code=True)
         return local(input_ids=ids).logits
 
     for found in run_ranks(2, rank):

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.forked import Ended, run_forked
-from tests import planning
+from tests.planning import plan
 
 Start = Callable[..., list[Ended]]
 
@@ -39,9 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         LlamaForCausalLM(config).save_pretrained(out / name)
     model = out / "model"
     for ranks in (1, 2, 4):
-        planning.plan(model, tp=ranks, time_limit=10).save(out / f"plan-{ranks}.json")
-    planning.plan(model, tp=2, phase="train").save(out / "plan-train.json")
-    planning.plan(model, mesh={"dp": 2, "tp": 2}).save(out / "plan-mesh.json")
+        plan(model, tp=ranks).save(out / f"plan-{ranks}.json")
+    plan(model, tp=2, phase="train").save(out / "plan-train.json")
+    plan(model, mesh={"dp": 2, "tp": 2}).save(out / "plan-mesh.json")
     return out
 
 

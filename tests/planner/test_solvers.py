@@ -82,7 +82,7 @@ def test_limits_are_refused_by_what_does_not_know_them(name):
     problem.variable("x", 2)
     problem.factor("price", (0,), [Row((0,), (0,)), Row((1,), (1,))])
     problem.limits = Limits([0], [Use(0, 0, 1, (1, 0))])
-    with pytest.raises(SolverError, match=f"'{name}' knows no limits .*: use cpsat or decompose"):
+    with pytest.raises(SolverError, match=f"'{name}' knows no limits: use cpsat or decompose"):
         solvers.load(name)(problem, 0, {}, None, SECONDS)
     assert cpsat.solve(problem, 0, {}, None, SECONDS).assignment == (1,)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.planner.solvers.decompose.network import Array, Network, Score
 from shardwright.planner.solvers.decompose.prices import HALF, PATIENCE, Prices, Start
+from shardwright.planner.solvers.decompose.search import Hints
 from shardwright.planner.solvers.decompose.support import supported
 
 
@@ -46,8 +47,9 @@ class Visited(NamedTuple):
     children: list[Node]
     best: list[int] | None
     """The best assignment seen, in values of the whole."""
-    reduced: list[Array]
-    """Reduced costs of the node's values."""
+    hints: Hints
+    """Of the node's own values."""
+    kept: list[Array]
 
 
 def visit(node: Node, ceiling: float, deadline: float) -> Visited:
@@ -69,12 +71,13 @@ def visit(node: Node, ceiling: float, deadline: float) -> Visited:
         prices.step()
     reduced = prices.polish(PATIENCE // 2)
     found = None if best is None else lifted(node, best[1])
+    hints = Hints(reduced.values, prices.best)
     bound, most = max(node.bound, reduced.bound), prices.ceiling - 1 + HALF
     if bound > most:
-        return Visited(bound, [], found, reduced.values)
+        return Visited(bound, [], found, hints, node.kept)
     node = node._replace(bound=bound, start=Start(prices.ascent.messages, prices.best))
     if time.monotonic() > deadline:
-        return Visited(bound, [node], found, reduced.values)
+        return Visited(bound, [node], found, hints, node.kept)
     keep = [values <= most - reduced.bound for values in reduced.values]
     children: list[Node] = []
     for side in split(node.network, prices, keep):
@@ -83,7 +86,7 @@ def visit(node: Node, ceiling: float, deadline: float) -> Visited:
             left = supported(child.network)
             if left is not None:
                 children.append(cut(child, left))
-    return Visited(bound, children, found, reduced.values)
+    return Visited(bound, children, found, hints, node.kept)
 
 
 def lifted(node: Node, x: Sequence[int]) -> list[int]:
@@ -92,7 +95,7 @@ def lifted(node: Node, x: Sequence[int]) -> list[int]:
 
 
 def split(network: Network, prices: Prices, keep: list[Array]) -> list[list[Array]]:
-    """Two lists of masks that part the values of one variable."""
+    """Two lists of masks that part the values of one variable, the less likely side first."""
     limits = network.limits
     price = limits.priced(prices.best / prices.scale)
     best, at = 0.0, (-1, np.zeros(0, bool))
@@ -118,7 +121,8 @@ def split(network: Network, prices: Prices, keep: list[Array]) -> list[list[Arra
         v = max(range(len(keep)), key=lambda w: keep[w].sum())
         low = np.arange(len(keep[v])) == np.flatnonzero(keep[v])[0]
     out = []
-    for side in (low, ~low):
+    fewer = 2 * sum(low[x[v]] for x in prices.found) < len(prices.found)
+    for side in (low, ~low) if fewer else (~low, low):
         masks = list(keep)
         masks[v] = keep[v] & side
         out.append(masks)

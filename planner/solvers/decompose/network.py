@@ -97,6 +97,11 @@ class Network:
             [float(t[x[a], x[b]]) for (a, b), t in zip(self.pairs, self.tables, strict=True)]
         )
 
+    def most(self) -> float:
+        """No assignment that nothing forbids costs more."""
+        tables = [*self.costs, *self.tables]
+        return sum(float(t[np.isfinite(t)].max(initial=0)) for t in tables)
+
     def over(self, x: Sequence[int]) -> float:
         """By how much an assignment passes bounds, in all, in parts of them."""
         limits = self.limits

@@ -142,9 +142,8 @@ def _pair(
     """A literal for each pair of values that may be, equal in sums to those of values."""
     rows, columns = np.nonzero(np.isfinite(table))
     flat = table[rows, columns]
-    if not flat.any():
-        if len(flat) == table.size:
-            return
+    if not flat.any() and len(flat) == table.size:
+        return
     pairs = [model.new_bool_var("") for _ in range(len(flat))]
     hinted = hints[0][rows] & hints[1][columns]
     for literal, chosen in zip(pairs, hinted.tolist(), strict=True):

@@ -29,6 +29,8 @@ SENDS = 30
 """Sends for one set of prices, at most, but for the first."""
 STEPS, WORTH = 4, 0.05
 """Prices are left where as many steps gain less than this part of the gap."""
+NEAR = 0.2
+"""Part of the bound that the gap is at most taken for: solutions known may be far from the best."""
 CUTS = 100
 """Cuts that are kept."""
 BOX = 0.05
@@ -155,7 +157,7 @@ class Prices:
         for r, price in prices.items():
             self.now[r] = max(price.solution_value(), 0) * unit
         self.model = top.solution_value() * unit
-        gap = min(self.ceiling - 1, 2 * self.bound + 1) - self.bound
+        gap = min(self.ceiling - 1 - self.bound, NEAR * abs(self.bound) + 1)
         slow = len(self.log) > STEPS and self.bound - self.log[-STEPS - 1] < WORTH * gap
         little = self.model - self.bound < SETTLED * max(abs(self.bound), 1.0)
         over = time.monotonic() > self.deadline or self.bound > self.ceiling - 1 + HALF

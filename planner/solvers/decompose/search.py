@@ -31,14 +31,22 @@ class Searched(NamedTuple):
     size: float
 
 
+class Hints(NamedTuple):
+    """What a bound says of solutions."""
+
+    values: list[Array]
+    """Reduced costs of values: the least are the most promising."""
+    prices: Array
+    """Per row of the limits."""
+
+
 @dataclass
 class Search:
     """An assignment that gets better, and what is known of it."""
 
     network: Network
     x: list[int]
-    ranks: list[Array]
-    """Per variable its values, the most promising first."""
+    hints: Hints
     seed: int = 0
     size: float = 6_000
 
@@ -77,7 +85,7 @@ class Search:
         for v in self._about(self._centre()):
             if len(network.costs[v]) == 1:
                 continue
-            own = self.ranks[v][:most]
+            own = np.argsort(self.hints.values[v], kind="stable")[:most]
             values[v] = own if self.x[v] in own else np.append(own, self.x[v])
             entries += sum(
                 len(values[v]) * len(values[w]) for _, w, _ in network.near[v] if w in values
@@ -102,23 +110,23 @@ class Search:
             row = int(np.argmax(limits.usage(x) / np.maximum(limits.bounds, 1)))
             inside = (limits.first <= row) & (row < limits.last)
             return int(self.random.choice(limits.variable[inside].tolist()))
+        if self.random.random() < 0.5:
+            lost = [float(own[i]) for own, i in zip(self.hints.values, x, strict=True)]
+            if any(lost):
+                return self.random.choices(range(len(x)), lost)[0]
         return self.random.randrange(len(x))
 
     def _about(self, centre: int) -> Iterator[int]:
         """Variables in an order of how near they are, with some chance in it.
 
-        Near is who shares a table; now and then, who uses the same row of the limits.
+        Near is who shares a table; now and then, who uses the same row of the limits, those that
+        may take the most of it first.
         """
-        limits = self.network.limits
-        together = self.random.random() < 0.3 and centre in limits.of
         queue, seen = [(0.0, centre)], {centre}
-        if together:
-            k = limits.of[centre][0]
-            row = self.random.randrange(int(limits.first[k]), int(limits.last[k]) or 1)
-            inside = limits.variable[(limits.first <= row) & (row < limits.last)].tolist()
-            queue += [(self.random.random(), w) for w in inside if w != centre]
+        if self.random.random() < 0.4:
+            queue = self._together(centre)
+            seen = {v for _, v in queue}
             heapq.heapify(queue)
-            seen.update(inside)
         while queue:
             far, v = heapq.heappop(queue)
             yield v
@@ -126,3 +134,23 @@ class Search:
                 if w not in seen:
                     seen.add(w)
                     heapq.heappush(queue, (far + 0.5 + self.random.random(), w))
+
+    def _together(self, centre: int) -> list[tuple[float, int]]:
+        """Users of a row, one that has a price or that the centre uses, and how near they are."""
+        limits, prices = self.network.limits, self.hints.prices
+        if prices.any() and not self.score.over and self.random.random() < 0.8:
+            row = self.random.choices(range(len(prices)), prices.tolist())[0]
+        elif centre in limits.of:
+            k = limits.of[centre][0]
+            row = self.random.randrange(int(limits.first[k]), int(limits.last[k]))
+        else:
+            return [(0.0, centre)]
+        users = np.flatnonzero((limits.first <= row) & (row < limits.last)).tolist()
+        spread = {
+            int(limits.variable[k]): float(limits.weights[k].max() - limits.weights[k].min())
+            for k in users
+        }
+        most = max(spread.values(), default=0.0) or 1.0
+        return [
+            (self.random.random() * (1 - 0.9 * taken / most), v) for v, taken in spread.items()
+        ] or [(0.0, centre)]

@@ -1,4 +1,4 @@
-"""The solver: bounds by prices and messages, branch and bound, and search by parts of what is known.
+"""The solver: prices and messages bound, branching splits, parts of what is known get better.
 
 Nodes of the tree, and chains of parts of the best assignment, are solved in rounds, a task a
 worker; what they find is put together in the order of the tasks, so that a run is the same every
@@ -20,13 +20,13 @@ from shardwright.planner.solvers.decompose.model import Model, model
 from shardwright.planner.solvers.decompose.network import Array, Score
 from shardwright.planner.solvers.decompose.parallel import side_by_side
 from shardwright.planner.solvers.decompose.prices import HALF
-from shardwright.planner.solvers.decompose.search import Search, Searched
+from shardwright.planner.solvers.decompose.search import Hints, Search, Searched
 from shardwright.planner.solvers.decompose.support import supported
 from shardwright.planner.solvers.problem import Problem, Result
 
 ROOT, VISIT = 0.4, 0.1
 """Parts of the time for the first visit and for each other one, at most."""
-PARTS = 6
+PARTS = 16
 """Parts of the best assignment that a worker solves between two rounds of nodes."""
 SIZE = 6_000.0
 """Pairs of values in a part at first."""
@@ -43,15 +43,18 @@ class _State:
     seed: int
     open: list[Node] = field(default_factory=list)
     best: tuple[Score, list[int]] | None = None
-    ranks: list[Array] = field(default_factory=list)
-    """Per variable its values, the most promising first."""
+    hints: list[Hints] = field(default_factory=list)
+    """Of the first visit and of the last one."""
+    most: float = math.inf
+    """No assignment costs more."""
     size: float = SIZE
     rounds: int = 0
 
     @property
     def ceiling(self) -> float:
         """The least cost known."""
-        return self.best[0].cost if self.best is not None and self.best[0].whole else math.inf
+        known = self.best is not None and self.best[0].whole
+        return self.best[0].cost if self.best is not None and known else self.most + 1
 
     def lower(self) -> float:
         """A bound on what may be in the nodes that are open."""
@@ -101,22 +104,36 @@ class _State:
     def searching(self, worker: int) -> Search:
         """A search from the best assignment, with a seed of its own."""
         assert self.best is not None
+        hints = self.hints[(self.rounds + worker) % len(self.hints)]
         seed = (self.seed * 1_000_003 + self.rounds) * 64 + worker
-        return Search(self.root.network, list(self.best[1]), self.ranks, seed, self.size)
+        return Search(self.root.network, list(self.best[1]), hints, seed, self.size)
 
     def visited(self, seen: Visited) -> None:
         """Take over what a visit found."""
         if seen.best is not None:
             self.offer(seen.best)
-        if not self.ranks:
-            self.ranks = [np.argsort(values, kind="stable") for values in seen.reduced]
-        self.open += sorted(seen.children, key=lambda c: -sum(len(k) for k in c.kept))
+        values = [
+            spread(costs, kept, len(c))
+            for costs, kept, c in zip(
+                seen.hints.values, seen.kept, self.root.network.costs, strict=True
+            )
+        ]
+        self.hints = [*self.hints[:1], Hints(values, seen.hints.prices)]
+        self.open += seen.children
 
     def offer(self, x: list[int]) -> None:
         """Take an assignment of the root if it is better."""
         score = self.root.network.score(x)
         if self.best is None or score < self.best[0]:
             self.best = score, x
+
+
+def spread(costs: Array, kept: Array, size: int) -> Array:
+    """Reduced costs of all values, given those of some: the others are the dearest."""
+    most = float(costs[np.isfinite(costs)].max(initial=0)) + 1
+    whole = np.full(size, most)
+    whole[kept] = np.minimum(costs, most)
+    return whole
 
 
 def solve(
@@ -152,6 +169,7 @@ def solve(
     own = root._replace(kept=[np.arange(len(c)) for c in root.network.costs])
     cores = workers or len(os.sched_getaffinity(0))
     state = _State(own, began, seconds, cores, seed, [own])
+    state.most = own.network.most()
     state.round(1)
     while not state.done():
         state.round(cores)
