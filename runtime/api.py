@@ -27,7 +27,7 @@ from shardwright.runtime.layers import apply_module
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.local import link_origins, mesh_of, placements
 from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.parameters import LocalTensors
+from shardwright.runtime.parameters import LocalTensors, distribute
 from shardwright.runtime.processes import agree, device_mesh_for, end_in_order, pick_device
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import wrap_root
@@ -121,6 +121,7 @@ def _load(
         conversions=conversions,
     )
     model.shardwright_report = report  # type: ignore[assignment]
+    distribute(model, mesh)
     average_gradients(model, [mesh[name] for name in plan.batch_dims])
     return _with_generation_config(model, name).eval()
 
@@ -156,6 +157,7 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
         end_in_order()
         mesh = Mesh.from_device_mesh(mesh)
     mesh = _split(model, plan, mesh)
+    distribute(model, mesh)
     average_gradients(model, [mesh[name] for name in plan.batch_dims])
     return model
 

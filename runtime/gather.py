@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError
+from shardwright.runtime.dtensors import local_of
 from shardwright.runtime.local import mesh_of, placements
 from shardwright.runtime.reshard import gather_whole
 
@@ -30,12 +31,13 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
     mesh, placed = mesh_of(model), placements(model)
     local: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
     local.update(model.named_parameters(remove_duplicate=False))
+    local = {n: local_of(tensor) for n, tensor in local.items()}
+    tensors = {n: local_of(tensors[n]) for n in sorted(tensors)}
     # Before anything is sent: an error must not leave other ranks waiting.
     for name, value in tensors.items():
         _check(name, value, local)
     out = {}
-    for name in sorted(tensors):
-        value = tensors[name]
+    for name, value in tensors.items():
         if _is_scalar(value) or mesh is None or name not in placed:
             out[name] = value
         else:

@@ -7,8 +7,11 @@ from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.dtensors import axes_of, distributed
+from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import take_local
+from shardwright.runtime.seen import see_locals
 
 
 class LocalTensors:
@@ -66,3 +69,17 @@ def _cut(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
         new = nn.Parameter(new, requires_grad=old.requires_grad)
     vars(new).update(vars(old))  # marks that optimizers read, _no_weight_decay say
     return new
+
+
+def distribute(model: nn.Module, mesh: Mesh) -> None:
+    """Make the local parameters of a split model DTensors over `mesh`, all of them or none.
+
+    They stay plain local tensors where one of them cannot be a DTensor (see `placements_of`), and
+    on a mesh without process groups.
+    """
+    if mesh.device_mesh is None:
+        return
+    named = dict(model.named_parameters(remove_duplicate=False))
+    made = distributed(named, placements(model), mesh)
+    if made is not None:
+        see_locals(model, made, len(axes_of(mesh)))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from shardwright.runtime.collectives import all_reduce
+from shardwright.runtime.dtensors import local_of
 from shardwright.runtime.mesh import Group
 
 
@@ -57,7 +58,9 @@ class _Averaging:
             flags = all_reduce(flags, group, "max")
         for i in flags.nonzero().flatten().tolist():
             parameter = self.trained[i]
-            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            grad = local = local_of(parameter.grad)
             for group in self.groups:
                 grad = all_reduce(grad / group.size, group)
-            parameter.grad = grad
+            local.copy_(grad)

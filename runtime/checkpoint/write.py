@@ -15,6 +15,7 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
 from shardwright.runtime.checkpoint.source import SINGLE
+from shardwright.runtime.dtensors import local_of
 from shardwright.runtime.processes import tell
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _to_save(
     out: dict[str, tuple[Tensor, Placement | None]] = {}
     for group in model_names(model).groups:
         placed = next((placements[name] for name in group if name in placements), None)
-        out[group[0]] = (held[group[0]], placed if placed is not None and placed.meshes else None)
+        out[group[0]] = (local_of(held[group[0]]), placed if placed is not None and placed.meshes else None)
     if lost := [name for name, (tensor, _) in out.items() if tensor.is_meta]:
         raise CheckpointError(f"{lost[0]} has no value yet: load the weights before saving")
     return out
