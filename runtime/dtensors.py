@@ -7,7 +7,7 @@ Modules go on computing on the local tensors (`runtime/seen.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,8 @@ from shardwright.planner.contract.dims import Concat, Dim, Product, atoms
 from shardwright.planner.contract.mesh import TP, Coords, sub_axes_of, with_sub_axes
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.ranges import local_ranges
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.collectives import all_gather
+from shardwright.runtime.mesh import Group, Mesh
 
 
 class Arranged(Shard):
@@ -178,18 +179,27 @@ def distributed(
     return out
 
 
-def local_of(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor over tp; of one over dp too (FSDP2), gathered over that.
+def local_of(tensor: Tensor, mesh: Mesh) -> Tensor:
+    """This rank's part of a DTensor over the ranks of `mesh`; any other tensor as it is.
 
-    Any other tensor as it is. Not differentiable.
+    One that FSDP2 has split further is gathered over those ranks, which all call this. Not
+    differentiable.
     """
     if not isinstance(tensor, DTensor):
         return tensor
-    return tensor._local_tensor.detach()
+    local = tensor._local_tensor.detach()
+    for i in range(len(tensor.placements) - len(axes_of(mesh))):
+        placement: Any = tensor.placements[i]
+        if not placement.is_replicate():
+            local = _joined(local, placement.dim, Group.of(tensor.device_mesh.get_group(i)))
+    return local
 
 
-def each_dtensor(model: nn.Module) -> Iterator[tuple[str, DTensor]]:
-    """The parameters of `model` that are DTensors, by name."""
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if isinstance(parameter, DTensor):
-            yield name, parameter
+def _joined(x: Tensor, dim: int, group: Group) -> Tensor:
+    """The `x` of all ranks one after the other, where they may differ in size."""
+    own = torch.tensor([x.shape[dim]], device=x.device)
+    sizes = [int(n) for n in all_gather(own, group).flatten()]
+    padded = x.new_zeros([max(sizes) if d == dim else n for d, n in enumerate(x.shape)])
+    padded.narrow(dim, 0, x.shape[dim]).copy_(x)
+    parts = all_gather(padded, group)
+    return torch.cat([p.narrow(dim, 0, n) for p, n in zip(parts, sizes, strict=True)], dim)

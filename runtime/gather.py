@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardwright.errors import PlanError
+from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.dtensors import local_of
 from shardwright.runtime.local import mesh_of, placements
+from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import gather_whole
 
 
@@ -20,7 +24,8 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
 
     Args:
         model: a model that a plan was applied to.
-        tensors: parameter or buffer name -> a local tensor of that parameter's layout.
+        tensors: parameter or buffer name -> a tensor of that parameter's layout: a DTensor, as
+            parameters, their gradients and what optimizers keep of them are, or a local tensor.
 
     Example:
         full_tensors(model, {n: p.grad for n, p in model.named_parameters()})
@@ -31,17 +36,17 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
     mesh, placed = mesh_of(model), placements(model)
     local: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
     local.update(model.named_parameters(remove_duplicate=False))
-    local = {n: local_of(tensor) for n, tensor in local.items()}
-    tensors = {n: local_of(tensors[n]) for n in sorted(tensors)}
     # Before anything is sent: an error must not leave other ranks waiting.
     for name, value in tensors.items():
-        _check(name, value, local)
+        _check(name, value, local, mesh, placed.get(name))
     out = {}
-    for name, value in tensors.items():
-        if _is_scalar(value) or mesh is None or name not in placed:
-            out[name] = value
-        else:
-            out[name] = gather_whole(value, placed[name], mesh)
+    for name in sorted(tensors):
+        value = tensors[name]
+        if not _is_scalar(value) and mesh is not None:
+            value = local_of(value, mesh)
+            if name in placed:
+                value = gather_whole(value, placed[name], mesh)
+        out[name] = value
     return out
 
 
@@ -49,11 +54,20 @@ def _is_scalar(value: Any) -> bool:
     return not isinstance(value, Tensor) or value.dim() == 0
 
 
-def _check(name: str, value: Any, local: Mapping[str, Tensor]) -> None:
-    if name not in local:
+def _check(
+    name: str,
+    value: Any,
+    held: Mapping[str, Tensor],
+    mesh: Mesh | None,
+    placement: Placement | None,
+) -> None:
+    if name not in held:
         raise PlanError(f"the model has no parameter or buffer '{name}'")
-    if not _is_scalar(value) and value.shape != local[name].shape:
+    own = held[name].shape
+    if mesh is not None and placement is not None and not isinstance(value, DTensor):
+        own = torch.Size(n or 0 for n in placement.local_shape(mesh.coords))
+    if not _is_scalar(value) and value.shape != own:
         raise PlanError(
-            f"the local tensor for '{name}' has shape {list(value.shape)}; "
-            f"this rank's part has {list(local[name].shape)}"
+            f"the tensor for '{name}' has shape {list(value.shape)}; "
+            f"this rank's part has {list(own)}"
         )

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.distributed.tensor import DTensor
 
 from shardwright.runtime.collectives import all_reduce
-from shardwright.runtime.dtensors import local_of
 from shardwright.runtime.mesh import Group
 
 
@@ -60,7 +60,11 @@ class _Averaging:
             parameter = self.trained[i]
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            grad = local = local_of(parameter.grad)
+            grad = local = _local(parameter.grad)
             for group in self.groups:
                 grad = all_reduce(grad / group.size, group)
             local.copy_(grad)
+
+
+def _local(grad: Tensor) -> Tensor:
+    return grad._local_tensor if isinstance(grad, DTensor) else grad

@@ -74,7 +74,9 @@ def save(
             whole: dict[str, Tensor] = {}
             for name in names:
                 tensor, placed = tensors[name]
-                out = tensor.detach() if placed is None else gather(tensor, placed, mesh)
+                out = local_of(tensor, mesh).detach()
+                if placed is not None:
+                    out = gather(out, placed, mesh)
                 if draft is not None:
                     assert out.shape == shapes[name]
                     # A copy: what is gathered may be a view, and safetensors refuses shared memory.
@@ -145,7 +147,7 @@ def _to_save(
     out: dict[str, tuple[Tensor, Placement | None]] = {}
     for group in model_names(model).groups:
         placed = next((placements[name] for name in group if name in placements), None)
-        out[group[0]] = (local_of(held[group[0]]), placed if placed is not None and placed.meshes else None)
+        out[group[0]] = (held[group[0]], placed if placed is not None and placed.meshes else None)
     if lost := [name for name, (tensor, _) in out.items() if tensor.is_meta]:
         raise CheckpointError(f"{lost[0]} has no value yet: load the weights before saving")
     return out
