@@ -16,12 +16,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.dims import Concat, Dim, Product, atoms
-from shardwright.planner.contract.mesh import TP, Coords, sub_axes_of, with_sub_axes
+from shardwright.planner.contract.dims import Atom, Concat, Dim, Product, atoms
+from shardwright.planner.contract.mesh import TP, Coords, sub_axes_of, together, with_sub_axes
+from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.collectives import all_gather
 from shardwright.runtime.mesh import Group, Mesh
+from shardwright.runtime.reshard import take_local
 
 
 class Arranged(Shard):
@@ -203,3 +205,34 @@ def _joined(x: Tensor, dim: int, group: Group) -> Tensor:
     padded.narrow(dim, 0, x.shape[dim]).copy_(x)
     parts = all_gather(padded, group)
     return torch.cat([p.narrow(dim, 0, n) for p, n in zip(parts, sizes, strict=True)], dim)
+
+
+def cut(whole: Tensor, like: DTensor, mesh: Mesh) -> DTensor:
+    """The DTensor of a `whole` tensor that lies as `like` does; no communication.
+
+    The inverse of `gather_whole(local_of(...))`. Not differentiable.
+    """
+    extra = len(like.placements) - len(axes_of(mesh))
+    local = take_local(whole.to(like.device, like.dtype), layout_of(like, mesh), mesh)
+    for i, placement in enumerate(cast(Any, like.placements[:extra])):
+        if not placement.is_replicate():  # FSDP2 cuts as torch.chunk does
+            ranks, rank = like.device_mesh.size(i), like.device_mesh.get_local_rank(i)
+            share = -(-local.shape[placement.dim] // ranks)
+            start = min(rank * share, local.shape[placement.dim])
+            length = min(share, local.shape[placement.dim] - start)
+            local = local.narrow(placement.dim, start, length).clone()
+    return DTensor(local, like._spec, requires_grad=False)
+
+
+def layout_of(tensor: DTensor, mesh: Mesh) -> Placement:
+    """How a parameter, or what is laid out as one, lies over the ranks of `mesh`."""
+    axes = axes_of(mesh)
+    placements = tensor.placements[len(tensor.placements) - len(axes) :]
+    for placement in placements:
+        if isinstance(placement, Arranged):
+            return parse(placement.layout)
+    dims = []
+    for dim, size in enumerate(tensor.shape):
+        over = [a for a, p in zip(axes, placements, strict=True) if p.is_shard(dim)]
+        dims.append(Atom(size, together(over, mesh.coords) if over else None))
+    return Placement(tuple(dims))

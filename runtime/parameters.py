@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime.dtensors import axes_of, distributed
+from shardwright.runtime.dtensors import distributed
+from shardwright.runtime.guard import Guard, GuardedRoot
 from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import take_local
-from shardwright.runtime.seen import see_locals
+from shardwright.runtime.seen import Depth, see_locals
 
 
 class LocalTensors:
@@ -82,4 +83,5 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     named = dict(model.named_parameters(remove_duplicate=False))
     made = distributed(named, placements(model), mesh)
     if made is not None:
-        see_locals(model, made, len(axes_of(mesh)))
+        see_locals(model, made, Depth(mesh), GuardedRoot)
+        model._shardwright_guard = Guard(model)  # type: ignore[assignment]

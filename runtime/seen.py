@@ -8,6 +8,7 @@ modules gets a class in front of its own, and the modules of one model share a `
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -18,15 +19,22 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
 from shardwright.runtime.classes import like
+from shardwright.runtime.dtensors import axes_of, cut
+from shardwright.runtime.mesh import Mesh
 
 
 class Depth:
     """How many forwards of one model's modules are running, within each other."""
 
-    def __init__(self, axes: int) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         self.now = 0
-        self.axes = axes
+        self.mesh = mesh
+        self.axes = len(axes_of(mesh))
         """Dims of the mesh of parameters: FSDP2 stores them over more."""
+
+    def cut(self, value: Tensor, stored: DTensor) -> Tensor:
+        """What this rank holds of `value`, laid out as `stored`; a DTensor stays as it is."""
+        return value if isinstance(value, DTensor) else cut(value, stored, self.mesh)
 
 
 class _Local(torch.autograd.Function):
@@ -108,23 +116,75 @@ class Seeing:
         finally:
             depth.now -= 1
 
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__["_parameters"]:
+            raise UsageError(
+                f"the parameter '{name}' of a {type(self).__name__} cannot go once the model is "
+                "split: change the model before (in place of DistributedDataParallel, which takes "
+                "parameters out, use torch's fully_shard or replicate, or plan with a mesh)"
+            )
+        super().__delattr__(name)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        for name, stored in self.__dict__["_parameters"].items():
+            value = state_dict.get(prefix + name)
+            if isinstance(stored, DTensor) and value is not None and value.shape == stored.shape:
+                state_dict[prefix + name] = self._shardwright_depth.cut(value, stored)
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy._reconstruct(self, memo, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
+
+    def __copy__(self) -> Any:
+        return copy._reconstruct(self, None, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            f"a split {type(self).__name__} cannot be pickled, it is but a part of the model: "
+            "write it whole with shardwright.save(model, directory)"
+        )
+
 
 @functools.cache
-def seeing_class(original: type, names: tuple[str, ...]) -> type:
-    """`original` with the parameters `names` seen as local ones."""
+def seeing_class(original: type, names: tuple[str, ...], front: type = Seeing) -> type:
+    """`original` with the parameters `names` seen as local ones, and `front` before it."""
     members: dict[str, Any] = {name: _seen(name) for name in names}
     if original.forward is not nn.Module.forward:  # type: ignore[attr-defined]
-        members["forward"] = like(original, Seeing.forward)
+        members["forward"] = like(original, front.forward)  # type: ignore[attr-defined]
     if issubclass(original, nn.RNNBase):
         members["_flat_weights"] = property(_flat_weights, lambda self, value: None)
+    for name in REFUSED.keys() & set(dir(original)):
+        if name not in vars(front):
+            members[name] = _refusing(name)
     for name in ("__doc__", "__module__", "__qualname__"):
         members[name] = getattr(original, name)
-    return type(original.__name__, (Seeing, original), members)
+    return type(original.__name__, (front, original), members)
 
 
-def see_locals(model: nn.Module, parameters: dict[int, nn.Parameter], axes: int) -> None:
-    """Put `parameters`, by the id of what was there, in place, and let modules see local ones."""
-    depth = Depth(axes)
+REFUSED = {
+    "resize_token_embeddings": "resize them before the model is split",
+    "save_pretrained": "write the whole model with shardwright.save(model, directory)",
+    "push_to_hub": "write it with shardwright.save(model, directory) and push that",
+    "add_adapter": "add adapters before the model is split",
+    "load_adapter": "load adapters before the model is split",
+}
+"""Methods of models that would take local tensors for whole ones, and what to do instead."""
+
+
+def _refusing(name: str) -> Any:
+    def refuse(self: Any, *_: Any, **__: Any) -> Any:
+        raise UsageError(f"{name} of a split {type(self).__name__}: {REFUSED[name]}")
+
+    return refuse
+
+
+def see_locals(
+    model: nn.Module, parameters: dict[int, nn.Parameter], depth: Depth, root: type
+) -> None:
+    """Put `parameters`, by the id of what was there, in place, and let modules see local ones.
+
+    `root` is the mixin for `model` itself.
+    """
     for module in list(model.modules()):
         names = [n for n, p in module._parameters.items() if p is not None]
         if not names and not module._modules:
@@ -134,4 +194,5 @@ def see_locals(model: nn.Module, parameters: dict[int, nn.Parameter], axes: int)
         if isinstance(module, nn.RNNBase):
             module.__dict__.pop("_flat_weights", None)
         module._shardwright_depth = depth  # type: ignore[assignment]
-        module.__class__ = seeing_class(type(module), tuple(names))
+        front = root if module is model else Seeing
+        module.__class__ = seeing_class(type(module), tuple(names), front)
