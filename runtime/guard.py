@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-from itertools import chain
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from shardwright.errors import UsageError
+from shardwright.runtime.checkpoint.write import save
+from shardwright.runtime.local import placements
 from shardwright.runtime.seen import Seeing
 
 
@@ -18,32 +23,21 @@ class Guard:
     """What a split model was made of when it was last looked at."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.owners = dict(model.named_modules())
-        self.children = [m for owner in self.owners.values() for m in owner._modules.values()]
-        self.parameters = sum(len(owner._parameters) for owner in self.owners.values())
-        self.seen: tuple[int, ...] | None = None
-        self.homes: list[Any] = []
+        self.modules = {
+            path: m for path, m in model.named_modules() if "_shardwright" in m.__dict__
+        }
 
     def check(self, model: nn.Module) -> None:
-        """Look whether all is as it was; at some 0.1 µs a module.
+        """Look whether what was put into the model since may stay.
 
-        What only wraps modules of the model (checkpointing, `torch.compile`) may come.
+        What only wraps modules of the model (checkpointing, `torch.compile`) may.
 
         Raises:
             UsageError: a parameter came that is not split, or a module that the plan changed went.
         """
-        if self.seen is None:
-            self.seen = tuple(map(id, self.children))
-            self.homes = [owner._modules for owner in self.owners.values()]
-            self.stores = [owner._parameters for owner in self.owners.values()]
-        now = tuple(map(id, chain.from_iterable(map(dict.values, self.homes))))
-        if now != self.seen or sum(map(len, self.stores)) != self.parameters:
-            self._accept(model)
-
-    def _accept(self, model: nn.Module) -> None:
         there = set(map(id, model.modules()))
-        for path, module in self.owners.items():
-            if "_shardwright" in module.__dict__ and id(module) not in there:
+        for path, module in self.modules.items():
+            if id(module) not in there:
                 raise UsageError(
                     f"'{path}' was replaced or taken out after the model was split, and what the "
                     "plan does there went with it: change the model before it is split"
@@ -54,14 +48,23 @@ class Guard:
                     f"the parameter '{name}' came into the model after it was split, and no rank "
                     "knows how it lies over the ranks: add it (adapters, embeddings) before"
                 )
-        self.__init__(model)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
-        new = Guard.__new__(Guard)
-        new.owners = copy.deepcopy(self.owners, memo)
-        new.children = copy.deepcopy(self.children, memo)
-        new.parameters, new.seen, new.homes = self.parameters, None, []
-        return new
+
+@cache
+def watch_registrations() -> None:
+    """From now on note which split models modules or parameters are put into.
+
+    torch calls this for each module and parameter that is put anywhere, so that a forward need not
+    look for changes.
+    """
+
+    def note(module: nn.Module, *_: Any) -> None:
+        calls = module.__dict__.get("_shardwright_calls")
+        if calls is not None:
+            calls.changed = True
+
+    register_module_module_registration_hook(note)
+    register_module_parameter_registration_hook(note)
 
 
 class GuardedRoot(Seeing):
@@ -71,9 +74,32 @@ class GuardedRoot(Seeing):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward, once it is seen to be what was split."""
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        calls = self._shardwright_calls
+        if calls.changed:
             self._shardwright_guard.check(self)  # type: ignore[arg-type]
-        return super().forward(*args, **kwargs)
+            calls.changed = False
+        calls.depth += 1
+        try:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            calls.depth -= 1
+
+    def _shardwright_save_pretrained(
+        self, save_directory: Any, max_shard_size: int | str = "5GB", **options: Any
+    ) -> None:
+        """What `shardwright.save` writes; all ranks call it.
+
+        Raises:
+            UsageError: an option that is not about how it is written.
+        """
+        for name, value in options.items():
+            if name not in ("is_main_process", "safe_serialization") and value:
+                raise UsageError(f"save_pretrained({name}=...) of a split model: leave it out")
+        model: Any = self
+        mesh = self._shardwright_calls.mesh
+        save(model, save_directory, placements(model), mesh, max_shard_size=max_shard_size)
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> Any:

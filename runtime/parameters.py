@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.dtensors import distributed
-from shardwright.runtime.guard import Guard, GuardedRoot
+from shardwright.runtime.guard import Guard, GuardedRoot, watch_registrations
 from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import take_local
-from shardwright.runtime.seen import Depth, see_locals
+from shardwright.runtime.seen import Calls, see_locals
 
 
 class LocalTensors:
@@ -83,5 +83,6 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     named = dict(model.named_parameters(remove_duplicate=False))
     made = distributed(named, placements(model), mesh)
     if made is not None:
-        see_locals(model, made, Depth(mesh), GuardedRoot)
+        watch_registrations()
+        see_locals(model, made, Calls(mesh), GuardedRoot)
         model._shardwright_guard = Guard(model)  # type: ignore[assignment]

@@ -1,15 +1,16 @@
 """How modules see parameters that are DTensors: as local tensors while they compute.
 
-Outside of any forward `module.weight` is the DTensor, so what one computes of it there is of the
-whole weight. Within the forward of a module of the model it is the local tensor, whose gradient
-comes back as a DTensor laid out as the parameter is. For that each module that has parameters or
-modules gets a class in front of its own, and the modules of one model share a `Depth`.
+Outside of any call `module.weight` is the DTensor, so what one computes of it there is of the
+whole weight. Within a call of the model, or of a module in it, it is the local tensor, whose
+gradient comes back as a DTensor laid out as the parameter is. For that each module with parameters
+gets a class in front of its own, and the modules of one model share a `Calls`.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -23,18 +24,39 @@ from shardwright.runtime.dtensors import axes_of, cut
 from shardwright.runtime.mesh import Mesh
 
 
-class Depth:
-    """How many forwards of one model's modules are running, within each other."""
+class Calls:
+    """Whether the modules of one model are computing."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self.now = 0
+        self.depth = 0
+        """How many calls of the root are running, within each other."""
+        self.changed = False
+        """Whether modules or parameters were put into the model since its last call."""
         self.mesh = mesh
         self.axes = len(axes_of(mesh))
         """Dims of the mesh of parameters: FSDP2 stores them over more."""
 
+    def inside(self) -> bool:
+        """Whether the code that asks runs in a call of a module of the model."""
+        if self.depth or torch.compiler.is_compiling():
+            return True
+        # A module called by itself, or again for the backward pass: seldom, so that looking for it
+        # takes no time where the root is called.
+        frame = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code is _CALL:
+                owner = frame.f_locals.get("self")
+                if owner is not None and owner.__dict__.get("_shardwright_calls") is self:
+                    return True
+            frame = frame.f_back
+        return False
+
     def cut(self, value: Tensor, stored: DTensor) -> Tensor:
         """What this rank holds of `value`, laid out as `stored`; a DTensor stays as it is."""
         return value if isinstance(value, DTensor) else cut(value, stored, self.mesh)
+
+
+_CALL = nn.Module._call_impl.__code__
 
 
 class _Local(torch.autograd.Function):
@@ -54,46 +76,39 @@ class _Local(torch.autograd.Function):
         return DTensor(grad.contiguous(), ctx.spec, requires_grad=False)
 
 
-def _part(stored: Any, depth: Depth, owner: nn.Module, name: str) -> Tensor:
+def _local(stored: Any, calls: Calls, owner: nn.Module, name: str) -> Any:
     """What the code of `owner` computes with where its parameter `name` is `stored`."""
     if not isinstance(stored, DTensor):
         raise UsageError(
             f"the parameter '{name}' of a {type(owner).__name__} was replaced after the model was "
             "split: change its values in place, or change the model before it is split"
         )
-    if len(stored.placements) != depth.axes:
+    if len(stored.placements) != calls.axes:
         return stored  # FSDP2 has it, and reads it
     if torch.compiler.is_compiling():
         return stored.to_local()
     if stored.requires_grad and torch.is_grad_enabled():
-        return _Local.apply(stored)  # type: ignore[return-value]
+        return _Local.apply(stored)
     return stored._local_tensor
 
 
-def _seen(name: str) -> property:
-    """The parameter `name`, through its use where the plan has one."""
+def _seen(name: str, used: bool) -> property:
+    """The parameter `name`; through its use in the plan where it has one."""
 
     def get(self: Any) -> Any:
-        stored = self._parameters.get(name, self)
-        if stored is self:  # DDP over a submesh keeps it so while it computes
-            stored = self.__dict__.get(name, self)
-            if stored is self:
-                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        depth = self._shardwright_depth
-        if stored is None or not (depth.now or torch.compiler.is_compiling()):
+        own = self.__dict__
+        try:
+            stored, calls = own["_parameters"][name], own["_shardwright_calls"]
+        except KeyError:
+            raise AttributeError(
+                f"'{type(self).__name__}' object has no attribute '{name}'"
+            ) from None
+        if stored is None or not (calls.depth or calls.inside()):
             return stored
-        local = _part(stored, depth, self, name)
-        state = self.__dict__.get("_shardwright")
-        use = None if state is None else state.uses.get(name)
-        return local if use is None else use(local)
+        local = _local(stored, calls, self, name)
+        return own["_shardwright"].uses[name](local) if used else local
 
-    def put(self: Any, value: Any) -> None:
-        self.__dict__[name] = value
-
-    def drop(self: Any) -> None:
-        del self.__dict__[name]
-
-    return property(get, put, drop, f"`{name}` as the code that asks should see it.")
+    return property(get, doc=f"`{name}` as the code that asks should see it.")
 
 
 def _flat_weights(self: Any) -> list[Tensor]:
@@ -101,20 +116,9 @@ def _flat_weights(self: Any) -> list[Tensor]:
 
 
 class Seeing:
-    """Mixin in front of a module's class: its parameters are local while a forward runs."""
+    """Mixin in front of the class of a module that has parameters."""
 
-    _shardwright_depth: Depth
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward."""
-        depth = self._shardwright_depth
-        if torch.compiler.is_compiling():
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-        depth.now += 1
-        try:
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            depth.now -= 1
+    _shardwright_calls: Calls
 
     def __delattr__(self, name: str) -> None:
         if name in self.__dict__["_parameters"]:
@@ -129,7 +133,7 @@ class Seeing:
         for name, stored in self.__dict__["_parameters"].items():
             value = state_dict.get(prefix + name)
             if isinstance(stored, DTensor) and value is not None and value.shape == stored.shape:
-                state_dict[prefix + name] = self._shardwright_depth.cut(value, stored)
+                state_dict[prefix + name] = self._shardwright_calls.cut(value, stored)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -148,14 +152,15 @@ class Seeing:
 @functools.cache
 def seeing_class(original: type, names: tuple[str, ...], front: type = Seeing) -> type:
     """`original` with the parameters `names` seen as local ones, and `front` before it."""
-    members: dict[str, Any] = {name: _seen(name) for name in names}
-    if original.forward is not nn.Module.forward:  # type: ignore[attr-defined]
-        members["forward"] = like(original, front.forward)  # type: ignore[attr-defined]
+    members: dict[str, Any] = {}
+    for name in names:
+        members[name] = _seen(name, used=isinstance(getattr(original, name, None), property))
+    if hasattr(front, "forward"):
+        members["forward"] = like(original, front.forward)
     if issubclass(original, nn.RNNBase):
         members["_flat_weights"] = property(_flat_weights, lambda self, value: None)
     for name in REFUSED.keys() & set(dir(original)):
-        if name not in vars(front):
-            members[name] = _refusing(name)
+        members[name] = getattr(front, f"_shardwright_{name}", None) or _refusing(name)
     for name in ("__doc__", "__module__", "__qualname__"):
         members[name] = getattr(original, name)
     return type(original.__name__, (front, original), members)
@@ -179,20 +184,19 @@ def _refusing(name: str) -> Any:
 
 
 def see_locals(
-    model: nn.Module, parameters: dict[int, nn.Parameter], depth: Depth, root: type
+    model: nn.Module, parameters: dict[int, nn.Parameter], calls: Calls, root: type
 ) -> None:
     """Put `parameters`, by the id of what was there, in place, and let modules see local ones.
 
     `root` is the mixin for `model` itself.
     """
     for module in list(model.modules()):
-        names = [n for n, p in module._parameters.items() if p is not None]
-        if not names and not module._modules:
-            continue
+        module._shardwright_calls = calls  # type: ignore[assignment]
+        names = tuple(n for n, p in module._parameters.items() if p is not None)
         for name in names:
             module._parameters[name] = parameters[id(module._parameters[name])]
         if isinstance(module, nn.RNNBase):
             module.__dict__.pop("_flat_weights", None)
-        module._shardwright_depth = depth  # type: ignore[assignment]
         front = root if module is model else Seeing
-        module.__class__ = seeing_class(type(module), tuple(names), front)
+        if names or module is model or REFUSED.keys() & set(dir(type(module))):
+            module.__class__ = seeing_class(type(module), names, front)
