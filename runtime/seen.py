@@ -78,18 +78,20 @@ class _Local(torch.autograd.Function):
 
 def _local(stored: Any, calls: Calls, owner: nn.Module, name: str) -> Any:
     """What the code of `owner` computes with where its parameter `name` is `stored`."""
-    if not isinstance(stored, DTensor):
+    if type(stored) is not DTensor:
+        if stored is None:
+            return None
         raise UsageError(
             f"the parameter '{name}' of a {type(owner).__name__} was replaced after the model was "
             "split: change its values in place, or change the model before it is split"
         )
-    if len(stored.placements) != calls.axes:
+    if len(stored._spec.placements) != calls.axes:
         return stored  # FSDP2 has it, and reads it
+    if not torch.is_grad_enabled():
+        return stored._local_tensor
     if torch.compiler.is_compiling():
         return stored.to_local()
-    if stored.requires_grad and torch.is_grad_enabled():
-        return _Local.apply(stored)
-    return stored._local_tensor
+    return _Local.apply(stored) if stored.requires_grad else stored._local_tensor
 
 
 def _seen(name: str, used: bool) -> property:
@@ -103,10 +105,12 @@ def _seen(name: str, used: bool) -> property:
             raise AttributeError(
                 f"'{type(self).__name__}' object has no attribute '{name}'"
             ) from None
-        if stored is None or not (calls.depth or calls.inside()):
+        if not calls.depth and (stored is None or not calls.inside()):
             return stored
         local = _local(stored, calls, self, name)
-        return own["_shardwright"].uses[name](local) if used else local
+        if not used or local is stored:  # FSDP2 takes what it reads here for the parameter
+            return local
+        return own["_shardwright"].uses[name](local)
 
     return property(get, doc=f"`{name}` as the code that asks should see it.")
 
