@@ -102,7 +102,7 @@ class Mesh:
         return self._finer[key] if wanted else self
 
     def parameter_mesh(self) -> DeviceMesh | None:
-        """torch's mesh with a dim for each sub-axis of tp; None without one. All ranks call it."""
+        """Torch's mesh with a dim for each sub-axis of tp; None without one. All ranks call it."""
         if self._parameter_mesh is None and self.device_mesh is not None:
             names = self.device_mesh.mesh_dim_names or ()
             tp = self.device_mesh if names == (TP,) else self.device_mesh[TP]
