@@ -94,7 +94,9 @@ def run_model(key: str, directory: Path) -> Outcome:
         demo_models.write_checkpoint(config, checkpoint)
 
     start = time.perf_counter()
-    plan = shardwright.plan(checkpoint, tp=RANKS, time_limit=SOLVER_SECONDS)
+    plan = shardwright.plan(
+        checkpoint, tp=RANKS, objective="memory", time_limit=SOLVER_SECONDS
+    )  # for least time, models as small as these stay whole
     plan_seconds = time.perf_counter() - start
     plan.save(directory / "plan.json")
 

@@ -18,7 +18,12 @@ class RanksFailed(Exception):
 
 
 def torchrun(
-    module: str, args: Sequence[str | Path], *, ranks: int = 2, timeout: float = 300
+    module: str,
+    args: Sequence[str | Path],
+    *,
+    ranks: int = 2,
+    timeout: float = 300,
+    options: Sequence[str] = (),
 ) -> str:
     """Run `python -m module args` on `ranks` ranks of this machine; what they wrote to stdout.
 
@@ -27,6 +32,7 @@ def torchrun(
         args: passed to every rank.
         ranks: processes, of one thread each.
         timeout: seconds after which all are killed.
+        options: of torchrun itself.
 
     Raises:
         RanksFailed: a rank failed, or time is up.
@@ -34,6 +40,7 @@ def torchrun(
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
         *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
+        *options,
         *("-m", module, *map(str, args)),
     ]
     quiet = {

@@ -74,11 +74,13 @@ def priced(kind: str, name: str) -> Row:
     from shardwright.planner.problem.tp_plan import table_of
     from shardwright.planner.report.hand_written import price
     from shardwright.planner.search.ladder import run
+    from shardwright.planner.search.solution import Asked
     from tests import zoo
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, _late)
     signal.alarm(LIMIT)
+    asked = Asked(objective="memory")
     row: Row = {"kind": kind, "name": name, "given": MISSING.get(name, {})}
     try:
         config = CONFIG_MAPPING[name](**row["given"])
@@ -88,11 +90,11 @@ def priced(kind: str, name: str) -> Row:
         task = prepare(model, TP, seq=SEQ, device=DEVICE)
         hand = price(task, table_of("auto", task.source.module))
         row |= {"theirs": _figures(hand.predicted)} if hand.predicted else {"error": hand.problem}
-        row["ours"] = _figures(run(task).predicted)
+        row["ours"] = _figures(run(task, asked).predicted)
         if hand.predicted and slower(row, "ours"):
             pins = dict.fromkeys(hand.replicated, "replicate")
             alike = prepare(model, TP, seq=SEQ, device=DEVICE, pins=pins)
-            row["alike"] = _figures(run(alike).predicted)
+            row["alike"] = _figures(run(alike, asked).predicted)
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}".replace("\n", " ")
     return row

@@ -98,7 +98,7 @@ def planned(model: torch.nn.Module, variant: Variant, tp: int, device: str) -> P
     }
     names |= {stored[name] for name in names & stored.keys()}
     forbidden = frozenset((n, s) for n in names for s in costs.states.splits(n))
-    return climb(start(task, Asked(), Restrictions(task.pins, forbidden))).plan
+    return climb(start(task, Asked(objective="memory"), Restrictions(task.pins, forbidden))).plan
 
 
 def build() -> torch.nn.Module:

@@ -16,14 +16,13 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-import shardwright
 from benchmarks.compare import badness, compare, of_all, predicted, reference
 from benchmarks.loading import local_tensors
 from benchmarks.zoo_case import EXACT, FIGURES, case
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.mesh import Mesh
-from tests import zoo
+from tests import planning, zoo
 
 HEADS, SEQUENCE = "heads", "sequence"
 WIDTH, BATCH = 8, 2
@@ -199,6 +198,6 @@ def passed(row: Mapping[str, Any]) -> bool:
 
 def _planned(model: nn.Module, tp: int, options: Mapping[str, Any], rank: int) -> Plan:
     """The plan that rank 0 makes."""
-    box = [shardwright.plan(model, tp=tp, **options).to_json() if rank == 0 else ""]
+    box = [planning.plan(model, tp=tp, **options).to_json() if rank == 0 else ""]
     dist.broadcast_object_list(box)
     return Plan.from_json(box[0])

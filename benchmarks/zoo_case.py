@@ -20,7 +20,7 @@ from shardwright.errors import ShardwrightError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.config import read_config
 from shardwright.runtime.mesh import Mesh
-from tests import zoo
+from tests import planning, zoo
 
 EXACT, CASTS, SINGLE = 1e-9, 1e-5, 1e-4
 """Differences allowed: of models that compute in float64 throughout, of those that cast to float32
@@ -95,7 +95,7 @@ def compared(
     box: list[Any] = [None]
     if rank == 0:
         try:
-            box = [shardwright.plan(model, tp=tp, kwargs=whole.example).to_json()]
+            box = [planning.plan(model, tp=tp, kwargs=whole.example).to_json()]
         except ShardwrightError as error:
             box = [error]
     dist.broadcast_object_list(box)

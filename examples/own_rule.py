@@ -64,14 +64,14 @@ def main() -> None:
     torch.manual_seed(0)
     whole, inputs = Layer(), (torch.zeros(3, 19, 64),)
 
-    before = shardwright.plan(whole, tp=2, args=inputs)
+    before = shardwright.plan(whole, tp=2, args=inputs, objective="memory")
     # The channels of x, of the gate and of the result are one axis, and the op is linear in x.
     shardwright.register_rule(gated, "... h, h -> ... h | linear 0")
     # Is that right? Tried on parts, with gradients; a test of yours would do this.
     x, gate = torch.randn(4, 6, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
     check_rule(gated, x, gate)
 
-    plan = shardwright.plan(whole, tp=2, args=inputs)
+    plan = shardwright.plan(whole, tp=2, args=inputs, objective="memory")
     if dist.get_rank() == 0:
         print("without the rule:", before.opaque, describe(before))
         print("with it:         ", plan.opaque, describe(plan))

@@ -39,7 +39,7 @@ def prepare(directory: Path) -> None:
     """
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(CONFIG).save_pretrained(directory / "checkpoint")
-    plan = shardwright.plan(directory / "checkpoint", tp=2)
+    plan = shardwright.plan(directory / "checkpoint", tp=2, objective="memory")
     plan.save(directory / "plan.json")
     print(f"planned by {plan.solver.name}, {plan.solver.status}")
 

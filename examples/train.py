@@ -36,7 +36,9 @@ def prepare(directory: Path) -> None:
     """Write a checkpoint of random weights, and a plan that is priced for training."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(CONFIG).save_pretrained(directory / "checkpoint")
-    plan = shardwright.plan(directory / "checkpoint", tp=2, phase="train", batch=4, seq=16)
+    plan = shardwright.plan(
+        directory / "checkpoint", tp=2, objective="memory", phase="train", batch=4, seq=16
+    )
     plan.save(directory / "plan.json")
 
 

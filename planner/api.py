@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
-from shardwright.errors import UsageError
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.mesh import read_mesh, replicas
-from shardwright.planner.contract.plan_file import Phase, Plan, Workload
+from shardwright.planner.contract.plan_file import ObjectiveName, Phase, Plan, Workload
 from shardwright.planner.cost.phases import parse_phases
 from shardwright.planner.dump.write import dumping
 from shardwright.planner.garbage import uncollected
@@ -38,8 +38,9 @@ def plan(
     tp: int | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    args: tuple[Any, ...] = (),
+    args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
+    objective: ObjectiveName = "time",
     memory: int | None = None,
     solver: str | None = None,
     time_limit: float = 60.0,
@@ -53,6 +54,8 @@ def plan(
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
     dump: str | Path | None = None,
+    write_model: str | Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Plan:
     """The cheapest correct way to split `model` over ranks; no weights are read.
 
@@ -61,13 +64,17 @@ def plan(
         tp: Ranks to split over; short for `mesh={"tp": tp}`.
         mesh: Mesh dims and their ranks: "tp" splits the model, all others share the batch:
             {"dp": 2, "tp": 4} is two copies of a model over four ranks each.
-        args: Example inputs, needed for a module that is no transformers text model. Let sizes
-            that vary at run time be 3 (batch) and 19 (sequence).
+        args: Example inputs, or the only one, needed for a module that is no transformers text
+            model. Let sizes that vary at run time be 3 (batch) and 19 (sequence).
         kwargs: Example inputs by name.
+        objective: What is to be least. "time": the predicted time of the phases, where a byte that
+            a rank holds counts as the part of it that its room for more sequences is worth (see
+            `planner/problem/byte_price.py`). "memory": bytes, with 5 % to spare where that saves
+            time; where `memory` is given, time.
         memory: Bytes that a rank may hold: parameters, buffers, KV cache, activations, and what
-            training needs (see `planner/cost/memory.py`). By default the least possible without
-            activations that pass, plus 5 % where that saves time.
-        solver: Name of an installed solver: "lp" (the default), "cpsat", "backtracking", or
+            training needs (see `planner/cost/memory.py`). By default, for least time, what the
+            device has; where nothing fits that, the plan is for least memory, and has a note.
+        solver: Name of an installed solver: "cpsat" (the default), "lp", "backtracking", or
             another's. Where it cannot prove its plan in time, backtracking's plan stands.
         time_limit: Seconds for the solver.
         batch: Sequences in the passes that are priced, of all copies of the model together; by
@@ -90,6 +97,9 @@ def plan(
         optimizer_bytes: State that the optimizer keeps for an element of a parameter, if training:
             8 for Adam's two in float32, 12 with a float32 copy of the parameter.
         dump: A folder to write what the planner saw and decided into, as text.
+        write_model: A file for the CP-SAT model, in CP-SAT's text format: an integer for each axis
+            of a tensor, over which sub-axes it is split, and for what is Partial over each.
+        trust_remote_code: Whether to run code that comes with the model: else that is refused.
 
     Raises:
         UsageError: an argument that cannot be meant.
@@ -98,21 +108,30 @@ def plan(
             hold, or hidden states cannot be split along the sequence, and it says what forbids it.
         SolverError: the solver is missing or found nothing in time.
     """
+    if objective not in get_args(ObjectiveName):
+        raise UsageError(f"objective must be 'time' or 'memory', not {objective!r}")
     task = prepare(
         model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
-        optimizer_bytes=optimizer_bytes,
+        optimizer_bytes=optimizer_bytes, trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    with dumping(dump, task) as tell:
-        return run(task, Asked(solver, time_limit, memory), tell)
+    with dumping(dump, task, write_model) as tell:
+        return run(task, Asked(solver, time_limit, memory, objective), tell)
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:
-    """The arguments of `plan` and `prepare` that ask for a plan's mesh, workload and pins again."""
+    """The arguments of `plan` and `prepare` that ask for a plan's mesh, workload and pins again.
+
+    Raises:
+        PlanError: its dtype is none.
+    """
     load = plan.workload
+    dtype = getattr(torch, load.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise PlanError(f"workload.dtype: torch has no '{load.dtype:.40}'")
     return {
         "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
-        "dtype": getattr(torch, load.dtype), "device": load.device, "pins": plan.pins,
+        "dtype": dtype, "device": load.device, "pins": plan.pins,
         "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
     }  # fmt: skip
 
@@ -124,7 +143,7 @@ def prepare(
     tp: int | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
-    args: tuple[Any, ...] = (),
+    args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     batch: int | None = None,
     seq: int = 512,
@@ -135,6 +154,7 @@ def prepare(
     phase: str | Mapping[Phase, int] = "prefill",
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
+    trust_remote_code: bool = False,
 ) -> Task:
     """Read and trace a model: all that `plan` does before it looks for the cheapest way.
 
@@ -156,7 +176,7 @@ def prepare(
     wanted = dict(pins or {})
     as_pins(wanted)  # what cannot be meant should not wait for the trace
     stage("read")
-    source = read_source(model, args, kwargs, dtype)
+    source = read_source(model, args, kwargs, dtype, trust_remote_code)
     if tp_plan is not None:
         wanted = hand_written_pins(table_of(tp_plan, source.module), source.module) | wanted
     workload = Workload(

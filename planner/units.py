@@ -17,13 +17,15 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: the text is not a positive size.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    found = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-zA-Z]*)\s*", text)
     unit = UNITS.get(found[2].lower()) if found else None
     size = int(float(found[1]) * unit) if found and unit and "." in found[1] else None
     if found and unit and size is None:
         size = int(found[1]) * unit
     if not size:
-        raise ValueError(f"'{text}' is not a size: write it as 24GiB, 24GB, 500MB or plain bytes")
+        raise ValueError(
+            f"'{text:.60}' is not a size: write it as 24GiB, 24GB, 500MB or plain bytes"
+        )
     return size
 
 

@@ -11,13 +11,14 @@ from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import (
     Memory,
+    Objective,
     ParameterPlan,
     Redistribution,
     SolverReport,
 )
 from shardwright.planner.contract.redistribute import steps
 from shardwright.planner.contract.styles import style_of
-from shardwright.planner.units import human_bytes
+from shardwright.planner.units import human_bytes, human_time
 
 
 def collectives_of(source: str, target: str, coords: Coords) -> list[tuple[str, str]]:
@@ -78,6 +79,17 @@ def solver_in_words(report: SolverReport) -> str:
         f"found by {report.name}, at most {gap:.2%} above the optimum, not proven optimal "
         f"(objective {objective}, bound {bound})"
     )
+
+
+def objective_in_words(objective: Objective) -> str:
+    """What was to be least: `least time within 74.5 GiB, where 1 GiB counts as 12.3 us`."""
+    room, price = objective.memory_bytes, objective.byte_price_ns
+    within = "" if room is None else f" within {human_bytes(room)}"
+    if objective.name == "memory" and room is None:
+        return "fewest bytes, with 5 % to spare but for attention, then least time"
+    if objective.name == "memory" or price is None:
+        return f"least time{within}"
+    return f"least time{within}, where 1 GiB counts as {human_time(round(price * 2**30))}"
 
 
 HELD = {

@@ -55,6 +55,12 @@ def _convolution(call: OpCall) -> str | None:
     return text + (f" | size g={groups}" if groups > 1 else "")
 
 
+def _bilinear(call: OpCall) -> str:
+    if call.present("bias"):
+        return "... i, ... j, o i j, o -> ... o | sum i j | linear 0+3 1+3 2+3"
+    return "... i, ... j, o i j -> ... o | sum i j | linear 0 1 2"
+
+
 def _grouped_mm(call: OpCall) -> str | None:
     """Rows sorted by expert, times one matrix each; `offs` counts rows, so these stay whole."""
     ranks = [len(s) for s in call.operands]
@@ -67,7 +73,9 @@ TABLE: Table = {
     "_grouped_mm": _grouped_mm,
     "addmm": _addmm,
     "baddbmm": _baddbmm,
+    "bilinear": _bilinear,
     "bmm": "b m k, b k n -> b m n | sum k | linear 0 1",
+    "conv_tbc": "x n i, k i o, o -> y n o | sum i | whole x k y | linear 0+2 1+2",
     "convolution": _convolution,
     "dot": "k, k -> | sum k | linear 0 1",
     "transformers::grouped_mm_fallback": _grouped_mm,  # for what _grouped_mm cannot do

@@ -147,6 +147,23 @@ def _index_select(call: OpCall) -> str | None:
     return f"{' '.join(names)}, {index} -> {' '.join(out)} | whole {names[dim]} | linear 0"
 
 
+def _embedding_bag(call: OpCall) -> str:
+    """Columns pass. Which row an entry is of, and how long bags are, comes back for backward."""
+    others = ["n", "o", "n"][: len(call.operands) - 1]
+    made = ["b e" if len(s) == 2 else f"r{i}" for i, s in enumerate(call.results)]
+    text = f"v e, {', '.join(others)} -> {', '.join(made)}"
+    whole = ["v", *dict.fromkeys(others), "b", *(m for m in made if m != "b e")]
+    return text + clause("whole", whole)
+
+
+def _grid_sample(call: OpCall) -> str:
+    """An image, read at places that a grid states for each of those of the result."""
+    space = [f"x{i}" for i in range(len(call.operands[0]) - 2)]
+    out = [f"y{i}" for i in range(len(space))]
+    text = f"n c {' '.join(space)}, n {' '.join(out)} g -> n c {' '.join(out)}"
+    return text + clause("whole", [*space, "g"]) + " | linear 0"
+
+
 def _filled(call: OpCall) -> str:
     """A tensor of one value: any part of it is made like the whole."""
     return f" -> {' '.join(axis_names(len(call.results[0])))}{_if_zero(call)}"
@@ -174,6 +191,9 @@ TABLE: Table = {
     **dict.fromkeys("empty empty_permuted full ones zeros".split(), _filled),
     **dict.fromkeys("new_empty new_full new_ones new_zeros".split(), _new_filled),
     **dict.fromkeys("arange eye linspace scalar_tensor".split(), _counted),
+    **dict.fromkeys("rand randint randn randperm".split(), _counted),
+    **dict.fromkeys("_embedding_bag _embedding_bag_forward_only".split(), _embedding_bag),
+    **dict.fromkeys("grid_sampler_2d grid_sampler_3d".split(), _grid_sample),
     **dict.fromkeys("scatter scatter_add scatter_reduce".split(), _scatter),
     "_unsafe_index": _index,
     "_unsafe_index_put": _index_put,

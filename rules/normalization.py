@@ -47,6 +47,21 @@ def _batch_norm(call: OpCall) -> str:
     return text + (" | size e=0" if kept == "e" else "")
 
 
+def _own_batch_norm(call: OpCall) -> str:
+    """With statistics of what is given: every channel by itself, over all else as a whole."""
+    others = ["n", *axis_names(len(call.operands[0]) - 2)]
+    x = " ".join([others[0], "c", *others[1:]])
+    text = f"{x}{', c' * (len(call.operands) - 1)} -> {x}{', c' * (len(call.results) - 1)}"
+    return text + clause("whole", others)
+
+
+def _ctc_loss(call: OpCall) -> str | None:
+    """A loss for each sequence of a batch; lengths that are plain numbers are of the whole one."""
+    if not call.present("input_lengths") or [len(s) for s in call.operands] != [3, 2, 1, 1]:
+        return None
+    return "t n c, n s, n, n -> n, n t l | whole t c s l"
+
+
 UPDATED = {"_native_batch_norm_legit_no_training": ("running_mean", "running_var")}
 """Arguments that the code which makes this call changes in place when the model trains."""
 
@@ -67,6 +82,9 @@ def _cross_entropy(call: OpCall) -> str | None:
 
 
 TABLE: Table = {
+    "_ctc_loss": _ctc_loss,
+    "_native_batch_norm_legit": _own_batch_norm,
+    "_native_batch_norm_legit_functional": _own_batch_norm,
     "_native_batch_norm_legit_no_training": _batch_norm,
     "cross_entropy_loss": _cross_entropy,
     "group_norm": _group_norm,

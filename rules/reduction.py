@@ -83,6 +83,18 @@ def _max_pool(call: OpCall) -> str:
     return text + clause("whole", [*names[head:], *out[head:]])
 
 
+def _resized_pool(call: OpCall) -> str:
+    """Windows over the last dims that make them as long as is asked for."""
+    names = axis_names(len(call.operands[0]))
+    head = len(names) - _pooled(call)
+    out = [a if i < head else f"w{i}" for i, a in enumerate(names)]
+    samples = ", a0 a1 s" if call.present("random_samples") else ""
+    results = ", ".join([" ".join(out)] * len(call.results))
+    text = f"{' '.join(names)}{samples} -> {results}"
+    text += clause("whole", [*names[head:], *out[head:], *(["s"] if samples else [])])
+    return text + (" | linear 0" if "avg" in call.op else "")
+
+
 def _topk(call: OpCall) -> str:
     names = axis_names(len(call.operands[0]))
     best = ["t" if i in call.dims() else a for i, a in enumerate(names)]
@@ -108,7 +120,11 @@ def _histc(call: OpCall) -> str:
 TABLE: Table = {
     **dict.fromkeys(EXTREME.split(), _extreme),
     **dict.fromkeys(SCAN.split(), _scan),
+    **dict.fromkeys("_adaptive_avg_pool2d _adaptive_avg_pool3d".split(), _resized_pool),
+    **dict.fromkeys("adaptive_max_pool2d adaptive_max_pool3d".split(), _resized_pool),
+    **dict.fromkeys("fractional_max_pool2d fractional_max_pool3d".split(), _resized_pool),
     "_fft_c2c": _linear_scan,
+    "_pdist_forward": "n m -> p | whole n m p",
     "avg_pool2d": _average_pool,
     "avg_pool3d": _average_pool,
     "bincount": _bincount,

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import copy
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.errors import PlanError, ShardwrightError
+from shardwright.errors import CheckpointError, PlanError
+from shardwright.planner.contract.bounded import read_json
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime import debug, facts
+from shardwright.runtime.agreement import agree
 from shardwright.runtime.attention import split_by_heads
-from shardwright.runtime.build import empty_model, model_class
+from shardwright.runtime.build import building, empty_model, model_class
 from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
-from shardwright.runtime.checkpoint.read import Report
 from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.closures import check_closures
 from shardwright.runtime.config import read_config
 from shardwright.runtime.fast_paths import block_fast_paths
 from shardwright.runtime.identity import check_identity
@@ -28,9 +32,11 @@ from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.local import link_origins, mesh_of, placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.parameters import LocalTensors, distribute
-from shardwright.runtime.processes import agree, device_mesh_for, end_in_order, pick_device
+from shardwright.runtime.processes import device_mesh_for, end_in_order, pick_device
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import wrap_root
+
+T = TypeVar("T")
 
 
 def load(
@@ -43,6 +49,7 @@ def load(
     timeout: float = 600.0,
     allow_surplus: bool = False,
     progress: bool = False,
+    trust_remote_code: bool = False,
     **model_kwargs: Any,
 ) -> nn.Module:
     """Load a checkpoint split over the ranks of a process group; every rank calls this.
@@ -57,83 +64,116 @@ def load(
         device: Where this rank computes; by default its own GPU, else the CPU.
         mesh: A device mesh with a dim for each of the plan's ("tp"); made if there is none, and
             then the process group too where the caller has not initialised it.
-        timeout: Seconds that a rank waits for the others before it fails.
+        timeout: Seconds until all ranks must have started, and that a rank waits for the others
+            at any later time before it fails.
         allow_surplus: Leave weights that the model has no place for unread.
         progress: Show a bar on stderr, if that is a terminal.
+        trust_remote_code: Whether to run code that comes with the model: else that is refused.
         **model_kwargs: Passed to the model class, such as `attn_implementation`.
 
     Returns:
         The model, in eval mode; `model.shardwright_report` says what was read.
 
     Raises:
-        PlanError: the plan is not for this model.
+        PlanError: the plan is not for this model, or was edited since it was written.
         CheckpointError: weights are missing, surplus, damaged or of another shape.
-        DistributedError: there are fewer ranks than the plan needs, or another rank failed.
+        DistributedError: there are fewer ranks than the plan needs, the ranks were not given the
+            same, or another rank failed.
     """
-    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    plan = _unedited(plan)
     where = pick_device(device)
-    mesh = device_mesh_for(plan, mesh, where, timeout)
-    failure: ShardwrightError | None = None
-    try:
-        out = _load(
-            model,
-            plan,
-            Mesh.from_device_mesh(mesh),
-            where,
-            dtype,
-            allow_surplus,
-            progress,
-            model_kwargs,
-        )
-    except ShardwrightError as error:
-        failure, out = error, None
-    agree(plan, failure)
+    ranks = Mesh.from_device_mesh(device_mesh_for(plan, mesh, where, timeout))
+    groups = _groups(plan, ranks)
+
+    checkpoint, failure = _tried(lambda: Checkpoint.open(model))
+    alike = {"dtype": str(dtype), "device": where.type, "model arguments": repr(model_kwargs)}
+    alike["plan"] = facts.of_plan(plan)
+    if checkpoint is not None:
+        alike["weights"] = facts.of_checkpoint(checkpoint)
+    agree("loading", failure, alike, groups)
+    assert checkpoint is not None
+
+    out, failure = _tried(
+        lambda: _whole(model, checkpoint, plan, dtype, trust_remote_code, model_kwargs)
+    )
+    agree("loading", failure, groups=groups)
     assert out is not None
-    return out
+    conversions = Conversions(out)
+    ranks = _split(out, plan, ranks)
+    report, failure = _tried(
+        lambda: load_weights(
+            out,
+            checkpoint,
+            placements(out),
+            ranks.coords,
+            device=where,
+            dtype=dtype,
+            allow_surplus=allow_surplus,
+            progress=progress,
+            conversions=conversions,
+        )
+    )
+    agree("loading", failure, groups=groups)
+    out.shardwright_report = report  # type: ignore[assignment]
+    distribute(out, ranks)
+    average_gradients(out, [ranks[name] for name in plan.batch_dims])
+    return out.eval()
 
 
-def _load(
+def _whole(
     name: str | Path,
+    checkpoint: Checkpoint,
     plan: Plan,
-    mesh: Mesh,
-    device: torch.device,
     dtype: torch.dtype | None,
-    allow_surplus: bool,
-    progress: bool,
+    trust_remote_code: bool,
     model_kwargs: dict[str, Any],
 ) -> nn.Module:
-    config = read_config(name)
-    checkpoint = Checkpoint.open(name)
-    cls: Any = model_class(config)
+    """The model that the plan is for, without memory for its parameters."""
+    config = read_config(name, trust_remote_code)
+    cls: Any = model_class(config, trust_remote_code)
     chosen = dtype or checkpoint.dtype
-    model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
-    conversions = Conversions(model)
-    mesh = _split(model, plan, mesh)
-    report: Report = load_weights(
-        model,
-        checkpoint,
-        placements(model),
-        mesh.coords,
-        device=device,
-        dtype=dtype,
-        allow_surplus=allow_surplus,
-        progress=progress,
-        conversions=conversions,
-    )
-    model.shardwright_report = report  # type: ignore[assignment]
-    distribute(model, mesh)
-    average_gradients(model, [mesh[name] for name in plan.batch_dims])
-    return _with_generation_config(model, name).eval()
+    with building(cls, config):
+        model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
+    _check(model, plan)
+    return _with_generation_config(model, name)
+
+
+def _check(model: nn.Module, plan: Plan) -> None:
+    """Whether the plan is for this model, and all of it can be split."""
+    check_identity(model, plan)
+    check_closures(model)
+
+
+def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """What `work` gives, or how it failed: the other ranks are to hear of it first."""
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
 
 
 def _with_generation_config(model: nn.Module, name: str | Path) -> nn.Module:
-    """`model` with the generation settings that came with the checkpoint, if any did."""
+    """`model` with the generation settings that came with the checkpoint, if any did.
+
+    Raises:
+        CheckpointError: those cannot be read.
+    """
     from transformers import GenerationConfig
 
-    if getattr(model, "can_generate", lambda: False)():
-        with suppress(OSError):  # none came with it
-            settings: Any = GenerationConfig.from_pretrained(name)
-            model.generation_config = settings
+    if not getattr(model, "can_generate", lambda: False)():
+        return model
+    file = Path(name) / "generation_config.json"
+    try:
+        if file.is_file() and not isinstance(read_json(file), dict):
+            raise ValueError("it holds no JSON object")
+        settings: Any = GenerationConfig.from_pretrained(name)
+        model.generation_config = settings
+    except Exception as error:  # whatever transformers raises on what it does not expect
+        if file.is_file():
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CheckpointError(f"{file} cannot be used: {text:.300}") from None
+        if not isinstance(error, OSError):  # none came with it
+            raise
     return model
 
 
@@ -150,30 +190,58 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
         `model`.
 
     Raises:
-        PlanError: the plan is for another model or another number of ranks.
+        PlanError: the plan is for another model or another number of ranks, or was edited since it
+            was written.
+        DistributedError: the ranks were not given the same, or one of them failed.
     """
-    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    plan = _unedited(plan)
     if isinstance(mesh, DeviceMesh):
         end_in_order()
         mesh = Mesh.from_device_mesh(mesh)
+    groups = _groups(plan, mesh)
+    _, failure = _tried(lambda: _check(model, plan))
+    alike = {"plan": facts.of_plan(plan), "model": facts.of_module(model)} if groups else {}
+    agree("applying the plan", failure, alike, groups)
     mesh = _split(model, plan, mesh)
     distribute(model, mesh)
     average_gradients(model, [mesh[name] for name in plan.batch_dims])
     return model
 
 
+def _unedited(plan: Plan | str | Path) -> Plan:
+    """The plan that is to be applied.
+
+    Raises:
+        PlanError: it cannot be read, or is not as it was written.
+    """
+    if isinstance(plan, Plan):
+        return plan.unedited()
+    return Plan.load(plan).unedited(plan)
+
+
 def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
     """Split `model` over `mesh`, which is given back with groups for the plan's sub-axes."""
+    mesh = mesh.with_sub_axes(plan.sub_axes)
+    apply_modules(model, plan, mesh)
+    model._shardwright_mesh = mesh  # type: ignore[assignment]
+    if debug.wanted():
+        debug.watch(model, mesh.process_groups(plan.mesh.keys() - {*plan.batch_dims}))
+    return mesh
+
+
+def _groups(plan: Plan, mesh: Mesh) -> list[ProcessGroup]:
+    """The groups of the plan's mesh dims.
+
+    Raises:
+        PlanError: the mesh has others.
+    """
     for name, size in plan.mesh.items():
         have = mesh.coords.get(name, (0, 0))[1]
         if have != size:
             raise PlanError(
                 f"the plan is for {size} ranks on mesh dim '{name}', the mesh has {have}"
             )
-    check_identity(model, plan)
-    mesh = mesh.with_sub_axes(plan.sub_axes)
-    apply_modules(model, plan, mesh)
-    return mesh
+    return mesh.process_groups(plan.mesh)
 
 
 def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5GB") -> None:

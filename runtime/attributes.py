@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from inspect import isroutine
 from typing import Any
 
 from torch import nn
@@ -35,9 +36,13 @@ def set_local(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
 
 
 def _replaced(owner: Any, keys: list[str], sizes: tuple[int | None, int], path: str) -> Any:
+    """`owner` with what stands at `keys` replaced, of the whole and the local size given."""
     whole, local = sizes
     if not keys:
-        if isinstance(owner, int) and owner != whole:
+        if isinstance(owner, bool) or not isinstance(owner, int):
+            kind = type(owner).__name__
+            raise PlanError(f"attribute '{path}' is a {kind}: a plan may replace plain sizes only")
+        if owner != whole:
             raise PlanError(f"attribute '{path}' is {owner}; the plan is for {whole}")
         return local
     key, rest = keys[0], keys[1:]
@@ -45,15 +50,17 @@ def _replaced(owner: Any, keys: list[str], sizes: tuple[int | None, int], path: 
         items = [
             _replaced(v, rest, sizes, path) if str(i) == key else v for i, v in enumerate(owner)
         ]
-        return type(owner)(items)
+        return type(owner)(*items) if hasattr(owner, "_fields") else type(owner)(items)
     try:
-        child = getattr(owner, key)
-    except AttributeError:
-        raise PlanError(f"there is no attribute '{path}' on {type(owner).__name__}") from None
-    child = _replaced(child, rest, sizes, path)
-    if not isinstance(owner, nn.Module):
-        owner = copy.copy(owner)
-    setattr(owner, key, child)
+        if key.startswith("__") or isinstance(owner, type) or isroutine(owner):
+            raise AttributeError  # of Python, not of the model
+        child = _replaced(getattr(owner, key), rest, sizes, path)
+        if not isinstance(owner, nn.Module):
+            owner = copy.copy(owner)
+        setattr(owner, key, child)
+    except (AttributeError, TypeError):
+        kind = type(owner).__name__
+        raise PlanError(f"there is no attribute '{path}' of {kind} that can be set") from None
     return owner
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import ModelError
@@ -110,31 +111,93 @@ def _move_stragglers(model: nn.Module) -> None:
                 module._parameters[name] = moved.setdefault(id(param), _to_meta(param))
 
 
-def model_class(config: Any) -> type[nn.Module]:
-    """The class in transformers that `config` says the model has.
+def model_class(config: Any, trust_remote_code: bool = False) -> type[nn.Module]:
+    """The class that `config` says the model has.
+
+    Args:
+        config: As `read_config` gives it.
+        trust_remote_code: Whether it may be one of the code that comes with the model.
 
     Raises:
-        ModelError: the config names none, or one that transformers does not have.
+        ModelError: the config names none, or one that neither transformers nor trusted code has.
     """
     import transformers
 
     names = getattr(config, "architectures", None) or []
-    if not names:
+    if not isinstance(names, list | tuple) or not isinstance(next(iter(names), None), str):
         raise ModelError(
             f"the config (model_type {getattr(config, 'model_type', None)}) names no class: add "
             '"architectures": ["..."] to its config.json, or pass the class'
         )
+    own = getattr(config, "auto_map", None)
+    if own and trust_remote_code:
+        return _own_class(config, names[0])
     found = getattr(transformers, names[0], None)
     if isinstance(found, type) and issubclass(found, nn.Module):
         return found
-    if getattr(config, "auto_map", None):
+    if own:
         todo = (
-            "its code comes with the model, and Shardwright runs no downloaded code: import it "
-            "yourself and pass the class"
+            "its code comes with the model and runs only with --trust-remote-code "
+            "(trust_remote_code=True)"
         )
     else:
         todo = (
             'check "architectures" in its config.json, install the transformers version that '
             "has it, or pass the class"
         )
-    raise ModelError(f"transformers {transformers.__version__} has no class {names[0]}: {todo}")
+    raise ModelError(f"transformers {transformers.__version__} has no class {names[0]:.80}: {todo}")
+
+
+def _own_class(config: Any, name: str) -> type[nn.Module]:
+    """The class of that name in the code that came with a config; runs that code."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    found = {k: v for k, v in config.auto_map.items() if k.startswith("AutoModel")}
+    named = [ref for ref in found.values() if str(ref).rpartition(".")[2] == name]
+    references = [*named, *(found[k] for k in sorted(found))]
+    if not references:
+        raise ModelError(f"the code that comes with {config.name_or_path} has no model")
+    try:
+        cls = get_class_from_dynamic_module(references[0], config.name_or_path)
+    except Exception as error:  # whatever that code raises
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"the code that comes with {config.name_or_path} fails: {text}") from error
+    if not issubclass(cls, nn.Module) or not hasattr(cls, "_from_config"):
+        raise ModelError(f"{cls.__name__}, of the code that comes with the model, is no model")
+    return cls
+
+
+MOST_MODULES = 1 << 20
+"""Modules of a model: the largest that there are have a tenth of that."""
+
+
+@contextmanager
+def building(cls: type, config: Any) -> Iterator[None]:
+    """Within, a model is built from a config: what that raises is said in one line.
+
+    Raises:
+        ModelError: the config is not one of such a model, or of one without end.
+    """
+    count, thread = 0, threading.get_ident()
+
+    def counted(*_: Any) -> None:
+        nonlocal count
+        if threading.get_ident() == thread:
+            count += 1
+            if count > MOST_MODULES:
+                raise ModelError(
+                    f"a {cls.__name__} of this config has more than {MOST_MODULES:,} modules"
+                )
+
+    handle = register_module_module_registration_hook(counted)
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:  # whatever the model's code raises
+        text = (str(error).strip() or "no message").splitlines()[0]
+        raise ModelError(
+            f"cannot build a {cls.__name__} of this config: {type(error).__name__}: {text:.300}"
+        ) from error
+    finally:
+        handle.remove()

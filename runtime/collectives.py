@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from shardwright.runtime.failure import failed
 from shardwright.runtime.mesh import Group
-from shardwright.runtime.processes import lost
 
 _ops = torch.ops._c10d_functional
 
@@ -61,7 +61,7 @@ def _run(group: Group, op: Callable[..., Tensor], *args: object) -> Tensor:
     try:
         return _ops.wait_tensor(op(*args))
     except RuntimeError as error:
-        raise lost(op.__name__, error, group.pg) from error
+        raise failed(op.__name__, error, group.pg) from error
 
 
 def _pretend(kind: str, x: Tensor) -> Tensor:

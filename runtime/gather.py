@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import PlanError
+from shardwright.planner.contract.mesh import mesh_dim_of
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime import facts
+from shardwright.runtime.agreement import agree
 from shardwright.runtime.dtensors import local_of
 from shardwright.runtime.local import mesh_of, placements
 from shardwright.runtime.mesh import Mesh
@@ -37,8 +40,10 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
     local: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
     local.update(model.named_parameters(remove_duplicate=False))
     # Before anything is sent: an error must not leave other ranks waiting.
-    for name, value in tensors.items():
-        _check(name, value, local, mesh, placed.get(name))
+    failure = _failure(tensors, local, placed, mesh)
+    dims = {mesh_dim_of(name) for p in placed.values() for name in p.named}
+    groups = mesh.process_groups(dims) if mesh is not None else []
+    agree("gathering tensors", failure, {"names": facts.digest(sorted(tensors))}, groups)
     out = {}
     for name in sorted(tensors):
         value = tensors[name]
@@ -54,20 +59,21 @@ def _is_scalar(value: Any) -> bool:
     return not isinstance(value, Tensor) or value.dim() == 0
 
 
-def _check(
-    name: str,
-    value: Any,
+def _failure(
+    tensors: Mapping[str, Any],
     held: Mapping[str, Tensor],
+    placed: Mapping[str, Placement],
     mesh: Mesh | None,
-    placement: Placement | None,
-) -> None:
-    if name not in held:
-        raise PlanError(f"the model has no parameter or buffer '{name}'")
-    own = held[name].shape
-    if mesh is not None and placement is not None and not isinstance(value, DTensor):
-        own = torch.Size(n or 0 for n in placement.local_shape(mesh.coords))
-    if not _is_scalar(value) and value.shape != own:
-        raise PlanError(
-            f"the tensor for '{name}' has shape {list(value.shape)}; "
-            f"this rank's part has {list(own)}"
-        )
+) -> PlanError | None:
+    for name, value in tensors.items():
+        if name not in held:
+            return PlanError(f"the model has no parameter or buffer '{name}'")
+        own = held[name].shape
+        if mesh is not None and name in placed and not isinstance(value, DTensor):
+            own = torch.Size(n or 0 for n in placed[name].local_shape(mesh.coords))
+        if not _is_scalar(value) and value.shape != own:
+            return PlanError(
+                f"the tensor for '{name}' has shape {list(value.shape)}; "
+                f"this rank's part has {list(own)}"
+            )
+    return None

@@ -149,7 +149,9 @@ def placements(model: nn.Module) -> dict[str, Placement]:
 
 
 def mesh_of(model: nn.Module) -> Mesh | None:
-    """The mesh that `model` was split over; None if it was not."""
+    """The mesh that a plan was applied to `model` over, be it of one rank; None if none was."""
+    if (mesh := model.__dict__.get("_shardwright_mesh")) is not None:
+        return mesh
     for module in model.modules():
         if (state := module.__dict__.get("_shardwright")) is not None:
             return state.mesh

@@ -6,7 +6,7 @@ the group of the whole mesh dim: the user's `DeviceMesh` knows nothing of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import TP, Coords, sub_name, with_sub_axes
+from shardwright.runtime import connections
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -51,6 +52,11 @@ class Group:
 
 _known: Any = WeakIdKeyDictionary()
 """DeviceMesh -> Mesh, so that the groups of sub-axes are made once."""
+
+
+def forget_meshes() -> None:
+    """Let go of all meshes, and of the groups that they hold: the process ends."""
+    _known.clear()
 
 
 class Mesh:
@@ -107,7 +113,9 @@ class Mesh:
             names = self.device_mesh.mesh_dim_names or ()
             tp = self.device_mesh if names == (TP,) else self.device_mesh[TP]
             if sizes := self.sub_axes.get(TP):
-                tp = tp._unflatten(0, sizes, tuple(sub_name(TP, [i]) for i in range(len(sizes))))
+                names = tuple(sub_name(TP, [i]) for i in range(len(sizes)))
+                with connections.noted():
+                    tp = tp._unflatten(0, sizes, names)
             self._parameter_mesh = tp
         return self._parameter_mesh
 
@@ -127,6 +135,11 @@ class Mesh:
                 members = [r for r, c in enumerate(every) if all(c[f] == mine[f] for f in fixed)]
                 out[name] = _sub_group(whole, members)
         return out
+
+    def process_groups(self, names: Iterable[str]) -> list[ProcessGroup]:
+        """Those of the mesh dims `names`, for what their ranks do together."""
+        groups = [self[name] for name in sorted(names)]
+        return [g.pg for g in groups if g.pg is not None and g.size > 1]
 
     def __getitem__(self, name: str) -> Group:
         try:
@@ -150,8 +163,13 @@ def _sub_group(whole: Group, members: Sequence[int]) -> Group:
         return Group(members.index(whole.rank), len(members))
     ranks = dist.get_process_group_ranks(whole.pg)
     # Ranks of other groups need not come here: each makes its own, all in one order.
-    pg = dist.new_group(
-        [ranks[m] for m in members], use_local_synchronization=True, sort_ranks=False
-    )
+    options = getattr(whole.pg._get_backend(whole.pg._device_types[0]), "options", None)
+    with connections.noted():
+        pg = dist.new_group(
+            [ranks[m] for m in members],
+            timeout=getattr(options, "_timeout", None),  # not half an hour
+            use_local_synchronization=True,
+            sort_ranks=False,
+        )
     assert isinstance(pg, dist.ProcessGroup), "this rank is a member"
     return Group.of(pg)

@@ -24,6 +24,7 @@ from shardwright.rules.call import OpCall
 from shardwright.rules.testing import check_rule
 from shardwright.runtime.layers import apply_module
 from shardwright.runtime.mesh import Mesh
+from tests import planning
 from tests.cli.conftest import model, run  # noqa: F401 fixtures
 from tests.planner.equal import assert_equal, features, planned
 
@@ -139,7 +140,7 @@ def test_solver_device_and_format_of_a_package(run, model: Path, tmp_path: Path)
     assert done.exit_code == 0, done.stderr
     plan = Plan.load(path)
     assert (plan.solver.name, plan.workload.device) == ("patient", "slow-ring")
-    assert plan.predicted.time_ns > shardwright.plan(str(model), 2).predicted.time_ns
+    assert plan.predicted.time_ns > planning.plan(str(model), 2).predicted.time_ns
     done = run("export", path, "--to", "lines")
     assert "model.embed_tokens.weight = 256@tp, 64\n" in done.stdout
     assert run("export", path, "--to", "lines", "-o", tmp_path / "plan.txt").stdout == ""
@@ -150,7 +151,7 @@ def test_solver_device_and_format_of_a_package(run, model: Path, tmp_path: Path)
 
 @pytest.mark.usefixtures("installed")
 def test_what_is_installed_is_listed() -> None:
-    assert solvers.names() == ["backtracking", "cpsat", "lp", "patient"]
+    assert solvers.names() == ["backtracking", "cpsat", "decompose", "lp", "patient"]
     assert exports.names() == ["csv", "lines", "markdown"]
     assert "slow-ring" in device.names() and device.device("slow-ring").source == "made up"
     with pytest.raises(UsageError, match="unknown format 'toml'; installed: csv, lines, markdown"):

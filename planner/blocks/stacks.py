@@ -75,7 +75,8 @@ def find_stacks(
             continue
         if any(path.startswith(f"{s.path}.") for s in out):
             continue
-        if not all(any(True for _ in block.children()) for block in module):
+        blocks = [block.children() for block in module._modules.values() if block is not None]
+        if len(blocks) < len(module) or not all(any(True for _ in parts) for parts in blocks):
             continue
         kinds = _kinds(path, module, owners, label, configs)
         if ends:

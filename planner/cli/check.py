@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardwright.errors import PlanError
 from shardwright.planner.cli.console import compact, working
-from shardwright.planner.cli.shared import COUNT, DTYPES, as_json
+from shardwright.planner.cli.shared import COUNT, DTYPES, as_json, save, trusting
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Examples:
   shardwright check plan.json ./my-model
   shardwright check plan.json ./my-model --numeric --layers 2 --dtype float64
+  shardwright check --accept edited.json ./my-model
 """
 )
 @click.argument("file", metavar="PLAN.JSON", type=click.Path())
@@ -28,6 +30,9 @@ Examples:
               help="For --numeric: cut the model to so many layers, planned anew.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES[2:]), default="float32", show_default=True,
               help="For --numeric: differences up to 1e-4 or 1e-9 pass.")  # fmt: skip
+@click.option("--accept", is_flag=True,
+              help="Write the digest of an edited or old plan, if it holds.")  # fmt: skip
+@trusting
 @as_json
 @click.pass_context
 def check(
@@ -37,29 +42,39 @@ def check(
     numeric: bool,
     layers: int | None,
     dtype: str,
+    accept: bool,
+    trust: bool,
     as_json: bool,
 ) -> None:
-    """Check that the plan is one for MODEL and holds: its forward on meta, shape by shape."""
+    """Prove that the plan is right for MODEL: by the rules of its ops, and on meta."""
     given = ctx.get_parameter_source("dtype") is click.core.ParameterSource.COMMANDLINE
     if not numeric and (layers is not None or given):
         raise click.UsageError("--layers and --dtype need --numeric")
     from shardwright.planner.contract.plan_file import Plan
 
     loaded = Plan.load(file)
-    with working("running the ranks on meta"):
-        from shardwright.planner.dry_run.written import dry_run_written
+    if not accept:
+        loaded.unedited(file)
+    with working("proving the plan"):
+        from shardwright.planner.prove.prover import Prover
 
-        ran = dry_run_written(loaded, model)
-    ranks = " and ".join(map(str, ran.ranks))
+        found = Prover(model, trust_remote_code=trust).prove(loaded, figures=not accept)
+    report: dict[str, Any] = {
+        "ranks": found.ranks, "shapes": found.shapes, "ops": found.ops, "changes": found.changes,
+    }  # fmt: skip
     if not as_json:
+        ranks = " and ".join(map(str, found.ranks))
         click.echo(
-            f"on meta: {loaded.model.architecture}, rank{'s' * (len(ran.ranks) > 1)} {ranks} of "
-            f"{loaded.world_size}: {ran.shapes} output shapes as planned"
+            f"by the rules: {found.ops} ops and {found.changes} changes of placement, values and "
+            f"gradients\non meta: {loaded.model.architecture}, rank{'s' * (len(found.ranks) > 1)} "
+            f"{ranks} of {loaded.world_size}: {found.shapes} output shapes as planned"
         )
-    report: dict[str, Any] = {"ranks": ran.ranks, "shapes": ran.shapes}
     if numeric:
-        report["numeric"] = _numeric(loaded, model, layers, dtype, as_json)
+        report["numeric"] = _numeric(found.plan, model, layers, dtype, as_json, trust)
     ok = not numeric or report["numeric"]["ok"]
+    if accept and ok:
+        report["accepted"] = found.plan != loaded
+        _accept(found.plan, loaded, file, as_json)
     if as_json:
         click.echo(compact({"ok": ok, **report}))
     if not ok:
@@ -72,8 +87,16 @@ def check(
         )
 
 
+def _accept(proven: Plan, loaded: Plan, file: str, as_json: bool) -> None:
+    """Write a plan with its digest, if that is not what the file has."""
+    if proven != loaded:
+        save(proven, Path(file))
+    if not as_json:
+        click.echo(f"{'accepted' if proven != loaded else 'as it was'}: {file}")
+
+
 def _numeric(
-    plan: Plan, model: str, layers: int | None, dtype: str, as_json: bool
+    plan: Plan, model: str, layers: int | None, dtype: str, as_json: bool, trust: bool
 ) -> dict[str, Any]:
     with working(f"running {plan.world_size} ranks on CPU"):
         import dataclasses
@@ -82,7 +105,7 @@ def _numeric(
 
         from shardwright.planner.on_ranks.numeric import compare
 
-        found = compare(plan, model, layers, getattr(torch, dtype))
+        found = compare(plan, model, layers, getattr(torch, dtype), trust)
     if not as_json:
         click.echo(
             f"numeric: {found.ranks} ranks, {found.layers} layers"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,15 +16,45 @@ from shardwright.errors import ShardwrightError
 
 
 class Commands(click.Group):
-    """A group that prints an error of ours as one line."""
+    """A group that prints an error of ours, or of the machine, as one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; unknown exceptions keep their traceback."""
+        _prepare_streams()
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # what cannot be written is said here, not at exit
         except ShardwrightError as error:
-            say(f"Error: {' '.join(str(error).split())}")
+            say(f"Error: {error}")
             ctx.exit(error.exit_code)
+        except BrokenPipeError:
+            raise  # whoever read has read enough
+        except OSError as error:
+            _drop_output()
+            where = f" {error.filename}" if error.filename is not None else ""
+            say(f"Error: cannot read or write{where}: {error.strerror or error}")
+            ctx.exit(1)
+        return result
+
+
+def _prepare_streams() -> None:
+    """What is closed leads nowhere, so that no other file takes its place; any text can be said."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 for good
+        with suppress(AttributeError, ValueError):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Leave what could not be written, which Python would try to write again at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Size(click.ParamType):
@@ -40,8 +73,12 @@ class Size(click.ParamType):
 
 
 def say(text: str) -> None:
-    """Print a hint, warning or error: to stderr, so that stdout holds results alone."""
-    click.echo(text, err=True)
+    """Print a hint, warning or error: one line to stderr, so that stdout holds results alone.
+
+    What others wrote may be in it: nothing of that steers a terminal.
+    """
+    line = " ".join(text.split())
+    click.echo("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), err=True)
 
 
 @contextmanager

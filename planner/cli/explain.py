@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from shardwright.planner.cli.console import compact, say, working
-from shardwright.planner.cli.shared import as_json
+from shardwright.planner.cli.shared import as_json, trusting
 
 
 @click.command(
@@ -18,8 +18,9 @@ Examples:
 @click.argument("file", metavar="PLAN.JSON", type=click.Path())
 @click.argument("name")
 @click.argument("model", required=False)
+@trusting
 @as_json
-def explain(file: str, name: str, model: str | None, as_json: bool) -> None:
+def explain(file: str, name: str, model: str | None, trust: bool, as_json: bool) -> None:
     """Say what holds the parameter NAME, or those of a module, in place.
 
     What each other placement would cost, or the ops that forbid it: MODEL is traced for that, the
@@ -36,7 +37,7 @@ def explain(file: str, name: str, model: str | None, as_json: bool) -> None:
         say("Hint: give the model behind the name to be told what the alternatives would cost")
     else:
         with working(f"planning {model} with alternatives"):
-            found = answer.explain(loaded, name, model)
+            found = answer.explain(loaded, name, model, trust)
     if as_json:
         click.echo(compact([asdict(one) for one in found]))
     else:

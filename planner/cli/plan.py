@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.planner.cli.console import Size, compact, say, working
-from shardwright.planner.cli.shared import COUNT, DTYPES, as_json, check_folder, save, show_plan
+from shardwright.planner.cli.shared import (
+    COUNT,
+    DTYPES,
+    as_json,
+    check_folder,
+    save,
+    show_plan,
+    trusting,
+)
 
 if TYPE_CHECKING:
-    from shardwright.planner.contract.plan_file import Plan
+    from shardwright.planner.contract.plan_file import ObjectiveName, Plan
     from shardwright.planner.report.hand_written import HandWritten
 
 
@@ -29,9 +37,13 @@ Examples:
 @click.option("--mesh", metavar="NAME=N,...",
               help="dp=2,tp=4: 2 copies share the batch, each split over 4 ranks.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
-@click.option("--memory", type=Size(), help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.")
+@click.option("--objective", type=click.Choice(["time", "memory"]), default="time",
+              show_default=True, help="What is to be least, in a pass or on a rank.")  # fmt: skip
+@click.option("--memory", type=Size(),
+              help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.  "
+              "[default: what the device has]")  # fmt: skip
 @click.option("--solver", metavar="NAME",
-              help="lp, cpsat, backtracking, …  [default: lp]")  # fmt: skip
+              help="cpsat, lp, backtracking, …  [default: cpsat]")  # fmt: skip
 @click.option(
     "--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS",
     show_default=True, help="For the solver.",
@@ -62,6 +74,10 @@ Examples:
               "[default: where nothing fits --memory without]")  # fmt: skip
 @click.option("--dump", type=click.Path(file_okay=False), metavar="DIR",
               help="Write there what the planner saw and decided, as text.")  # fmt: skip
+@click.option("--write-model", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Write there the CP-SAT model, in its text format: an integer for each axis of "
+              "a tensor (over which sub-axes it is split) and for what is Partial.")  # fmt: skip
+@trusting
 @as_json
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
 def plan(
@@ -69,6 +85,7 @@ def plan(
     tp: int | None,
     mesh: str | None,
     output: str | None,
+    objective: ObjectiveName,
     memory: int | None,
     solver: str | None,
     time_limit: float,
@@ -85,6 +102,8 @@ def plan(
     table_file: str | None,
     sequence_parallel: bool | None,
     dump: str | None,
+    write_model: str | None,
+    trust: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -99,6 +118,8 @@ def plan(
         raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
     if output is not None:
         check_folder(Path(output))
+    if write_model is not None:
+        check_folder(Path(write_model))
     with working(f"planning {model}"):
         import torch
 
@@ -125,10 +146,11 @@ def plan(
             device=device, phase=phase, optimizer_bytes=optimizer_bytes,
             pins=gather(pins, pin_file),
             tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
+            trust_remote_code=trust,
         )  # fmt: skip
         table = table_of(named, task.source.module) if compare else {}
-        with dumping(dump, task) as tell:
-            result = run(task, Asked(solver, time_limit, memory), tell)
+        with dumping(dump, task, write_model) as tell:
+            result = run(task, Asked(solver, time_limit, memory, objective), tell)
         hand = price(task, table) if compare else None
     if output is not None:
         save(result, Path(output))

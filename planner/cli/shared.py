@@ -14,14 +14,16 @@ from shardwright.planner.cli.console import compact
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
 
-COUNT = click.IntRange(min=1)
+COUNT = click.IntRange(1, 2**40)
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+trusting = click.option("--trust-remote-code", "trust", is_flag=True,
+                        help="Run code that comes with the model.")  # fmt: skip
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 
 
 def check_folder(path: Path) -> None:
     """Refuse a file that cannot be written, before any work is done for it."""
-    folder = path.parent
+    folder = Path(os.path.realpath(path)).parent
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):

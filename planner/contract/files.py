@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `content` to a temporary file beside `path`, then rename it into place."""
+    """Write `content` to a temporary file beside `path`, then rename it into place.
+
+    A link stays one, and what is no file but can be written to (/dev/stdout) is written to.
+
+    Raises:
+        OSError: it cannot be written; a file that was there is as it was.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            stream.write(data)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    temporary = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}.tmp"
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        with temporary.open("xb") as stream:
+            stream.write(data)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

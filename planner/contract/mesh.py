@@ -14,6 +14,11 @@ from shardwright.errors import PlanError, UsageError
 
 TP = "tp"
 
+MOST_RANKS = 1 << 16
+"""Ranks of a mesh: there are no more devices on one network that a model is split over."""
+MOST_SUB_AXES = 6
+"""Of one mesh dim: each set of them has a name, and maybe a process group."""
+
 Coords = Mapping[str, tuple[int, int]]
 """Where a rank stands: mesh dim name -> (index on it, its size)."""
 
@@ -27,7 +32,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     out: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (piece.strip() for piece in part.partition("="))
-        if not (size.isascii() and size.isdigit()):
+        if not re.fullmatch("[0-9]{1,18}", size):
             raise UsageError(f"'{text}' is not a mesh: write names and ranks, like dp=2,tp=4")
         if name in out:
             raise UsageError(f"mesh dim '{name}' is named twice in '{text}'")
@@ -46,13 +51,33 @@ def read_mesh(tp: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
     out = {TP: tp} if mesh is None else dict(mesh)
     sizes = {name: size for name, size in out.items() if size is not None}
     for name, size in sizes.items():
-        if size < 1:
-            raise UsageError(f"{name} must be at least 1, not {size}")
-        if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise UsageError(f"'{name}' is no name for a mesh dim: letters, digits and _")
+        if (fault := fault_of_dim(name, size)) is not None:
+            raise UsageError(fault)
+    if prod(sizes.values()) > MOST_RANKS:
+        raise UsageError(f"{prod(sizes.values()):,} ranks: {MOST_RANKS:,} are the most")
     if TP not in sizes:
         raise UsageError(f"the mesh {dict(sizes)} has no dim 'tp': its ranks split the weights")
-    return sizes
+    return dict(sorted(sizes.items()))  # as a plan file has them
+
+
+def fault_of_dim(name: str, size: int) -> str | None:
+    """What is wrong with a mesh dim of that name and size; None if nothing is."""
+    if size < 1:
+        return f"{name} must be at least 1, not {size}"
+    if size > MOST_RANKS:
+        return f"{name}={size} is too large: {MOST_RANKS:,} ranks are the most"
+    if not re.fullmatch(r"[A-Za-z_]\w{0,63}", name, re.ASCII):
+        return f"'{name:.80}' is no name for a mesh dim: letters, digits and _"
+    return None
+
+
+def fault_of_sub_axes(sizes: Sequence[int], ranks: int) -> str | None:
+    """What is wrong with sub-axes of these sizes for a mesh dim of so many ranks."""
+    if not 2 <= len(sizes) <= MOST_SUB_AXES:
+        return f"{len(sizes)} sub-axes: a mesh dim has none, or 2 to {MOST_SUB_AXES}"
+    if min(sizes) < 2 or prod(sizes) != ranks:
+        return f"sub-axes of {list(sizes)} do not make a mesh dim of {ranks} ranks"
+    return None
 
 
 def batch_dims(mesh: Mapping[str, int]) -> list[str]:
@@ -80,8 +105,8 @@ def with_sub_axes(coords: Coords, sub_axes: Mapping[str, Sequence[int]]) -> Coor
     out = dict(coords)
     for mesh, sizes in sub_axes.items():
         at, ranks = coords[mesh]
-        if prod(sizes) != ranks:
-            raise PlanError(f"sub-axes of {list(sizes)} do not make a mesh dim of {ranks} ranks")
+        if (fault := fault_of_sub_axes(sizes, ranks)) is not None:
+            raise PlanError(fault)
         places: list[int] = []
         for size in reversed(sizes):
             at, place = divmod(at, size)

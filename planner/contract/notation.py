@@ -29,6 +29,9 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Atom, Concat, Dim, Product
 from shardwright.planner.contract.placement import Placement
 
+LONGEST, DEEPEST, DIGITS = 100_000, 16, 18
+"""Characters of a placement, brackets in one another, digits of a size."""
+
 
 def parse(text: str) -> Placement:
     """The placement that `text` writes down; `str` of it gives the text back.
@@ -36,12 +39,14 @@ def parse(text: str) -> Placement:
     Raises:
         PlanError: the text is not in the notation.
     """
+    if len(text) > LONGEST:
+        raise PlanError(f"a placement of {len(text):,} characters: '{text[:40]}...'")
     layout, *flags = text.split("|")
     pending: dict[str, tuple[str, ...]] = {"partial": (), "grad-partial": ()}
     for flag in flags:
         word, *names = flag.split() or [""]
         if word not in pending or not names:
-            raise PlanError(f"cannot read '{flag.strip()}' in placement '{text}'")
+            raise PlanError(f"cannot read '{flag.strip():.80}' in placement '{text:.200}'")
         pending[word] = tuple(names)
     dims = tuple(_Parser(part, text).dim() for part in layout.split(",")) if layout.strip() else ()
     return Placement(dims, pending["partial"], pending["grad-partial"])
@@ -51,42 +56,57 @@ class _Parser:
     """Recursive descent over `sum := product (+ product)*`, `product := factor (* factor)*`."""
 
     def __init__(self, part: str, text: str) -> None:
-        self.tokens = re.findall(r"\d+|\?|@[\w.]+|[()*+]|\S", part)
-        self.text = text
+        self.tokens = re.findall(r"[0-9]+|\?|@[A-Za-z0-9_.]+|[()*+]|\S", part)
+        self.at, self.depth, self.text = 0, 0, text
 
     def fail(self) -> PlanError:
-        return PlanError(f"cannot read placement '{self.text}'")
+        return PlanError(f"cannot read placement '{self.text:.200}'")
+
+    @property
+    def next(self) -> str:
+        """The token that comes next; empty at the end."""
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self) -> str:
+        """The same, and go on behind it."""
+        token = self.next
+        self.at += 1
+        return token
 
     def dim(self) -> Dim:
         out = self.sum()
-        if self.tokens:
+        if self.next:
             raise self.fail()
         return out
 
     def sum(self) -> Dim:
         terms = [self.product()]
-        while self.tokens and self.tokens[0] == "+":
-            self.tokens.pop(0)
+        while self.next == "+":
+            self.take()
             terms.append(self.product())
         return terms[0] if len(terms) == 1 else Concat(tuple(terms))
 
     def product(self) -> Dim:
         factors = [self.factor()]
-        while self.tokens and self.tokens[0] == "*":
-            self.tokens.pop(0)
+        while self.next == "*":
+            self.take()
             factors.append(self.factor())
         return factors[0] if len(factors) == 1 else Product(tuple(factors))
 
     def factor(self) -> Dim:
-        token = self.tokens.pop(0) if self.tokens else ""
+        token = self.take()
         if token == "(":
+            self.depth += 1
+            if self.depth > DEEPEST:
+                raise self.fail()
             inner = self.sum()
-            if not self.tokens or self.tokens.pop(0) != ")":
+            self.depth -= 1
+            if self.take() != ")":
                 raise self.fail()
             return inner
-        if token != "?" and not token.isdigit():
+        if token != "?" and not (token.isdigit() and token.isascii() and len(token) <= DIGITS):
             raise self.fail()
-        mesh = self.tokens.pop(0)[1:] if self.tokens and self.tokens[0].startswith("@") else None
+        mesh = self.take()[1:] if self.next.startswith("@") else None
         if mesh == "":
             raise self.fail()
         return Atom(None if token == "?" else int(token), mesh)

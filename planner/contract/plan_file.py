@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from shardwright.errors import PlanError
+from shardwright.planner.contract import consistency
+from shardwright.planner.contract.bounded import parse_json
+from shardwright.planner.contract.digest import DIGEST, digest_of
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.mesh import Coords, coords_of
 from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.versions import upgraded
 
 FORMAT = "shardwright.plan"
-VERSION = 2
+VERSION = 3
+LARGEST_FILE = 1 << 26
+"""Bytes of a plan that is read: those of the largest models have a hundredth of that."""
 
 Phase = Literal["prefill", "decode", "train"]
+ObjectiveName = Literal["time", "memory"]
+
+
+Count = Annotated[int, Field(ge=0)]
+Asked = Annotated[int, Field(ge=1, le=consistency.LARGEST)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ModelIdentity(_Part):
@@ -86,7 +97,7 @@ class Replicated(_Part):
     """A large parameter that no rank can do without, and why."""
 
     parameter: str
-    bytes: int
+    bytes: Count
     reason: str
 
 
@@ -100,39 +111,56 @@ class CollectiveCount(_Part):
         description="'decode' is the forward of one new token, where that is not the only phase"
     )
     kind: str
-    count: int
-    bytes: int = Field(description="bytes that enter them on one rank")
+    count: Count
+    bytes: Count = Field(description="bytes that enter them on one rank")
 
 
 class Workload(_Part):
     """What the plan was priced for."""
 
-    batch: int
-    seq: int
+    batch: Asked
+    seq: Asked
     dtype: str
     device: str = Field(description="name of a device profile, or file that one was read from")
-    phases: dict[Phase, int] = Field(
+    phases: dict[Phase, Asked] = Field(
         default={"prefill": 1}, description="phase -> how often; see planner/cost/phases.py"
     )
-    replicas: int = Field(
+    replicas: Asked = Field(
         default=1, description="copies of the model that share the batch, as equally as can be"
     )
     sequence_parallel: bool = Field(
         default=False, description="hidden states between blocks are sharded along the sequence"
     )
-    optimizer_bytes: int = Field(
-        default=8, description="state of a parameter's element: Adam's two in float32"
+    optimizer_bytes: Count = Field(
+        default=8,
+        le=consistency.LARGEST,
+        description="state of a parameter's element: Adam's two in float32",
+    )
+
+
+class Objective(_Part):
+    """What was to be least, and what a byte on a rank was counted as."""
+
+    name: ObjectiveName
+    byte_price_ns: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="nanoseconds: a power of two; null in plans before version 3",
+    )
+    memory_bytes: Count | None = Field(
+        default=None, description="what a rank may hold: the device's memory, or --memory"
     )
 
 
 class Memory(_Part):
     """Bytes that the fullest rank holds with the stated workload."""
 
-    parameters: int = Field(description="and buffers")
-    gradients: int = 0
-    optimizer: int = 0
-    cache: int = Field(default=0, description="keys and values of `seq` tokens")
-    activations: int = Field(
+    parameters: Count = Field(description="and buffers")
+    gradients: Count = 0
+    optimizer: Count = 0
+    cache: Count = Field(default=0, description="keys and values of `seq` tokens")
+    activations: Count = Field(
         default=0, description="between ops, at their most; with those kept for a backward pass"
     )
 
@@ -145,11 +173,11 @@ class Memory(_Part):
 class Prediction(_Part):
     """What the plan should cost, per rank."""
 
-    parameter_bytes: list[int] = Field(description="parameters and buffers of each rank")
-    unsharded_bytes: int = Field(description="the same for the unsplit model")
+    parameter_bytes: list[Count] = Field(description="parameters and buffers of each rank")
+    unsharded_bytes: Count = Field(description="the same for the unsplit model")
     memory: Memory | None = None
-    time_ns: int = Field(description="of all that the workload asks for")
-    phase_ns: dict[Phase, int] = Field(default={}, description="of each phase, run once")
+    time_ns: Count = Field(description="of all that the workload asks for")
+    phase_ns: dict[Phase, Count] = Field(default={}, description="of each phase, run once")
     collectives: list[CollectiveCount] = []
 
 
@@ -157,12 +185,14 @@ class SolverReport(_Part):
     """Who found the plan and how good it is known to be."""
 
     name: str
+    found_by: str = Field(default="", description="the solver that had this plan first")
+    proved_by: str = Field(default="", description="the solver that proved that none is better")
     status: Literal["optimal", "feasible"]
-    objective: list[int] = Field(
+    objective: list[Count] = Field(
         description="the weighed objective, then its bytes, forward ns and backward ns"
     )
-    bound: list[int] = Field(description="least value that the weighed objective can have")
-    gap: int = Field(default=0, description="weighed objective less its bound: 0 where optimal")
+    bound: list[Count] = Field(description="least value that the weighed objective can have")
+    gap: Count = Field(default=0, description="weighed objective less its bound: 0 where optimal")
     note: str = ""
 
 
@@ -170,7 +200,7 @@ class Plan(_Part):
     """How to split one model over one mesh."""
 
     format: Literal["shardwright.plan"] = FORMAT
-    version: Literal[2] = VERSION
+    version: Literal[3] = VERSION
     model: ModelIdentity
     mesh: dict[str, int] = Field(description="mesh dim name -> ranks")
     batch_dims: list[str] = Field(
@@ -184,9 +214,10 @@ class Plan(_Part):
         "[2, 2] makes tp.0 and tp.1 of 4 ranks",
     )
     workload: Workload
+    objective: Objective = Field(description="what was to be least")
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
     replicated: list[Replicated] = []
-    opaque: dict[str, int] = Field(default={}, description="ops without a rule -> occurrences")
+    opaque: dict[str, Count] = Field(default={}, description="ops without a rule -> occurrences")
     pins: dict[str, str] = Field(
         default={},
         description="what the user asked for: parameter or module -> replicate or shard:DIM",
@@ -194,6 +225,19 @@ class Plan(_Part):
     predicted: Prediction
     solver: SolverReport
     versions: dict[str, str] = {}
+    digest: str = Field(
+        default="",
+        description="SHA-256 of all other keys as canonical JSON, by the planner or by "
+        "`shardwright check --accept`: a plan that was edited since is not applied",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Plan:
+        try:
+            consistency.check(self)
+        except PlanError as error:
+            raise PydanticCustomError("plan", "{text}", {"text": str(error)}) from None
+        return self
 
     @property
     def world_size(self) -> int:
@@ -212,9 +256,28 @@ class Plan(_Part):
         return lookup(self.modules, name)
 
     def noted(self, text: str) -> Plan:
-        """The same with one more note."""
+        """The same with one more note, sealed."""
         note = f"{self.solver.note}; {text}" if self.solver.note else text
-        return self.model_copy(update={"solver": self.solver.model_copy(update={"note": note})})
+        solver = self.solver.model_copy(update={"note": note})
+        return self.model_copy(update={"solver": solver}).sealed()
+
+    def sealed(self) -> Plan:
+        """The same with the digest of its content: for those who know that it is right."""
+        return self.model_copy(update={DIGEST: digest_of(self.model_dump())})
+
+    def unedited(self, where: str | Path = "the plan") -> Plan:
+        """This plan, if it is as it was when its digest was written: what is applied must be.
+
+        Raises:
+            PlanError: it was edited since, or an older release wrote it, without a digest.
+        """
+        if self.digest == digest_of(self.model_dump()):
+            return self
+        why = "was edited since it was written" if self.digest else "carries no digest"
+        raise PlanError(
+            f"{where} {why}: `shardwright check --accept PLAN.JSON MODEL` proves that it is right "
+            "for the model, and writes its digest"
+        )
 
     def to_json(self) -> str:
         """The plan as text: sorted keys, two spaces, byte-identical for equal plans."""
@@ -228,23 +291,23 @@ class Plan(_Part):
             PlanError: not JSON, not a plan, of another version, or with keys that are not known.
         """
         try:
-            data: Any = json.loads(text)
-        except json.JSONDecodeError as error:
+            data: Any = parse_json(text, plain=True)
+        except ValueError as error:
             raise PlanError(f"{where} is not JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f'{where} is not a Shardwright plan: "format" should be "{FORMAT}"')
         data = upgraded(data, VERSION)
         if data.get("version") != VERSION:
             raise PlanError(
-                f"{where} has plan version {data.get('version')}; this Shardwright reads versions "
-                f"1 to {VERSION}: make the plan again with `shardwright plan`"
+                f"{where} has plan version {data.get('version')!r:.20}; this Shardwright reads "
+                f"versions 1 to {VERSION}: make the plan again with `shardwright plan`"
             )
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise PlanError(f"{where} does not hold: {place}: {first['msg']}") from None
+            place = "".join(f"{key}: " for key in [".".join(map(str, first["loc"]))] if key)
+            raise PlanError(f"{where} does not hold: {place}{first['msg']}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the plan to `path`, all of it or nothing."""
@@ -258,9 +321,13 @@ class Plan(_Part):
             PlanError: the file is missing or is not a plan.
         """
         try:
-            text = Path(path).read_text()
+            with Path(path).open("rb") as stream:
+                content = stream.read(LARGEST_FILE + 1)
+            text = content.decode()
         except OSError as error:
             raise PlanError(f"cannot read plan {path}: {error.strerror}") from None
-        except UnicodeDecodeError:
+        except ValueError:  # no name of a file, or no text
             raise PlanError(f"{path} is not a text file, so not a plan") from None
+        if len(content) > LARGEST_FILE:
+            raise PlanError(f"{path} has more than {LARGEST_FILE:,} bytes, so it is no plan")
         return cls.from_json(text, where=str(path))

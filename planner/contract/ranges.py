@@ -10,9 +10,27 @@ from shardwright.planner.contract.dims import (
     Range,
     atoms,
     dim_size,
+    is_split,
     shard_range,
 )
 from shardwright.planner.contract.mesh import Coords
+
+MOST_PIECES = 1 << 20
+"""Ranges of one dim on one rank: more than that is no layout of a tensor that there is."""
+
+
+def pieces(dim: Dim) -> int:
+    """At most how many ranges of `dim` a rank holds."""
+    if isinstance(dim, Atom):
+        return 1
+    if isinstance(dim, Concat):
+        return sum(map(pieces, dim.terms))
+    out = before = 1
+    for factor in dim.factors:
+        if is_split(factor):
+            out = before * pieces(factor)
+        before *= dim_size(factor) or 1
+    return out
 
 
 def local_ranges(dim: Dim, coords: Coords) -> list[Range]:

@@ -13,7 +13,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Dim, covered, dim_size, only, simplify
 from shardwright.planner.contract.mesh import Coords, mesh_dim_of, sub_axes_of, together
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import local_ranges
+from shardwright.planner.contract.ranges import MOST_PIECES, local_ranges, pieces
 from shardwright.planner.contract.transitions import Kind, Transition, kind_of, route
 
 
@@ -156,5 +156,7 @@ def _same_dim(a: Dim, b: Dim, mesh: str, ranks: int) -> bool:
         return True
     if dim_size(a) is None or dim_size(b) is None:
         return False
+    if max(pieces(a), pieces(b)) * ranks > MOST_PIECES:
+        raise PlanError(f"'{a}' and '{b}' are too finely split to be compared")
     coords = [{mesh: (rank, ranks)} for rank in range(ranks)]
     return all(local_ranges(a, c) == local_ranges(b, c) for c in coords)

@@ -17,7 +17,11 @@ def _from_1(data: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
+def _from_2(data: dict[str, Any]) -> dict[str, Any]:
+    return data | {"objective": {"name": "memory"}}  # there was no other
+
+
+STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}
 """Version -> what makes a plan of it one of the next version."""
 
 

@@ -7,6 +7,7 @@ train     a forward and a backward over `batch` sequences of `seq` tokens
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
@@ -59,10 +60,12 @@ def parse_phases(asked: str | Mapping[Phase, int]) -> dict[Phase, int]:
     for part in asked.split(","):
         word, _, count = (piece.strip() for piece in part.partition(":"))
         if word not in PHASES:
-            raise UsageError(f"unknown phase '{word}'; known: {', '.join(PHASES)}")
+            raise UsageError(f"unknown phase '{word:.60}'; known: {', '.join(PHASES)}")
         if word in counts:
             raise UsageError(f"phase '{word}' is named twice in '{asked}'")
-        if ":" in part and not (count.isascii() and count.isdigit() and int(count)):
-            raise UsageError(f"'{part.strip()}': how often '{word}' is run is a number from 1 on")
+        if ":" in part and not re.fullmatch("0*[1-9][0-9]{0,11}", count):
+            raise UsageError(
+                f"'{part.strip():.60}': how often '{word}' is run is a number from 1 on"
+            )
         counts[word] = int(count or 1)
     return {phase: counts[phase] for phase in PHASES if phase in counts}

@@ -9,7 +9,6 @@ MPICH", 2005). The latency is one number, whatever the number of ranks. All in w
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardwright import plugins
 from shardwright.errors import UsageError
+from shardwright.planner.contract.bounded import read_json
 
 FOLDER = Path(__file__).parent
 SECOND = 10**9
@@ -127,7 +127,7 @@ def read(path: Path) -> Device:
         UsageError: it is missing or is no profile.
     """
     try:
-        data: Any = json.loads(path.read_text())
+        data: Any = read_json(path)
     except OSError as error:
         raise UsageError(f"cannot read device profile {path}: {error.strerror}") from None
     except ValueError as error:  # not text, or not JSON

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shardwright.planner.dump.names import dim_text
 from shardwright.planner.graph.axes import Axes, atoms_of, find
 from shardwright.planner.graph.graph import Graph
+from shardwright.planner.problem.names import dim_text
 from shardwright.planner.strategies.obstacles import place
 from shardwright.planner.strategies.states import States
 

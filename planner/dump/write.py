@@ -13,17 +13,20 @@ from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.dump.axes import axes_text
 from shardwright.planner.dump.decisions import decisions_text
 from shardwright.planner.dump.graph import graph_text
-from shardwright.planner.dump.names import axis_names
+from shardwright.planner.dump.model import model_text
 from shardwright.planner.dump.problem import problem_text
 from shardwright.planner.dump.states import states_text
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.problem.builder import CostFunctionNetwork
+from shardwright.planner.problem.names import axis_names
+from shardwright.planner.problem.optimize import Optimum
 from shardwright.planner.search.ladder import Tell
 from shardwright.planner.search.record import Attempted, attempted
 from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.situation import Situation
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
+from shardwright.planner.solvers.cpsat.model import cp_model
 from shardwright.planner.verify.check import Assignment
 
 INDEX = """What the planner saw and decided; docs/design.md says how to follow a wrong plan with it.
@@ -46,6 +49,7 @@ class Followed:
         self.conflicts: tuple[Conflict, ...] = ()
         self.formulation: Formulation | None = None
         self.layouts: Layouts | None = None
+        self.found: tuple[Formulation, Optimum] | None = None
         self.plan: Plan | None = None
 
     def tell(self, what: str, now: Situation) -> None:
@@ -57,6 +61,8 @@ class Followed:
         self.formulation = now.formulation or self.formulation
         if isinstance(now.outcome, Solution):
             self.layouts = now.outcome.layouts
+            assert now.formulation is not None
+            self.found = now.formulation, now.outcome.optimum
         if isinstance(now.outcome, Plan):
             self.plan = now.outcome
 
@@ -78,27 +84,44 @@ class Followed:
 
 
 @contextmanager
-def dumping(folder: str | Path | None, task: Task) -> Iterator[Tell | None]:
+def dumping(
+    folder: str | Path | None, task: Task, model: str | Path | None = None
+) -> Iterator[Tell | None]:
     """What a search of `task` is to tell its steps; at the end they are written into `folder`.
 
     Where that is None, nothing is. The files are written also where the search fails, with what
     there was by then.
 
+    Args:
+        folder: For text files.
+        task: What is planned.
+        model: A file for the CP-SAT model of the last problem that had a solution, if any.
+
     Raises:
-        UsageError: the folder cannot be written.
+        UsageError: the folder or the file cannot be written.
+        SolverError: there should be a model, and OR-tools is not installed.
     """
-    if folder is None:
+    if folder is None and model is None:
         yield None
         return
+    if model is not None:
+        cp_model()  # what is missing should not wait for a plan
     followed = Followed(task)
     try:
         yield followed.tell
     finally:
-        try:
+        if folder is not None:
             for name, lines in followed.files():
-                write_atomically(Path(folder) / name, "\n".join(lines) + "\n")
-        except OSError as error:
-            raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from None
+                _write(Path(folder) / name, "\n".join(lines) + "\n")
+        if model is not None and followed.found is not None:
+            _write(Path(model), model_text(*followed.found))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _values(network: CostFunctionNetwork, assignment: Assignment) -> list[int] | None:

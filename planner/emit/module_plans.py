@@ -14,7 +14,8 @@ from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan
 from shardwright.planner.contract.styles import LOCAL, styles
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
-from shardwright.planner.strategies.state import REPLICATED
+from shardwright.planner.graph.graph import Use
+from shardwright.planner.strategies.state import REPLICATED, State
 
 
 def module_plans(
@@ -51,16 +52,22 @@ def parameter_plans(layouts: Layouts) -> dict[str, dict[str, ParameterPlan]]:
     """Module -> name of a parameter or buffer that is not whole on every rank -> how it lies."""
     out: dict[str, dict[str, ParameterPlan]] = {}
     for use in layouts.graph.uses:
-        stored, used = layouts.assignment[use.stored], layouts.assignment[use.used]
-        if stored == used == REPLICATED:
-            continue
-        at_rest = str(layouts.placement(use.stored, stored, True))
-        seen = str(layouts.placement(use.used, used, True))
-        owner, _, name = use.fqn.rpartition(".")
-        out.setdefault(owner, {})[name] = ParameterPlan(
-            placement=at_rest, use=None if seen == at_rest else seen
+        found = parameter_plan(
+            layouts, use, layouts.assignment[use.stored], layouts.assignment[use.used]
         )
+        if found is not None:
+            owner, _, name = use.fqn.rpartition(".")
+            out.setdefault(owner, {})[name] = found
     return out
+
+
+def parameter_plan(layouts: Layouts, use: Use, stored: State, used: State) -> ParameterPlan | None:
+    """What is said of a parameter that is stored and used in these states; None if nothing is."""
+    if stored == used == REPLICATED:
+        return None
+    at_rest = str(layouts.placement(use.stored, stored, True))
+    seen = str(layouts.placement(use.used, used, True))
+    return ParameterPlan(placement=at_rest, use=None if seen == at_rest else seen)
 
 
 def _layer(module: nn.Module, parameters: Mapping[str, ParameterPlan]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardwright.planner.contract.plan_file import Redistribution
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Boundary
@@ -33,7 +35,9 @@ def redistributions(layouts: Layouts) -> dict[tuple[str, str], list[Redistributi
     for boundary in graph.boundaries:
         slot = graph.slot(boundary)
         if slot[:3] in changed:
-            found = _redistribution(layouts, boundary, outer.get(boundary.target))
+            around = outer.get(boundary.target)
+            ends = [assignment[n] for n in crossed(boundary, around)]
+            found = redistribution(layouts, boundary, around, ends)
             slots = sides.setdefault((boundary.module, boundary.side), {})
             if slot[2:] in slots and slots[slot[2:]].before != found.before:
                 raise Differs(boundary.module, boundary.slot)
@@ -41,22 +45,32 @@ def redistributions(layouts: Layouts) -> dict[tuple[str, str], list[Redistributi
     return {side: [c for _, c in sorted(slots.items())] for side, slots in sides.items()}
 
 
-def _redistribution(
-    layouts: Layouts, boundary: Boundary, around: Boundary | None
+def crossed(boundary: Boundary, around: Boundary | None) -> tuple[str, ...]:
+    """The tensors that the states of say what happens at a boundary: for `redistribution`."""
+    return (*([around.source] if around else []), boundary.source, boundary.target)
+
+
+def redistribution(
+    layouts: Layouts, boundary: Boundary, around: Boundary | None, ends: Sequence[State]
 ) -> Redistribution:
-    """What happens at a boundary; `around` is that at which its tensor came in, further out."""
-    graph, assignment = layouts.graph, layouts.assignment
-    source, target = assignment[boundary.source], assignment[boundary.target]
+    """What happens at a boundary whose tensors are in these states.
+
+    Args:
+        layouts: Of the graph.
+        boundary: Where.
+        around: That at which its tensor came in, further out.
+        ends: The states of the tensors that `crossed` names.
+    """
+    source, target = ends[-2:]
     before = None
-    if around and made_partial(assignment[around.source], source):
-        before = _path(boundary, around)
-        source = assignment[around.source]
+    if around and made_partial(ends[0], source):
+        before, source = _path(boundary, around), ends[0]
     return Redistribution(
         slot=boundary.slot,
         source=str(layouts.placement(boundary.source, source)),
         target=str(layouts.placement(boundary.target, target)),
         length=layouts.length(source, target),
-        deferred=boundary.target in graph.marks.logits and _split_by_axes(layouts, source),
+        deferred=boundary.target in layouts.graph.marks.logits and _split_by_axes(layouts, source),
         before=before,
     )
 

@@ -124,6 +124,9 @@ class Graph:
     branch_paths: tuple[tuple[int, tuple[bool, ...]], ...] = ()
     """Which runs were made (see `trace/data_dependent/branch_paths.py`)."""
 
+    skips: bool = False
+    """Whether what code may go around was traced as if it never did."""
+
     unpriced: frozenset[int] = frozenset()
     """Traced calls that cost nothing: runs that say what must hold besides."""
 

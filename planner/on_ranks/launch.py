@@ -1,25 +1,29 @@
 """Ranks as processes of this machine, talking over gloo; when one dies, so do the rest.
 
-Started by spawn, so that no rank inherits threads or locks of the process that plans.
+Started by spawn, so that no rank inherits threads or locks of the process that plans. None of them
+outlives that process, however it ends, and no file is made that it could leave behind.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
-import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from shardwright.errors import DistributedError, ShardwrightError
+from shardwright.planner.on_ranks.signals import ended_in_order
+
+HOST = "127.0.0.1"
 
 GRACE = 5.0
 """Seconds that the others have to report, once a rank has failed: the first to notice a death is
@@ -35,26 +39,30 @@ def run_processes(ranks: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
         ShardwrightError: what a rank raised.
         DistributedError: a rank died or raised something else; its traceback is on stderr.
     """
+    from torch.distributed import TCPStore
+
     context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
-        rendezvous = str(Path(folder) / "rendezvous")
-        processes: list[BaseProcess] = []
-        pipes: dict[Connection, int] = {}
+    processes: list[BaseProcess] = []
+    pipes: dict[Connection, int] = {}
+    work = pickle.dumps((fn, args))
+    with ended_in_order():
         try:
+            store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
             for rank in range(ranks):
                 mine, theirs = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_main, args=(theirs, rank, ranks, rendezvous, fn, args), daemon=True
+                    target=_main, args=(theirs, rank, ranks, store.port, work), daemon=True
                 )
+                processes.append(process)
                 process.start()
                 theirs.close()  # so that a death shows as the end of what can be read
-                processes.append(process)
                 pipes[mine] = rank
             return _collect(processes, pipes)
         finally:
             for process in processes:
-                process.kill()
-                process.join()
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
 
 
 def _collect(processes: list[BaseProcess], pipes: dict[Connection, int]) -> list[Any]:
@@ -77,10 +85,20 @@ def _collect(processes: list[BaseProcess], pipes: dict[Connection, int]) -> list
             if rank not in results and deadline is None:
                 deadline = time.monotonic() + GRACE
     causes = {r: e for r, e in failures.items() if not isinstance(e, DistributedError)}
-    for found in (died, causes, failures):  # the cause before what it led to
+    if died:  # the first of them: others may have died of it
+        raise next(iter(died.values()))
+    for found in (causes, failures):  # the cause before what it led to
         if found:
             raise found[min(found)]
     return [results[rank] for rank in range(len(processes))]
+
+
+def _end_with_parent() -> None:
+    """End this rank when the process that started it has ended, killed or not."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def end_in_words(process: BaseProcess) -> str:
@@ -96,11 +114,12 @@ def _main(
     pipe: Connection,
     rank: int,
     ranks: int,
-    rendezvous: str,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
+    port: int,
+    work: bytes,
 ) -> None:
-    """What a rank runs."""
+    """What a rank runs; `work` is pickled, so that what it imports comes after the first line."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the parent ends its ranks
     import torch
     import torch.distributed as dist
 
@@ -113,12 +132,13 @@ def _main(
         with quiet():
             dist.init_process_group(
                 "gloo",
-                init_method=f"file://{rendezvous}",
+                store=dist.TCPStore(HOST, port, wait_for_workers=False),
                 rank=rank,
                 world_size=ranks,
                 timeout=timedelta(minutes=30),
             )
             dist.barrier()  # a rank that ends at once would cut off one that still connects
+            fn, args = pickle.loads(work)
             pipe.send((True, fn(*args)))
             dist.destroy_process_group()
     except ShardwrightError as error:

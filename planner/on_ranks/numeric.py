@@ -45,7 +45,11 @@ class Difference:
 
 
 def compare(
-    plan: Plan, model: Any, layers: int | None = None, dtype: torch.dtype = torch.float32
+    plan: Plan,
+    model: Any,
+    layers: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
 ) -> Difference:
     """Start the plan's ranks as processes and compare them with the unsplit model.
 
@@ -57,16 +61,17 @@ def compare(
         model: What it was made for: hub id, directory or config.
         layers: Cut the model to so many layers first, and plan that anew in the same way.
         dtype: float32 or float64. Models that compute in float32 inside gain little by float64.
+        trust_remote_code: Whether to run code that comes with the model.
 
     Raises:
         UsageError: there are fewer layers than that.
         DistributedError: a rank died.
     """
-    config = model if hasattr(model, "to_dict") else read_config(model)
+    config = model if hasattr(model, "to_dict") else read_config(model, trust_remote_code)
     if layers is not None:
         config = cut(config, layers)
-        plan = make_plan(config, **as_planned(plan))
-    answers = run_processes(plan.world_size, _on_rank, plan, config, dtype)
+        plan = make_plan(config, **as_planned(plan), trust_remote_code=trust_remote_code)
+    answers = run_processes(plan.world_size, _on_rank, plan, config, dtype, trust_remote_code)
     parameters, logits, gradients, worst = answers[0]
     depth = getattr(config.get_text_config(), "num_hidden_layers", 0)
     name = str(dtype).removeprefix("torch.")
@@ -96,7 +101,9 @@ def cut(config: Any, layers: int) -> Any:
     return whole
 
 
-def _on_rank(plan: Plan, config: Any, dtype: torch.dtype) -> tuple[int, float, float, str]:
+def _on_rank(
+    plan: Plan, config: Any, dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[int, float, float, str]:
     """On each rank; the answer is that of rank 0, the only one that runs the unsplit model."""
     import torch.distributed as dist
 
@@ -105,7 +112,7 @@ def _on_rank(plan: Plan, config: Any, dtype: torch.dtype) -> tuple[int, float, f
     from shardwright.runtime.processes import device_mesh_for
 
     mesh = device_mesh_for(plan, None, torch.device("cpu"), 1800)
-    model = random_model(config, dtype)
+    model = random_model(config, dtype, trust_remote_code)
     inputs = random_inputs(model)
     want = run(model, inputs) if dist.get_rank() == 0 else None
     apply(model, plan, mesh)
@@ -116,11 +123,12 @@ def _on_rank(plan: Plan, config: Any, dtype: torch.dtype) -> tuple[int, float, f
     return len(want[1]), (logits - want[0]).abs().max().item(), *differences(gradients, want[1])
 
 
-def random_model(config: Any, dtype: torch.dtype) -> nn.Module:
+def random_model(config: Any, dtype: torch.dtype, trust_remote_code: bool = False) -> nn.Module:
     """A model with weights of its own shape that depend on their names alone, none constant."""
     from shardwright.runtime.build import model_class
 
-    model = model_class(config)._from_config(copy.deepcopy(config), dtype=dtype).eval()  # type: ignore[attr-defined]
+    cls: Any = model_class(config, trust_remote_code)
+    model = cls._from_config(copy.deepcopy(config), dtype=dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))

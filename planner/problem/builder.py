@@ -19,6 +19,7 @@ from shardwright.planner.cost.redistribution import TransitionCost
 from shardwright.planner.graph.graph import Boundary, Graph
 from shardwright.planner.graph.marks import Demand
 from shardwright.planner.graph.repeated_calls import Sizes, repeats
+from shardwright.planner.problem.axis_variables import axis_variables
 from shardwright.planner.solvers.problem import Problem, Row
 from shardwright.planner.strategies.op_strategies import strategies
 from shardwright.planner.strategies.state import REPLICATED, State, looks_new
@@ -88,11 +89,10 @@ class _Builder:
         self.movable = 0
         self.variables: dict[str, int] = {}
         self.index: dict[str, dict[State, int]] = {}
-        for name in graph.tensors:
-            if graph.one(name) == name:
-                domain = states.domain(name)
-                self.variables[name] = self.problem.variable(name, len(domain))
-                self.index[name] = {s: i for i, s in enumerate(domain)}
+        for name, parts in axis_variables(graph, states).items():
+            domain = states.domain(name)
+            self.variables[name] = self.problem.variable(name, len(domain), parts)
+            self.index[name] = {s: i for i, s in enumerate(domain)}
         for name, one in graph.alike.items():
             self.variables[name], self.index[name] = self.variables[one], self.index[one]
 

@@ -18,6 +18,7 @@ WORDS = {
     "carried": "what one block hands to the next is replicated",
     "handed": "what one block hands to the next is sharded along the sequence",
     "output": "what the model gives out is replicated",
+    "said": "what the plan says of {0}",
     "unsummed": "the gradient of {0} is not summed over the ranks",
     **{name: kind.reason for name, kind in KINDS.items() if kind.reason},
 }

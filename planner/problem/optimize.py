@@ -1,21 +1,24 @@
 """From a network to the best plan: what a byte costs, and who proves that nothing is better.
 
-The price of a byte is the smallest power of two at which the plan needs no more than the least
-possible bytes plus a slack; a user's own budget is a hard cap. What does not hang on the price is
-eliminated first, once. The price is searched with the backtracking solver (`warm_start.py`,
+For least time the price of a byte is what its room for more sequences is worth. For least memory
+it is the smallest at which the plan needs no more than the least possible bytes plus a slack; a
+user's own budget is a hard cap then, below which bytes are nearly free. What does not hang on the
+price is eliminated first, once. The price is found with the backtracking solver (`warm_start.py`,
 `byte_price.py`); then the solver that was asked for proves its answer, or finds a better
-(`proof.py`). Each sees the problem behind a chain of reductions.
+(`proof.py`), on the whole problem.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from shardwright.errors import InfeasibleError, SolverError
-from shardwright.planner.problem.byte_price import find_byte_price
-from shardwright.planner.problem.objective import Digits, primary
-from shardwright.planner.problem.proof import prove
+from shardwright.planner.contract.plan_file import ObjectiveName
+from shardwright.planner.problem.byte_price import price_for_memory, price_for_time
+from shardwright.planner.problem.objective import BYTE_PRICES, Digits, primary
+from shardwright.planner.problem.proof import Proof, prove
 from shardwright.planner.problem.warm_start import WarmStart
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.bucket_elimination import eliminate
@@ -54,8 +57,12 @@ class Optimum:
     bound: int
     """No plan has a lower objective."""
     optimal: bool
-    from_warm_start: bool
-    """Whether it is the warm start's answer, the other solver having proven nothing better."""
+    proven: bool
+    """Whether the solver that was asked proved that; else backtracking did, or nobody."""
+    better: bool
+    """Whether that solver found it, and not backtracking before."""
+    caps: Mapping[int, int]
+    """Of the priced problem (`objective.question`): its component 1 is the bytes."""
 
 
 def optimize(
@@ -66,6 +73,7 @@ def optimize(
     backup: Solver | None = None,
     *,
     movable: int,
+    objective: ObjectiveName = "memory",
 ) -> Optimum:
     """The cheapest assignment of a network of `planner/problem/builder.py`.
 
@@ -73,9 +81,10 @@ def optimize(
         small: The network, presolved.
         solve: The solver that was asked for.
         seconds: Time limit for all calls of solvers together.
-        memory: Budget in bytes a rank, if the user set one.
+        memory: What a rank may hold, in bytes; for least time it must be given.
         backup: The solver where none was asked for; without it, backtracking.
         movable: Bytes that the slack is a share of (`CostFunctionNetwork.movable`).
+        objective: What is to be least, as `byte_price.py` says.
 
     Raises:
         OverBudget: nothing fits; the message says the least that would.
@@ -85,12 +94,13 @@ def optimize(
     start = time.monotonic()
     prover = solve or backup or backtracking.solve
     alone = prover is backtracking.solve
-    share = 1 if alone else SHARE if memory is None else CAPPED
+    soft = objective == "time" or memory is None
+    share = 1 if alone else SHARE if soft else CAPPED
     caps = {} if memory is None else {1: memory}
 
     digits = Digits.of(small.problem)
     left = chain(small.problem, digits.split, eliminate)
-    warm_start = WarmStart(left.problem, digits, caps, start + seconds * share)
+    warm_start = WarmStart(left.problem, digits, {} if soft else caps, start + seconds * share)
     least = warm_start.least()
     if least is None:
         raise SolverError(
@@ -99,15 +109,27 @@ def optimize(
     floor = left.problem.accept(least)[0]
     if memory is not None and floor > memory:
         raise OverBudget(memory, floor, small.expand(left.expand(least)))
-    budget = floor + int(SLACK * movable) if memory is None else None
-    price, found = find_byte_price(warm_start, least, budget)
-    best, proven = found, False
+    if objective == "time" and memory is not None:
+        price, found = price_for_time(warm_start, least, memory)
+        if price == BYTE_PRICES[-1]:  # a higher one may be due: so the cap is said, too
+            warm_start = replace(warm_start, caps=caps)
+            found = warm_start.best(price, least)
+    else:
+        budget = floor + int(SLACK * movable) if memory is None else None
+        price, found = price_for_memory(warm_start, least, budget)
+    found = found._replace(assignment=left.expand(found.assignment or ()))
+    proof = Proof(found, False, False)
     if not alone:
-        best, proven = prove(warm_start, price, found, prover, start + seconds)
+        whole = replace(warm_start, problem=digits.split(small.problem).problem)
+        proof = prove(whole, price, found, prover, start + seconds)
 
-    assignment = left.expand(best.assignment or ())
+    best = proof.result
+    assignment = best.assignment or ()
     costs = small.problem.accept(assignment)
-    objective = primary(costs, price)
-    bound = min(digits.first(best.bound, price), objective)
+    value = primary(costs, price)
+    bound = min(digits.first(best.bound, price), value)
     optimal = best.status == "optimal"
-    return Optimum(small.expand(assignment), costs, price, objective, bound, optimal, not proven)
+    return Optimum(
+        small.expand(assignment), costs, price, value, bound, optimal,
+        proven=proof.proven, better=proof.better, caps=warm_start.caps,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ whole it may still use its own part alone, where the plan has that cheaper.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardwright.errors import InfeasibleError, UsageError
+from shardwright.planner.contract.bounded import read_json
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.solvers.problem import Row
@@ -56,10 +57,10 @@ def make_pin(name: str, placement: object) -> Pin:
     if placement == REPLICATE:
         return Pin(name, None)
     text = str(placement)
-    if name and text.startswith(SHARD) and text.removeprefix(SHARD).isdecimal():
+    if name and re.fullmatch(f"{SHARD}[0-9]{{1,4}}", text):
         return Pin(name, int(text.removeprefix(SHARD)))
     raise UsageError(
-        f"'{name}={placement}' is not a pin: write NAME=replicate or NAME=shard:DIM, "
+        f"'{name:.200}={text:.60}' is not a pin: write NAME=replicate or NAME=shard:DIM, "
         "for example lm_head.weight=shard:0"
     )
 
@@ -92,7 +93,7 @@ def read_table(path: str | Path) -> dict[str, object]:
         UsageError: the file cannot be read, or holds something else.
     """
     try:
-        table = json.loads(Path(path).read_text())
+        table = read_json(Path(path))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import NamedTuple
 
 from shardwright.planner.problem.warm_start import WarmStart
-from shardwright.planner.solvers.bucket_elimination import eliminate
-from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.solvers.problem import Result, Solver
 from shardwright.planner.solvers.reduction import solve_reduced
 
 
-def prove(
-    warm_start: WarmStart, price: int, found: Result, prover: Solver, deadline: float
-) -> tuple[Result, bool]:
-    """The cheaper of what was found and the prover's answer, and whether the prover proved it.
+class Proof(NamedTuple):
+    """The best plan that is known, and what the prover made of it."""
 
-    The bound is the higher of both.
+    result: Result
+    proven: bool
+    """Whether the prover proved it."""
+    better: bool
+    """Whether it is the prover's own, and cheaper than what it was told."""
+
+
+def prove(whole: WarmStart, price: int, found: Result, prover: Solver, deadline: float) -> Proof:
+    """The cheaper of what was found and the prover's answer; the bound is the higher of both.
 
     Args:
-        warm_start: What found it.
+        whole: The problem, nothing of it eliminated.
         price: A byte costs 2**price.
         found: The best plan at that price, as the prover is told.
         prover: A solver.
@@ -29,12 +34,14 @@ def prove(
     Raises:
         SolverError: the prover's answer breaks a factor or a cap.
     """
-    problem = warm_start.priced(price)
-    steps = eliminate, presolve, partial(warm_start.digits.fit, price=price)
+    problem = whole.priced(price)
+    fit = partial(whole.digits.fit, price=price)
     seconds = deadline - time.monotonic()
-    result = solve_reduced(problem, steps, prover, warm_start.caps, found.assignment, seconds)
+    result = solve_reduced(problem, [fit], prover, whole.caps, found.assignment, seconds)
     answers = [r.assignment for r in (found, result) if r.assignment is not None]
-    best = min(answers, key=lambda answer: problem.accept(answer)[0])
+    costs = [problem.accept(answer)[0] for answer in answers]
+    best = min(range(len(answers)), key=costs.__getitem__)
     proven = result.status == "optimal"
     status = result.status if proven else found.status
-    return Result(status, best, max(found.bound, result.bound)), proven
+    bound = max(found.bound, result.bound)
+    return Proof(Result(status, answers[best], bound), proven, best > 0)

@@ -24,8 +24,7 @@ class WarmStart:
 
     def priced(self, price: int) -> Problem:
         """The problem where a byte costs 2**price; what is capped is kept beside it."""
-        weights = [self.digits.weights(price), (1, 0)]
-        return self.problem.weighed(weights[: 1 + len(self.caps)])
+        return self.digits.priced(self.problem, price, bool(self.caps))
 
     def least(self) -> tuple[int, ...] | None:
         """The best of those that hold the fewest bytes; None if time ran out, or there is none."""

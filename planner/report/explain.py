@@ -17,7 +17,7 @@ from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan, Prediction
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.problem.conventions import token_tables
+from shardwright.planner.problem.conventions import TABLES, token_tables
 from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.pins import Pin, matches, parameters
 from shardwright.planner.report.tied import Link, tied_to
@@ -27,7 +27,7 @@ from shardwright.planner.search.situation import start
 from shardwright.planner.search.solution import Asked, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.strategies.states import States
-from shardwright.planner.wording import placement_in_words
+from shardwright.planner.wording import objective_in_words, placement_in_words
 from shardwright.runtime.identity import check_identity
 
 
@@ -52,13 +52,15 @@ class Explanation:
     `together` names the parameters that share the axes which are split here, and their dim; `ties`
     says of each why: the shortest chain of ops from this parameter to that one. `replicated` is
     what the plan itself gives as the reason that a large one is replicated, `convention` says that
-    one of `planner/problem/conventions.py` settled it, whatever the alternatives take.
+    one of `planner/problem/conventions.py` settled it, whatever the alternatives take, and
+    `objective` what the plan is the cheapest by.
     """
 
     name: str
     shape: list[int]
     count: int
     placement: str
+    objective: str
     pinned: str | None
     replicated: str | None = None
     convention: bool = False
@@ -67,19 +69,22 @@ class Explanation:
     alternatives: list[Alternative] = field(default_factory=list)
 
 
-def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
+def explain(
+    plan: Plan, name: str, model: Any, trust_remote_code: bool = False
+) -> list[Explanation]:
     """Explain the placement of the parameter, or of each below the module, of that name.
 
     Args:
         plan: The plan; its workload and mesh are what is priced.
         name: As in a pin: `*` stands for any part of a name between dots.
         model: What the plan was made for, as `shardwright.plan` takes it.
+        trust_remote_code: Whether to run code that comes with the model.
 
     Raises:
         UsageError: nothing has that name.
         PlanError: the plan is for another model.
     """
-    task = prepare(model, **as_planned(plan))
+    task = prepare(model, **as_planned(plan), trust_remote_code=trust_remote_code)
     check_identity(task.source.module, plan)
     # Of blocks that are alike the graph may have one alone, so names are those of the module.
     every = [n for n, _ in task.source.module.named_parameters(remove_duplicate=False)]
@@ -92,6 +97,7 @@ def explain(plan: Plan, name: str, model: Any) -> list[Explanation]:
     posed = formulate(task, replace(learnt, conventions=frozenset()))
     states = posed.network.states
     usual = token_tables(task.graph, states).keys() - posed.pinned.keys()
+    usual = usual if TABLES in _asked(plan).conventions else set()
     return [_explain(task, plan, learnt, states, g, counts[g], usual) for g in asked]
 
 
@@ -111,6 +117,7 @@ def from_plan(plan: Plan, name: str) -> list[Explanation]:
             shape=plan.model.parameters[group],
             count=1,
             placement=_placement(plan, group)[0],
+            objective=objective_in_words(plan.objective),
             pinned=next((f"{n}={p}" for n, p in plan.pins.items() if matches(n, group)), None),
             replicated=next(
                 (w.reason for w in plan.replicated if pattern(w.parameter) == group), None
@@ -126,12 +133,18 @@ def _group(plan: Plan, fqn: str) -> str:
     return fqn if owner in plan.modules and owner != pattern(owner) else pattern(fqn)
 
 
+def _asked(plan: Plan) -> Asked:
+    """What was asked for."""
+    return Asked(memory=plan.objective.memory_bytes, objective=plan.objective.name)
+
+
 def _restrictions(task: Task, plan: Plan) -> Restrictions:
     """What the plan was made under: also what failed its dry run then is forbidden."""
-    now = climb(start(task), SOLVING)
+    asked = _asked(plan)
+    now = climb(start(task, asked), SOLVING)
     if now.solution.report.objective != plan.solver.objective:
         learnt = Restrictions(task.pins, gathered=now.restrictions.gathered)
-        now = climb(start(task, Asked(), learnt), LADDER)
+        now = climb(start(task, asked, learnt), LADDER)
         now.plan  # noqa: B018 there is one, or this says why not
     found = now.restrictions
     return Restrictions(found.pins, found.forbidden, found.gathered)
@@ -161,6 +174,7 @@ def _explain(
         shape=list(shape),
         count=count,
         placement=words,
+        objective=objective_in_words(plan.objective),
         pinned=held[0] if held else None,
         replicated=next(
             (w.reason for w in plan.replicated if pattern(w.parameter) == pattern(group)), None
@@ -196,7 +210,7 @@ def _alternative(
     placement = Pin("", dim).placement
     pinned = replace(learnt, pins=(*kept, *(Pin(n, dim) for n in names)))
     try:
-        found = predicted(task, climb(start(task, Asked(), pinned), SOLVING).solution)
+        found = predicted(task, climb(start(task, _asked(plan), pinned), SOLVING).solution)
     except Contradiction as error:
         return Alternative(placement, impossible=error.reasons)
     except InfeasibleError as error:

@@ -15,10 +15,6 @@ from shardwright.planner.report.explain import Alternative, Explanation
 from shardwright.planner.report.tied import Link
 from shardwright.planner.units import human_bytes, human_time
 
-CHEAPEST = (
-    "it is the cheapest: fewest bytes first, with 5 % to spare but for attention, then least time"
-)
-
 LONG = 8
 """More ops in a chain than so many are not all named."""
 
@@ -44,7 +40,10 @@ def _one(one: Explanation) -> RenderableType:
     elif all(a.impossible for a in one.alternatives):
         grid.add_row("  because", "nothing else is possible")
     else:
-        grid.add_row("  because", _convention(one) if one.convention else CHEAPEST)
+        grid.add_row(
+            "  because",
+            _convention(one) if one.convention else f"it is the cheapest: {one.objective}",
+        )
     if one.together:
         lines = (f"{other}\n  {chain_in_words(one.ties[other])}" for other in one.together)
         grid.add_row("  same axis", "\n".join(lines))

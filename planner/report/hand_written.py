@@ -28,6 +28,9 @@ from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.obstacles import obstacle
 from shardwright.planner.strategies.state import State
 
+FREE = Asked(objective="memory")
+"""How what is left to choose is chosen: whether it fits a device is not asked."""
+
 
 @dataclass(frozen=True)
 class HandWritten:
@@ -56,7 +59,7 @@ def price(task: Task, table: Mapping[str, str]) -> HandWritten:
         styles = {name: style_of(s) for name, s in (rules.modules | rules.parameters).items()}
         costs, network = bare(task, Restrictions())
         wanted = _Styles(task, network, rules, styles).add()
-        found = predicted(task, solve(task, Formulation(costs, network, wanted), Asked()))
+        found = predicted(task, solve(task, Formulation(costs, network, wanted), FREE))
     except (UsageError, InfeasibleError) as error:
         problem = str(error)
     return HandWritten(len(table), rules.unused, problem, found, replicated)

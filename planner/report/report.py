@@ -17,6 +17,7 @@ from shardwright.planner.units import human_bytes, human_time
 from shardwright.planner.wording import (
     collectives_in_words,
     memory_in_words,
+    objective_in_words,
     placement_in_words,
     solver_in_words,
 )
@@ -90,6 +91,7 @@ def _summary(plan: Plan) -> RenderableType:
         "  priced for",
         f"{phases}, batch {load.batch}, seq {load.seq}, {load.dtype} on {load.device}",
     )
+    grid.add_row("  objective", objective_in_words(plan.objective))
     if load.sequence_parallel:
         grid.add_row("  sequence", "hidden states between blocks are sharded along it")
     if plan.pins:

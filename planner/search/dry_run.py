@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.dims import Dim, dim_size
 from shardwright.planner.contract.mesh import TP, Coords
-from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.dry_run.attributes import Unsolvable, local_attributes
 from shardwright.planner.dry_run.conflict import Conflict, of_module, of_size
 from shardwright.planner.dry_run.local_run import Mismatch
+from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import module_plans
 from shardwright.planner.emit.redistributions import Differs
 from shardwright.planner.search.plan import make_plan
@@ -40,31 +41,53 @@ def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) ->
 
 def _dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict]) -> Plan | Conflict | str:
     """The plan, or what it may not have, or what went wrong though nothing was split."""
-    layouts, ranks = solution.layouts, task.ranks(solution.unfolded.states)
-    corners = [ranks[0], ranks[-1]] if task.tp > 1 else ranks[:1]
-    every = {at[TP]: at for at in ranks}.values() if layouts.states.sub.table() else corners
+    layouts = solution.layouts
     try:
-        traced = {n: layouts.traced(n) for n in task.graph.tensors}
-        attributes = local_attributes(task.graph, traced, list(every))
+        modules = local_modules(task, layouts)
     except Unsolvable as failure:
         return of_size(failure, layouts, earlier) or str(failure)
-    try:
-        modules = module_plans(task.source.module, layouts, attributes)
     except Differs as failure:
         return of_module(failure.module, str(failure), layouts, earlier) or str(failure)
     plan = make_plan(task, solution, modules, earlier)
     stage("verify")
-    for coords in corners:
-        if (mismatch := _mismatch(task, plan, traced, coords)) is not None:
-            module = task.folding.traced_name(mismatch.module)
-            return of_module(module, mismatch.text, layouts, earlier) or mismatch.text
+    if (mismatch := tried(task, plan, layouts)) is not None:
+        module = task.folding.traced_name(mismatch.module)
+        return of_module(module, mismatch.text, layouts, earlier) or mismatch.text
     return plan
 
 
-def _mismatch(
-    task: Task, plan: Plan, traced: Mapping[str, tuple[Dim, ...]], coords: Coords
-) -> Mismatch | None:
-    """Run the model as one rank; None if all is as `traced`, the layouts, says."""
-    sizes = {n: tuple(dim_size(d, coords) or 0 for d in dims) for n, dims in traced.items()}
-    found = (run.mismatch(plan, coords, sizes) for run in task.dry_runs)
-    return next((m for m in found if m is not None), None)
+def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
+    """The plan of every traced module that changes, with local values of its attributes.
+
+    Raises:
+        Unsolvable: no attributes give some size.
+        Differs: a module would take a tensor in one call as it is, in another as it was.
+    """
+    every = task.ranks(layouts.states)
+    if layouts.states.sub.table():
+        every = [*{at[TP]: at for at in every}.values()]
+    else:
+        every = corners(task, layouts)
+    attributes = local_attributes(task.graph, _traced(layouts), every)
+    return module_plans(task.source.module, layouts, attributes)
+
+
+def corners(task: Task, layouts: Layouts) -> list[Coords]:
+    """Where the ranks stand that a plan is tried as: the first and the last."""
+    ranks = task.ranks(layouts.states)
+    return [ranks[0], ranks[-1]] if task.tp > 1 else ranks[:1]
+
+
+def tried(task: Task, plan: Plan, layouts: Layouts) -> Mismatch | None:
+    """Run the model as some of the ranks; None if all is as `layouts` of the traced graph say."""
+    traced = _traced(layouts)
+    for at in corners(task, layouts):
+        sizes = {n: tuple(dim_size(d, at) or 0 for d in dims) for n, dims in traced.items()}
+        for run in task.dry_runs:
+            if (mismatch := run.mismatch(plan, at, sizes)) is not None:
+                return mismatch
+    return None
+
+
+def _traced(layouts: Layouts) -> dict[str, tuple[Dim, ...]]:
+    return {n: layouts.traced(n) for n in layouts.graph.tensors}

@@ -28,7 +28,8 @@ class Step(NamedTuple):
 TABLES_FREE = Step("infeasible: tables of tokens split as is cheapest", steps.free_tables)
 
 SOLVING = (
-    Step("solve, with tables of tokens split by rows", steps.solve_first),
+    Step("solve; for least memory, with tables of tokens split by rows", steps.solve_first),
+    Step("over the memory of the device: for least memory instead", steps.least_memory),
     TABLES_FREE,
     Step("over memory, or much can be used whole only: gather such weights", steps.gather),
     TABLES_FREE,

@@ -45,7 +45,6 @@ def make_plan(
         like = used[task.unfolded.origin[use.used]]
         return reason_of(like, layouts, solution.possible)
 
-    every = {n: modules[t] for n, t in task.traced_names.items() if t in modules}
     plan = Plan(
         model=ModelIdentity(
             architecture=source.architecture,
@@ -56,7 +55,8 @@ def make_plan(
         batch_dims=batch_dims(task.mesh),
         sub_axes=layouts.states.sub.table(),
         workload=task.workload,
-        modules=folded(source.module, every),
+        objective=solution.objective,
+        modules=of_all_blocks(task, modules),
         replicated=replicated_parameters(
             solution.unfolded,
             _of_copies(task, solution.possible),
@@ -70,7 +70,13 @@ def make_plan(
         pins=as_table(task.pins),
         versions={p: version(p) for p in ("torch", "transformers")},
     )
-    return plan.noted(UNPROVEN) if task.unmasked else plan
+    return plan.noted(UNPROVEN) if task.unmasked else plan.sealed()
+
+
+def of_all_blocks(task: Task, modules: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:
+    """Plans of the traced modules as a plan has them: of all modules, like ones in one entry."""
+    every = {n: modules[t] for n, t in task.traced_names.items() if t in modules}
+    return folded(task.source.module, every)
 
 
 def _of_copies(task: Task, facts: Mapping[str, T]) -> dict[str, T]:

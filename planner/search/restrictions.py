@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.dry_run.conflict import Splits
 from shardwright.planner.problem.builder import CostFunctionNetwork, build_network
-from shardwright.planner.problem.conventions import CONVENTIONS, TABLES, Usual, follow
+from shardwright.planner.problem.conventions import CONVENTIONS, Usual, follow
 from shardwright.planner.problem.pins import Pin, resolve, restrict
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
@@ -23,13 +23,14 @@ class Restrictions:
         pins: How these parameters must be stored.
         forbidden: Splits that failed their dry run.
         gathered: Stored tensors that may be gathered as they are read.
-        conventions: Which of `CONVENTIONS` are followed, where they can be.
+        conventions: Which of `CONVENTIONS` are followed, where they can be; a search sets those
+            that it begins with.
     """
 
     pins: tuple[Pin, ...] = ()
     forbidden: Splits = frozenset()
     gathered: frozenset[str] = frozenset()
-    conventions: frozenset[str] = frozenset({TABLES})
+    conventions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)

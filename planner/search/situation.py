@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.contract.plan_file import Plan
@@ -11,6 +11,7 @@ from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.planner.search.restrictions import Formulation, Restrictions
 from shardwright.planner.search.solution import Asked, Solution
 from shardwright.planner.search.task import Task
+from shardwright.planner.units import human_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,7 @@ class Situation:
         before: Where to go back to if what is tried now cannot be had.
         conflicts: What dry runs failed at, in order.
         over: How much too much every plan without sequence parallelism takes, if this is with.
+        beyond: How much every plan takes more than the device has, where that is so.
     """
 
     task: Task
@@ -36,6 +38,7 @@ class Situation:
     before: Situation | None = None
     conflicts: tuple[Conflict, ...] = ()
     over: OverMemory | None = None
+    beyond: OverMemory | None = None
 
     @property
     def solution(self) -> Solution:
@@ -59,10 +62,14 @@ class Situation:
         assert isinstance(self.outcome, (Plan, InfeasibleError)), "no plan was looked for"
         if isinstance(self.outcome, InfeasibleError):
             raise self._refusal(self.outcome)
-        if self.over is None:
-            return self.outcome
-        budget = f"{self.over.budget:,} bytes a rank"
-        return self.outcome.noted(f"sequence parallel: without, no plan fits {budget}")
+        plan = self.outcome
+        if self.over is not None:
+            budget = f"{self.over.budget:,} bytes a rank"
+            plan = plan.noted(f"sequence parallel: without, no plan fits {budget}")
+        if self.beyond is not None:
+            on = f"{human_bytes(self.beyond.budget)} of {self.task.workload.device}"
+            plan = plan.noted(f"planned for least memory: no plan was found that fits the {on}")
+        return plan
 
     def _refusal(self, error: InfeasibleError) -> InfeasibleError:
         """What to say where nothing fits: of two ways, that which takes less."""
@@ -76,5 +83,10 @@ class Situation:
 def start(
     task: Task, asked: Asked | None = None, restrictions: Restrictions | None = None
 ) -> Situation:
-    """Nothing tried yet; by default the task's own pins are all that restricts it."""
-    return Situation(task, asked or Asked(), restrictions or Restrictions(task.pins))
+    """Nothing tried yet; by default the task's own pins are all that restricts it.
+
+    The conventions are those of what is asked for.
+    """
+    asked = asked or Asked()
+    given = restrictions or Restrictions(task.pins)
+    return Situation(task, asked, replace(given, conventions=asked.conventions))

@@ -8,12 +8,21 @@ from dataclasses import dataclass
 
 from shardwright.errors import InfeasibleError, SolverError
 from shardwright.planner import solvers
-from shardwright.planner.contract.plan_file import Memory, Prediction, SolverReport
+from shardwright.planner.contract.plan_file import (
+    Memory,
+    Objective,
+    ObjectiveName,
+    Prediction,
+    SolverReport,
+)
+from shardwright.planner.devices.device import device
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.prediction import prediction
 from shardwright.planner.problem.builder import BACKWARD, BYTES, TIME, CostFunctionNetwork
+from shardwright.planner.problem.conventions import TABLES
 from shardwright.planner.problem.infeasible_core import refuse
 from shardwright.planner.problem.memory_budget import within
+from shardwright.planner.problem.objective import byte_price_ns
 from shardwright.planner.problem.optimize import Optimum, optimize
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.search.checked import checked
@@ -29,11 +38,27 @@ from shardwright.planner.wording import memory_in_words
 
 @dataclass(frozen=True)
 class Asked:
-    """How a plan is looked for: by which solver, within how many seconds, for how many bytes."""
+    """How a plan is looked for: by which solver, within how many seconds, for what, in how much.
+
+    `memory` is what a rank may hold, in bytes. Where nothing is said, for least time it is what the
+    device has, and for least memory there is no such number.
+    """
 
     solver: str | None = None
     seconds: float = 60.0
     memory: int | None = None
+    objective: ObjectiveName = "time"
+
+    @property
+    def conventions(self) -> frozenset[str]:
+        """The conventions that are followed at first, where they can be."""
+        return frozenset({TABLES} if self.objective == "memory" else ())
+
+    def room(self, task: Task) -> int | None:
+        """What a rank may hold, in bytes."""
+        if self.memory is None and self.objective == "time":
+            return device(task.workload.device).memory_bytes
+        return self.memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +66,7 @@ class Solution:
     """A solution of the problem, not yet tried; `possible` says which tensors any could split.
 
     `layouts` are those of the folded graph, `unfolded` and `bill` speak of that of all blocks.
+    `optimum` is what the solvers said.
     """
 
     layouts: Layouts
@@ -48,8 +74,10 @@ class Solution:
     bill: Bill
     memory: Memory
     report: SolverReport
+    objective: Objective
     possible: dict[str, bool]
     pinned: Mapping[str, Pin]
+    optimum: Optimum
 
 
 def predicted(task: Task, solution: Solution) -> Prediction:
@@ -79,10 +107,13 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
         presolved_constraints=len(small.problem.factors),
     )
     stage("solve")
+    room, aim = asked.room(task), asked.objective
     try:
         optimum = within(
-            asked.memory,
-            lambda cap: optimize(small, by, asked.seconds, cap, backup, movable=network.movable),
+            room,
+            lambda cap: optimize(
+                small, by, asked.seconds, cap, backup, movable=network.movable, objective=aim
+            ),
             lambda values: _held(task, formulation, values).total,
             lambda values: memory_in_words(
                 _held(task, formulation, values),
@@ -98,7 +129,10 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
     report = reported(optimum, asked.solver or solvers.DEFAULT, note)
     stage("emit")
     memory = memory_of(task, bill, layouts, costs)
-    return Solution(layouts, unfolded, bill, memory, report, possible(network, small), pinned)
+    price = byte_price_ns(optimum.byte_price)
+    objective = Objective(name=aim, byte_price_ns=price, memory_bytes=room)
+    can = possible(network, small)
+    return Solution(layouts, unfolded, bill, memory, report, objective, can, pinned, optimum)
 
 
 def _held(task: Task, formulation: Formulation, values: Sequence[int]) -> Memory:
@@ -116,10 +150,13 @@ def possible(network: CostFunctionNetwork, small: Presolved) -> dict[str, bool]:
 
 def reported(optimum: Optimum, solver: str, note: str) -> SolverReport:
     """Who found the plan, and how far it is proven; where `solver` could not, that is noted."""
-    if optimum.from_warm_start and solver != "backtracking":
+    if not optimum.proven and solver != "backtracking":
         note = note or f"{solver} ran out of time: planned with the backtracking solver"
+    by = solver if optimum.proven else "backtracking"
     return SolverReport(
-        name="backtracking" if optimum.from_warm_start else solver,
+        name=by,
+        found_by=solver if optimum.better else "backtracking",
+        proved_by=by if optimum.optimal else "",
         status="optimal" if optimum.optimal else "feasible",
         objective=[optimum.objective, *(optimum.costs[c] for c in (BYTES, TIME, BACKWARD))],
         bound=[optimum.bound],

@@ -38,6 +38,17 @@ def solve_first(now: Situation) -> Situation | None:
     return attempt(now, now.restrictions) if now.outcome is None else None
 
 
+def least_memory(now: Situation) -> Situation | None:
+    """Where nothing fits the device: for least memory."""
+    asked, error = now.asked, now.outcome
+    if not isinstance(error, OverMemory) or asked.objective == "memory" or asked.memory is not None:
+        return None
+    asked = replace(asked, objective="memory")
+    again = start(now.task, asked, now.restrictions)
+    again = replace(again, conflicts=now.conflicts, beyond=error)
+    return attempt(again, again.restrictions)
+
+
 def free_tables(now: Situation) -> Situation | None:
     """Where nothing holds with tables of tokens split by rows: without that."""
     if not isinstance(now.outcome, InfeasibleError) or now.formulation is None:
@@ -51,10 +62,12 @@ def free_tables(now: Situation) -> Situation | None:
 def gather(now: Situation) -> Situation | None:
     """Let what no op can use in parts be gathered as it is read.
 
-    Over memory all of it, else if it is more than the slack of bytes.
+    Over memory all of it; where least memory is asked for, if it is more than the slack of bytes.
     """
     found, restrictions = now.outcome, now.restrictions
     if not isinstance(found, (Solution, OverMemory)):
+        return None
+    if isinstance(found, Solution) and now.asked.objective == "time":
         return None
     if isinstance(found, Solution) and not restrictions.pins:
         states, can = found.layouts.states, found.possible
@@ -65,7 +78,8 @@ def gather(now: Situation) -> Situation | None:
     if not more:
         return None
     gathered = restrictions.gathered | more
-    return attempt(now, replace(restrictions, gathered=gathered, conventions=frozenset({TABLES})))
+    conventions = now.asked.conventions
+    return attempt(now, replace(restrictions, gathered=gathered, conventions=conventions))
 
 
 def _without_pins(task: Task, restrictions: Restrictions) -> tuple[States, dict[str, bool]]:
@@ -78,10 +92,10 @@ def _without_pins(task: Task, restrictions: Restrictions) -> tuple[States, dict[
 def split_attention(now: Situation) -> Situation | None:
     """Where the slack of bytes was spent on attention: with all its weights split.
 
-    But not within a budget, which says what a rank may hold.
+    But not where something says what a rank may hold.
     """
     found = now.outcome
-    if not isinstance(found, Solution) or now.asked.memory is not None:
+    if not isinstance(found, Solution) or found.objective.memory_bytes is not None:
         return None
     usual, placed = projections(now.task.graph, found.layouts.states), found.layouts.assignment
     if all(placed[n] in usual[n] for n in usual.keys() - found.pinned.keys()):
@@ -114,13 +128,9 @@ def forbid(now: Situation) -> Situation | None:
     if len(conflicts) == ATTEMPTS:
         raise SolverError("no plan passed its dry run on meta: please report this model")
     failed = {(now.task.graph.one(name), shards) for name, shards in now.outcome.splits}
-    restrictions = replace(
-        now.restrictions,
-        forbidden=now.restrictions.forbidden | failed,
-        conventions=frozenset({TABLES}),
-    )
+    restrictions = replace(now.restrictions, forbidden=now.restrictions.forbidden | failed)
     again = start(now.task, now.asked, restrictions)
-    return replace(again, conflicts=conflicts, over=now.over)
+    return replace(again, conflicts=conflicts, over=now.over, beyond=now.beyond)
 
 
 def go_along(now: Situation) -> Situation | None:

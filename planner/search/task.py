@@ -70,7 +70,7 @@ class Task:
     def untraced(self) -> Opaque:
         """The modules of the whole model that are like one that was not traced."""
         found = {n: t for n, t in self.traced_names.items() if t in self.graph.untraced}
-        return Opaque(self.source.module, found, self.graph.stand_ins, self.graph.branch_paths)
+        return self._opaque(found)
 
     @cached_property
     def traced_names(self) -> dict[str, str]:
@@ -120,9 +120,14 @@ class Task:
         full = DryRun(root, (), runs[: len(runs) - brief], self.untraced, watched)
         if not brief:
             return [full]
+        opaque = self._opaque({n: n for n in self.graph.untraced})
+        return [full, DryRun(root, stacks, runs, opaque, self.graph.watched)]
+
+    def _opaque(self, alike: Mapping[str, str]) -> Opaque:
+        """The modules that are not traced, and how data was asked for in the trace."""
         graph = self.graph
-        opaque = Opaque(root, {n: n for n in graph.untraced}, graph.stand_ins, graph.branch_paths)
-        return [full, DryRun(root, stacks, runs, opaque, graph.watched)]
+        how = graph.stand_ins, graph.branch_paths, graph.skips
+        return Opaque(self.source.module, alike, *how)
 
     def ranks(self, states: States) -> list[Coords]:
         """Where each rank stands, on the sub-axes of tp too; the last mesh dim varies fastest."""

@@ -177,7 +177,8 @@ class _Work:
         number = {v: i for i, v in enumerate(kept)}
         left = Problem(self.problem.components)
         for v in kept:
-            left.variable(self.problem.names[v], len(self.problem.domains[v]))
+            old = self.problem
+            left.variable(old.names[v], len(old.domains[v]), old.parts[v])
         for i, table in self.tables.items():
             rows = [Row(key, (c,) if self.single else c) for key, c in table.rows.items()]
             left.factor(f"t{i}", [number[v] for v in table.scope], rows)

@@ -17,9 +17,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shardwright.planner.solvers import needs_ortools
+from shardwright.planner.solvers.bucket_elimination import eliminate
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.polytope import Moves, Node, root
-from shardwright.planner.solvers.problem import Problem, Result
+from shardwright.planner.solvers.presolve import presolve
+from shardwright.planner.solvers.problem import Problem, Result, refuse_limits
+from shardwright.planner.solvers.reduction import solve_reduced
 
 ROUNDS = 12
 """Refinements of one relaxation, at most."""
@@ -36,17 +39,30 @@ def solve(
     hint: Sequence[int] | None,
     seconds: float,
 ) -> Result:
-    """Minimise one component of `problem` under `caps`.
+    """Minimise one component of `problem` under `caps`; what can be eliminated is, before.
 
     Raises:
-        SolverError: OR-tools is not installed.
+        SolverError: OR-tools is not installed, or the problem has limits.
     """
+    refuse_limits(problem, "lp")
+    small = problem.only([component, *caps])
+    most = dict(enumerate(caps.values(), 1))
+    return solve_reduced(small, [eliminate, presolve], _solve, most, hint, seconds)
+
+
+def _solve(
+    problem: Problem,
+    component: int,
+    caps: Mapping[int, int],
+    hint: Sequence[int] | None,
+    seconds: float,
+) -> Result:
+    """The same of a problem of component 0 and those under caps, in their order."""
     try:
         from ortools.linear_solver import pywraplp
     except ImportError:
         raise needs_ortools("lp") from None
     deadline = time.monotonic() + seconds
-    problem = problem.only([component, *caps])
     incumbent = Incumbent(problem, list(caps.values()))
     if hint is not None:
         incumbent.offer(tuple(hint))

@@ -8,11 +8,11 @@ the same solutions and costs; `Presolved.expand` turns its assignments back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import contains
 
-from shardwright.planner.solvers.problem import Factor, Problem, Row
+from shardwright.planner.solvers.problem import Factor, Part, Problem, Row
 from shardwright.planner.solvers.reduction import Reduction
 
 
@@ -176,9 +176,12 @@ def _rebuild(
     small = Problem(problem.components)
     number = {}
     renumber = {}
+    of: dict[int, list[tuple[Part, Mapping[int, int]]]] = {}
+    for p, own, parts in zip(parent, maps, problem.parts, strict=True):
+        of.setdefault(p, []).extend((part, own) for part in parts)
     for v in sorted(set(parent)):
         values = sorted(domains[v])
-        number[v] = small.variable(problem.names[v], len(values))
+        number[v] = small.variable(problem.names[v], len(values), _parts(of[v], values))
         renumber[v] = {x: i for i, x in enumerate(values)}
     for factor in factors:
         rows = [
@@ -191,3 +194,18 @@ def _rebuild(
         for p, m in zip(parent, maps, strict=True)
     ]
     return Presolved(small, source)
+
+
+def _parts(
+    found: Sequence[tuple[Part, Mapping[int, int]]], values: Sequence[int]
+) -> tuple[Part, ...]:
+    """What tells these values apart, of the parts of all variables that became one; equals once.
+
+    Each part comes with the value of its variable for each value of the one that is left.
+    """
+    out: dict[tuple[int, ...], Part] = {}
+    for part, own in found:
+        column = tuple([part.values[own[x]] for x in values])
+        if min(column) < max(column):
+            out.setdefault(column, Part(part.name, column))
+    return tuple(out.values())

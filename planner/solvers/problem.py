@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from operator import mul
 from typing import Literal, NamedTuple
 
 from shardwright.errors import SolverError
+from shardwright.planner.solvers.limits import Limits
 
 CostVector = tuple[int, ...]
 """One number for each component."""
@@ -35,21 +37,51 @@ class Factor:
     scope: tuple[int, ...]
     rows: list[Row]
 
+    def row(self, values: tuple[int, ...]) -> Row | None:
+        """The row with these values, None where there is none."""
+        return next((r for r in self.rows if r.values == values), None)
+
+
+class Part(NamedTuple):
+    """A sub-variable: for each value of its variable one of its own.
+
+    What value a variable has follows from its parts: no two values agree in all of them.
+    """
+
+    name: str
+    values: Sequence[int]
+
 
 @dataclass
 class Problem:
-    """Variables (name, size of the domain) and factors; `components` names the costs."""
+    """Variables (name, size of the domain, parts) and factors; `components` names the costs.
+
+    A variable is its own only part where none are named. What is taken of `limits` is no component:
+    these bound it themselves.
+    """
 
     components: tuple[str, ...]
     names: list[str] = field(default_factory=list)
     domains: list[list[int]] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
+    parts: list[tuple[Part, ...]] = field(default_factory=list)
+    limits: Limits = field(default_factory=Limits)
 
-    def variable(self, name: str, size: int) -> int:
+    def __post_init__(self) -> None:
+        if not self.parts:
+            pairs = zip(self.names, self.domains, strict=True)
+            self.parts = [(Part(name, range(len(domain))),) for name, domain in pairs]
+
+    def variable(self, name: str, size: int, parts: tuple[Part, ...] | None = None) -> int:
         """Add a variable whose values are 0 … size-1 and return its number."""
         self.names.append(name)
         self.domains.append(list(range(size)))
+        self.parts.append((Part(name, range(size)),) if parts is None else parts)
         return len(self.names) - 1
+
+    def without_factors(self, components: tuple[str, ...]) -> Problem:
+        """The same variables, for factors of these components."""
+        return Problem(components, self.names, self.domains, [], self.parts, self.limits)
 
     def factor(self, name: str, scope: Sequence[int], rows: Sequence[Row]) -> None:
         """Add a table; a variable that stands twice in `scope` must have equal values."""
@@ -70,7 +102,7 @@ class Problem:
 
     def weighed(self, weights: Sequence[CostVector]) -> Problem:
         """The same problem with one component for each row of weights over the components."""
-        out = Problem(tuple(f"w{i}" for i in range(len(weights))), self.names, self.domains)
+        out = self.without_factors(tuple(f"w{i}" for i in range(len(weights))))
         for f in self.factors:
             rows = [Row(x, tuple([sum(map(mul, w, c)) for w in weights])) for x, c in f.rows]
             out.factors.append(Factor(f.name, f.scope, rows))
@@ -80,7 +112,7 @@ class Problem:
         """The same problem with these components."""
         if list(components) == list(range(len(self.components))):
             return self
-        out = Problem(tuple(self.components[c] for c in components), self.names, self.domains)
+        out = self.without_factors(tuple(self.components[c] for c in components))
         for f in self.factors:
             rows = [Row(x, tuple([costs[c] for c in components])) for x, costs in f.rows]
             out.factors.append(Factor(f.name, f.scope, rows))
@@ -95,7 +127,7 @@ class Problem:
         total = [0] * len(self.components)
         for factor in self.factors:
             values = tuple(assignment[v] for v in factor.scope)
-            row = next((r for r in factor.rows if r.values == values), None)
+            row = factor.row(values)
             if row is None:
                 return None
             total = [a + b for a, b in zip(total, row.costs, strict=True)]
@@ -105,10 +137,11 @@ class Problem:
         """Costs of an assignment that a solver returned.
 
         Raises:
-            SolverError: a factor or a cap forbids it.
+            SolverError: a factor, a cap or a limit forbids it.
         """
         costs = self.price(answer)
-        if costs is None or any(costs[c] > cap for c, cap in (caps or {}).items()):
+        over = costs is None or any(costs[c] > cap for c, cap in (caps or {}).items())
+        if costs is None or over or not self.limits.hold(answer):
             raise SolverError("the solver returned an assignment that its problem forbids")
         return costs
 
@@ -126,3 +159,34 @@ class Result(NamedTuple):
 
 Solver = Callable[[Problem, int, Mapping[int, int], Sequence[int] | None, float], Result]
 """`solve(problem, component, caps, hint, seconds)`: minimise one component under caps on others."""
+
+
+def refuse_limits(problem: Problem, name: str) -> None:
+    """Refuse what solver `name` would leave out.
+
+    Raises:
+        SolverError: the problem has limits.
+    """
+    if problem.limits:
+        raise SolverError(f"solver '{name}' knows no limits: use cpsat or decompose")
+
+
+def unlimited(solve: Solver, name: str) -> Solver:
+    """A solver that knows no limits: it refuses a problem that has some.
+
+    Raises:
+        SolverError: when it is called with such a problem.
+    """
+
+    @wraps(solve)
+    def guarded(
+        problem: Problem,
+        component: int,
+        caps: Mapping[int, int],
+        hint: Sequence[int] | None,
+        seconds: float,
+    ) -> Result:
+        refuse_limits(problem, name)
+        return solve(problem, component, caps, hint, seconds)
+
+    return guarded

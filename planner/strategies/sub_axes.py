@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
 
-from shardwright.planner.contract.mesh import sub_name
+from shardwright.planner.contract.mesh import MOST_SUB_AXES, sub_name
 from shardwright.planner.graph.axes import CONCAT, PRODUCT, Axes, Dim, atoms_of, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Op
 
@@ -93,6 +93,8 @@ def find_sub_axes(graph: Graph, axes: Axes, ranks: int, name: str = "tp") -> Sub
             asked[share] = asked.get(share, 0) + 1
     chain = [1, ranks]
     for share in sorted(asked, key=lambda s: (-asked[s], s)):
+        if len(chain) > MOST_SUB_AXES:
+            break
         if all(max(share, c) % min(share, c) == 0 for c in chain):
             chain.append(share)
     chain.sort()

@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from shardwright.runtime.closures import OWN, functions, rebound
 
 T = TypeVar("T", bound=nn.Module)
-OWN = vars(nn.Module()).keys()
 
 
 def duplicate(module: T, memo: Mapping[int, object] | None = None) -> T:
-    """A deep copy of `module`, but for sets that model code keeps: those are shared.
+    """A deep copy of `module`, but for some of what model code keeps.
 
-    The copy of a set may be iterated in another order, and calls made in a loop over it with it.
+    Sets are shared: the copy of one may be iterated in another order, and calls made in a loop over
+    it with it. So are compiled functions, which nothing changes. Of what was computed from
+    parameters, the copy does not know from which. Functions that hold parts of `module` hold those
+    of the copy.
+
     `memo` is as for `copy.deepcopy`.
     """
-    shared = {
-        id(value): value
-        for part in module.modules()
-        for name, value in vars(part).items()
-        if name not in OWN and isinstance(value, (set, frozenset))
-    }
-    return copy.deepcopy(module, {**shared, **(memo or {})})
+    made = {id(value): new for value in _kept(module) if (new := _instead(value)) is not None}
+    copied: dict[int, Any] = {**made, **(memo or {})}
+    out = copy.deepcopy(module, copied)
+    for _, part, name, function in functions(out):
+        vars(part)[name] = rebound(function, lambda v: copied.get(id(v), v))
+    return out
+
+
+def _kept(module: nn.Module) -> Iterator[Any]:
+    for part in module.modules():
+        yield from (value for name, value in vars(part).items() if name not in OWN)
+
+
+def _instead(value: Any) -> Any:
+    if isinstance(value, (set, frozenset, torch.jit.ScriptFunction)):
+        return value
+    if isinstance(value, Tensor) and value.grad_fn is not None:
+        return value.detach()
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,24 @@ GROUPED_MM = torch.ops.aten._grouped_mm.default
 GROUPED_MM_TAKES = (torch.float32, torch.float16, torch.bfloat16)
 ALIGNMENT = 16
 """Bytes that rows of a grouped product must be a multiple of, on every device."""
+
+
+def ctc_loss(scores: Tensor, targets: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    """Empty tensors of the shapes of torch's CTC loss, which has no shape-only kernel.
+
+    Shapes: [times, n, classes] x [n, most] -> [n], [n, times, 2 most + 1].
+    """
+    times, n = (scores.shape[0], scores.shape[1]) if scores.dim() == 3 else (scores.shape[0], 1)
+    most = targets.shape[-1]  # of targets in a row no more is known
+    shape = (n,) if scores.dim() == 3 else ()
+    return scores.new_empty(shape), scores.new_empty(n, times, 2 * most + 1)
+
+
+SHAPES: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._ctc_loss.default: ctc_loss,
+    torch.ops.aten._ctc_loss.Tensor: ctc_loss,
+}
+"""Ops without a shape-only kernel -> what gives empty tensors of their shapes."""
 
 
 class LikeReal(TorchDispatchMode):
@@ -34,7 +53,8 @@ class LikeReal(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
             return grouped_mm(*args, **kwargs)
-        return self.known.result(func, args, kwargs, lambda: func(*args, **kwargs))[0]
+        empty = SHAPES.get(func, func)
+        return self.known.result(func, args, kwargs, lambda: empty(*args, **kwargs))[0]
 
 
 def grouped_mm(

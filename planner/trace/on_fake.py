@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from shardwright.planner.trace.fake_ops import LikeReal
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.opaque import Opaque
+from shardwright.planner.trace.scripted import as_python
 from shardwright.planner.trace.traced_calls import Run, Runner, cast
 from shardwright.runtime.attention import by_heads
 
@@ -64,6 +63,19 @@ def run_and_note(
     return notes.found
 
 
+def _on_fake(module: nn.Module, fake: FakeTensorMode) -> None:
+    """Make parameters and buffers fake: code may give one the `data` of what it computed."""
+    made: dict[int, Any] = {}
+    for part in module.modules():
+        stores: list[dict[str, Any]] = [part._parameters, part._buffers]
+        for store in stores:
+            for name, tensor in store.items():
+                if tensor is not None and type(tensor) in (torch.Tensor, nn.Parameter):
+                    if id(tensor) not in made:
+                        made[id(tensor)] = fake.from_tensor(tensor)
+                    store[name] = made[id(tensor)]
+
+
 def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     """Make `runs` of `module`, which is on meta, for what its hooks see.
 
@@ -79,6 +91,7 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     )
     given = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, given, strict=True)]
     cast(module, runs)
+    _on_fake(module, fake)
 
     def empty(_name: str, _taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
         return [spec.empty() for spec in given]
@@ -91,19 +104,8 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
         opaque.standing_in(module, empty),
         fake,
         like_real,
-        _quiet(),
         asked,
         by_heads(module),
+        as_python(),
     ):
         Runner(module, on_fake=True)(given)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep fake tensors from logging what becomes a `Mismatch`."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before

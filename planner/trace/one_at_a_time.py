@@ -12,6 +12,7 @@ Model code may plan another model, in a thread of its own, where no mode of the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -41,10 +42,22 @@ def alone() -> Iterator[None]:
     with nullcontext() if _ours.get() else MODEL_CODE:
         ours, inside = _ours.set(True), _inside.set(True)
         try:
-            yield
+            with _unlogged():
+                yield
         finally:
             _inside.reset(inside)
             _ours.reset(ours)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Within, fake tensors do not log what model code fails at: it becomes a reason in words."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def apart(planning: Callable[P, R]) -> Callable[P, R]:

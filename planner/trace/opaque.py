@@ -30,7 +30,8 @@ class Opaque:
 
     `alike` maps each to one of them that does the same. `stand_ins` says whether numbers that
     only data has get one (see `numbers.py`), `stood_in` whether one did, and `branch_paths` which
-    runs are then made, of those that are asked for (see `branch_paths.py`).
+    runs are then made, of those that are asked for (see `branch_paths.py`). `skips` says whether
+    what code may go around is traced as if it never did (see `skips.py`).
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Opaque:
         alike: Mapping[str, str] | None = None,
         stand_ins: bool = True,
         branch_paths: BranchPaths = (),
+        skips: bool = False,
     ) -> None:
-        self.root, self.branch_paths = root, branch_paths
+        self.root, self.branch_paths, self.skips = root, branch_paths, skips
         self.stand_ins, self.stood_in = stand_ins, False
         self.alike = dict(alike or {})
         self._copies = {n: duplicate(root.get_submodule(n)) for n in set(self.alike.values())}
@@ -50,6 +52,9 @@ class Opaque:
         """Take in what a run failed at; False where nothing is left to try."""
         if isinstance(error, Undecided) and (paths := both(self.branch_paths, error.traced_call)):
             self.branch_paths = paths
+            return True
+        if isinstance(error, Undecided) and not self.skips:
+            self.skips, self.branch_paths = True, ()
             return True
         if any(answers for _, answers in self.branch_paths) and self._needs_data(error, entered):
             return True

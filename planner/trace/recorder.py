@@ -67,7 +67,7 @@ def record(
             lambda: len(recorder.calls),
             lambda x: recorder.known.value(inner(x)),
         )
-        out.loops = questions.loops
+        recorder.before = questions.skips.settle
         with functional, opaque.standing_in(module, note), Asked(questions):
             within = {f"root.{name}": tensor for name, tensor in state.items()}
             returned = functional_call(top, within, (made,), tie_weights=False)
@@ -80,6 +80,7 @@ def record(
             out.outputs += _tensors(returned)
             results = zip(runs, returned, strict=True)
             out.scores = _tensors([r for run, r in results if not run.module])
+            out.loops = [*questions.loops, *questions.skips.ended()]
             out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
             return out
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from shardwright.planner.trace.boundaries import BOUNDARY
 from shardwright.planner.trace.data_dependent.known import Known
 from shardwright.planner.trace.data_dependent.loops import inner
+from shardwright.planner.trace.fake_ops import SHAPES
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.record import Call, Untraced
 from shardwright.rules.added import added
@@ -28,6 +29,7 @@ aten = torch.ops.aten
 
 LEAVES = {
     aten.linear.default,
+    aten.bilinear.default,
     aten.scaled_dot_product_attention.default,
     aten.embedding.default,
     aten.layer_norm.default,
@@ -95,6 +97,8 @@ class Recorder(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self.entered = entered
         self.calls: list[Call] = []
+        self.before: Callable[[], None] = lambda: None
+        """Is called before each call is noted."""
         self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
         self.noting = True
         self.known = Known(self)
@@ -120,7 +124,7 @@ class Recorder(FakeTensorMode):
                 parts = self.table.get(func, func.decompose)(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        super_dispatch, asked = super().__torch_dispatch__, False
+        asked = False
         self.noting = False
         try:
             if func is BOUNDARY:
@@ -129,17 +133,25 @@ class Recorder(FakeTensorMode):
                 self.known.same(result, args[0])
             else:
                 result, asked = self.known.result(
-                    func, args, kwargs, lambda: super_dispatch(func, types, args, kwargs)
+                    func, args, kwargs, lambda: self._made(func, types, args, kwargs)
                 )
         finally:
             self.noting = True
         if asked:
             return result  # a constant
         module = self.entered[-1] if self.entered else ""
+        self.before()
         self.calls.append(
             Call(func, tuple(args), kwargs, result, module, _source(), self.traced_call)
         )
         return result
+
+    def _made(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        """Fake results of an op."""
+        if func not in SHAPES:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        with self:
+            return SHAPES[func](*args, **kwargs)
 
     def whole_module(
         self, kind: str, taken: list[torch.Tensor], given: list[Spec]
@@ -152,6 +164,7 @@ class Recorder(FakeTensorMode):
         finally:
             self.noting = True
         op, module = Untraced(f"module {kind}"), self.entered[-1]
+        self.before()
         self.calls.append(Call(op, tuple(taken), {}, made, module, _source(), self.traced_call))
         return made
 

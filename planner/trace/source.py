@@ -55,9 +55,10 @@ class Source:
 
 def read_source(
     model: Any,
-    args: tuple[Any, ...] = (),
+    args: tuple[Any, ...] | torch.Tensor = (),
     kwargs: dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
 ) -> Source:
     """Prepare `model` for tracing; no weights are read or allocated.
 
@@ -66,15 +67,19 @@ def read_source(
         args: Example inputs; a transformers text model needs none.
         kwargs: Example inputs by name.
         dtype: Of the parameters; else the config's own, else float32.
+        trust_remote_code: Whether to run code that comes with the model.
 
     Raises:
         ModelError: not a model, unknown to transformers, or inputs are missing.
     """
     if isinstance(model, (str, Path)):
-        model = read_config(model)
+        model = read_config(model, trust_remote_code)
     made = not isinstance(model, nn.Module)
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    if not made:
+        _refuse_compiled(model)
     if made:
-        model = from_config(model, dtype)
+        model = from_config(model, dtype, trust_remote_code)
     module = model if made else copy_on_meta(model)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
@@ -85,18 +90,33 @@ def read_source(
     return Source(module, (), named, *identity, more, padded(module, named))
 
 
-def from_config(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
-    """A model of this config on meta, tied as transformers ties it."""
-    from shardwright.runtime.build import model_class
+def _refuse_compiled(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                f"'{name}' in {type(model).__name__} is compiled by TorchScript, and compiled code "
+                "cannot be split: put the module that it was made of there"
+            )
+
+
+def from_config(
+    config: Any, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+) -> nn.Module:
+    """A model of this config on meta, tied as transformers ties it.
+
+    Raises:
+        ModelError: it is no config, or none that a model can be built of.
+    """
+    from shardwright.runtime.build import building, model_class
 
     if not hasattr(config, "to_dict"):
         raise ModelError(
             f"cannot plan a {type(config).__name__}: "
             "give a hub id, a directory, a config or a module"
         )
-    cls: Any = model_class(config)
+    cls: Any = model_class(config, trust_remote_code)
     chosen = dtype or getattr(config, "dtype", None) or torch.float32
-    with alone(), torch.device("meta"), _Uninitialised():
+    with building(cls, config), alone(), torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
     return model.eval()
 
@@ -120,10 +140,16 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
     if all(t.is_meta and not isinstance(t, OF_A_TRACE) for t in tensors):
         return duplicate(module)
     memo: dict[int, Any] = {}
-    for t in {id(t): t for t in tensors}.values():
-        empty = _like_on_meta(t)
+    computed = (v for m in module.modules() for v in vars(m).values() if _is_computed(v))
+    for t in {id(t): t for t in (*tensors, *computed)}.values():
+        empty = _like_on_meta(t.detach())
         memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
     return duplicate(module, memo).eval()
+
+
+def _is_computed(value: Any) -> bool:
+    """Whether it was made of parameters."""
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
 def _like_on_meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from shardwright.planner.graph.as_networkx import as_networkx, sources
 from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.trace.expressions import evaluate
+from shardwright.rules.call import OpCall
 
 
 def carried(graph: Graph, root: nn.Module) -> set[str]:
@@ -128,14 +129,26 @@ def joined(graph: Graph, root: nn.Module) -> set[str]:
 
 
 def logits(graph: Graph) -> set[str]:
-    """The root's outputs, and what ops that keep the shape make of one real operand on the way."""
+    """The root's outputs, and what ops that keep the shape make of one real operand on the way.
+
+    But not scores of fewer classes than there are features that they are made of: a loss that
+    leaves such a table split saves less memory than the hidden states before it take anyway.
+    """
 
     def reshaped(op: Op, name: str) -> str | None:
         sources = [n for n in op.inputs if graph.tensors[n].differentiable]
         alike = len(sources) == 1 and graph.tensors[sources[0]].shape == graph.tensors[name].shape
         return sources[0] if alike else None
 
-    return _behind(graph, graph.marks.logits, reshaped)
+    few = {op.outputs[0] for op in graph.ops if op.call.op == "linear" and _narrows(op.call)}
+    before = sources(graph, reshaped)
+    chains = ({n, *nx.descendants(before, n)} for n in graph.marks.logits)
+    return {n for chain in chains if few.isdisjoint(chain) for n in chain}
+
+
+def _narrows(call: OpCall) -> bool:
+    """Whether a product makes fewer features than it takes."""
+    return call.results[0][-1:] < call.operands[0][-1:]
 
 
 def _behind(

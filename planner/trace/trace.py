@@ -25,6 +25,7 @@ from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.provenance import Provenance
 from shardwright.planner.trace.record import Record
 from shardwright.planner.trace.recorder import record
+from shardwright.planner.trace.scripted import as_python
 from shardwright.planner.trace.traced_calls import Run, Runner
 from shardwright.planner.trace.translate import translate
 from shardwright.runtime.attention import by_heads
@@ -63,7 +64,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     found, provenance = run(module, runs, opaque)
     graph = translate(found, module, provenance.sizes, provenance.sources)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
-    graph.branch_paths = opaque.branch_paths
+    graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
     graph.pinned = provenance.pinned | inside(graph)
     graph.marks.carried = tidy.carried(graph, module)
     tidy.prune_boundaries(graph)
@@ -85,7 +86,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
     Modules in it that branch on data are put into `opaque`, and it is run again without them. So it
     is as if with data where its code does not work under export.
     """
-    with alone(), warnings.catch_warnings(), by_heads(module):
+    with alone(), warnings.catch_warnings(), by_heads(module), as_python():
         warnings.simplefilter("ignore")
         exported = True
         while True:

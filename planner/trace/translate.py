@@ -57,7 +57,8 @@ def translate(
     marks, names = graph.marks, translator.names
     marks.rounds = {(translator.name_of(a), translator.name_of(b)) for a, b in record.carried}
     marks.made_up = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
-    marks.masks = {translator.name_of(loop.mask) for loop in record.loops}
+    masks = (loop.mask for loop in record.loops if loop.mask is not None)
+    marks.masks = {translator.name_of(mask) for mask in masks}
     marks.looped = _looped(record, names)
     marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
     marks.shown = {translator.name_of(t) for t in record.read}

@@ -7,15 +7,23 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from shardwright.errors import CheckpointError
+from shardwright.planner.contract.bounded import parse_json, read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+
+MOST_HEADER = 100_000_000
+"""Bytes of a header, as safetensors itself has it."""
+
+LONGEST_NAME = 255
+"""Bytes of the name of a file."""
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -51,7 +59,7 @@ class Entry(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Size of the whole tensor in bytes."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -137,17 +145,19 @@ def _files(directory: Path) -> tuple[list[Path], dict[str, str]]:
 def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
     """The files that `index` names, and its map of tensor name -> file name."""
     try:
-        named = json.loads(index.read_text())["weight_map"]
+        named = read_json(index)["weight_map"]
         names = sorted(set(named.values()))
         files = [index.parent / name for name in names]
+    except OSError as error:
+        raise CheckpointError(f"cannot read {index}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
             f"{index} is not a safetensors index (JSON with a 'weight_map'): fetch it again"
         ) from None
-    if outside := [name for name in names if Path(name).name != name]:
+    if outside := [n for n in names if Path(n).name != n or len(n.encode()) > LONGEST_NAME]:
         raise CheckpointError(
-            f"{index} names '{outside[0]}', which is not a file beside it: what lies elsewhere is "
-            "not read"
+            f"{index} names '{outside[0]:.80}', which is not a file beside it: what lies elsewhere "
+            "is not read"
         )
     if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(
@@ -187,13 +197,13 @@ def read_header(file: Path) -> dict[str, Entry]:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            text = stream.read(length) if length <= size - 8 else b""
+            text = stream.read(length) if length <= min(size - 8, MOST_HEADER) else b""
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror}") from None
     try:
         if not text:
             raise ValueError("its length does not fit the file")
-        header: dict[str, Any] = json.loads(text)
+        header: dict[str, Any] = parse_json(text)
         header.pop("__metadata__", None)
         tensors = {name: _entry(file, name, fields) for name, fields in header.items()}
         ends = [fields["data_offsets"][1] for fields in header.values()]
@@ -215,7 +225,9 @@ def read_header(file: Path) -> dict[str, Entry]:
 def _entry(file: Path, name: str, fields: dict[str, Any]) -> Entry:
     dtype, shape, (start, stop) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
     if dtype not in DTYPES:
-        raise ValueError(f"{name} has dtype {dtype}, which is not known here")
+        raise ValueError(f"{name} has dtype {dtype!r:.40}, which is not known here")
+    if any(type(n) is not int or not 0 <= n < 2**62 for n in (*shape, start, stop)):
+        raise ValueError(f"{name} has shape and offsets that are none")
     entry = Entry(file, DTYPES[dtype], shape, start)
     if stop - start != entry.nbytes:
         raise ValueError(f"{name} takes {stop - start} bytes but its shape takes {entry.nbytes}")

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from shardwright.errors import CheckpointError, UsageError
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.agreement import agree
 from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
 from shardwright.runtime.checkpoint.source import SINGLE
 from shardwright.runtime.dtensors import local_of
-from shardwright.runtime.processes import tell
 
 if TYPE_CHECKING:
     from shardwright.runtime.mesh import Mesh
@@ -104,7 +104,7 @@ def on_first(work: Callable[[], T], directory: str | Path) -> T | None:
             failure = CheckpointError(f"cannot write {directory}: {error.strerror or error}")
         except Exception as error:
             failure = error
-    tell(failure, "saving")
+    agree("saving", failure)
     return out
 
 

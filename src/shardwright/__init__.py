@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardwright.planner.api import plan
     from shardwright.planner.contract.plan_file import Plan
     from shardwright.planner.exports.exports import export
+    from shardwright.planner.prove.check import check
     from shardwright.rules.registry import register_rule
     from shardwright.runtime.api import apply, load, save
     from shardwright.runtime.gather import full_tensors
@@ -48,6 +49,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "apply",
+    "check",
     "export",
     "full_tensors",
     "load",
@@ -59,6 +61,7 @@ __all__ = [
 _HOME = {
     "Plan": "shardwright.planner.contract.plan_file",
     "apply": "shardwright.runtime.api",
+    "check": "shardwright.planner.prove.check",
     "export": "shardwright.planner.exports.exports",
     "full_tensors": "shardwright.runtime.gather",
     "load": "shardwright.runtime.api",

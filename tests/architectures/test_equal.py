@@ -8,11 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-import shardwright
 from benchmarks.compare import compare, predicted, reference
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
-from tests import zoo
+from tests import planning, zoo
 from tests.ranks import run_ranks
 
 PEER = {
@@ -30,7 +29,7 @@ def test_equal_in_float64(kind: str, name: str) -> None:
     """Logits, gradients and a decode step within 1e-9; block weights split; few collectives."""
     config, model = build(kind, name, torch.float64)
     inputs = zoo.inputs(name, config, kind=kind)
-    plan = shardwright.plan(model, tp=2)
+    plan = planning.plan(model, tp=2)
     expected = reference(model, inputs)
     for found in run_ranks(2, lambda mesh: compare(model, inputs, plan, mesh, expected)):
         assert found.logits <= 1e-9
@@ -49,7 +48,7 @@ def test_parallel_attention_and_mlp_share_an_all_reduce(name: str) -> None:
     counts = []
     for layers in (2, 3):
         _, model = zoo.build(name, num_hidden_layers=layers, attn="sdpa")
-        plan = shardwright.plan(model, tp=2)
+        plan = planning.plan(model, tp=2)
         counts.append(sum(c.count for c in plan.predicted.collectives if c.phase == "forward"))
     assert counts[1] - counts[0] == 1
 
@@ -59,7 +58,7 @@ def test_two_collectives_backward_per_layer() -> None:
     counts = []
     for layers in (2, 3):
         _, model = zoo.build("llama", num_hidden_layers=layers, attn="sdpa")
-        plan = shardwright.plan(model, tp=2)
+        plan = planning.plan(model, tp=2)
         counts.append(sum(c.count for c in plan.predicted.collectives if c.phase == "backward"))
     assert counts[1] - counts[0] == 2
 
@@ -69,7 +68,7 @@ def test_all_solvers_find_the_same_plan(name: str) -> None:
     """They agree to the byte, but for their names."""
     _, model = build("causal", name, torch.float32)
     names = ("lp", "cpsat", "backtracking")
-    plans = [shardwright.plan(model, tp=2, solver=s) for s in names]
+    plans = [planning.plan(model, tp=2, solver=s) for s in names]
     assert [p.solver.name for p in plans] == list(names)
     assert {p.solver.status for p in plans} == {"optimal"}
     assert {p.solver.gap for p in plans} == {0}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import shardwright
 from benchmarks.compare import compare, reference
-from tests import zoo
+from tests import planning, zoo
 from tests.ranks import run_ranks
 
 TOLERANCE = 1e-4  # of float32 sums taken in another order; a wrong expert or head makes far more
@@ -17,7 +16,7 @@ def test_experts_equal_the_whole_model(name: str) -> None:
     """Logits, gradients and a decode step; all block weights split."""
     config, model = zoo.build(name, attn="sdpa")
     inputs = zoo.inputs(name, config)
-    plan = shardwright.plan(model, tp=2)
+    plan = planning.plan(model, tp=2)
     expected = reference(model, inputs)
     for found in run_ranks(2, lambda mesh: compare(model, inputs, plan, mesh, expected)):
         assert found.logits <= TOLERANCE

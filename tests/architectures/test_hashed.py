@@ -11,13 +11,14 @@ import torch
 import shardwright
 from benchmarks.zoo_case import build
 from shardwright.runtime.mesh import Mesh
+from tests import planning
 from tests.ranks import run_ranks
 
 
 def test_tokens_are_hashed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over more tokens than a chunk has (the sweep's are fewer), and with some masked."""
     _, model = build("causal", "reformer", torch.float64)
-    plan = shardwright.plan(model, tp=2)
+    plan = planning.plan(model, tp=2)
     assert not any(op.startswith("module") for op in plan.opaque)
     assert not [w for w in plan.replicated if "encoder" in w.parameter]
     draw, calls = torch.randn, []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import shardwright
 from benchmarks.compare import compare, predicted, reference
 from benchmarks.ranks_case import CASES, HEADS, WIDTH, placement, prepared
+from tests import planning
 from tests.ranks import run_ranks
 
 
@@ -15,7 +15,7 @@ def test_equal_in_float64(name: str) -> None:
     """Logits, all gradients and a decode step; the collectives are those predicted."""
     case = CASES[name]
     model, inputs, options, _ = prepared(HEADS, name)
-    plan = shardwright.plan(model, tp=case.tp, **options)
+    plan = planning.plan(model, tp=case.tp, **options)
     assert (placement(plan, "q_proj"), placement(plan, "k_proj")) == (case.query, case.key)
     if case.vocabulary == 50257:
         assert placement(plan, "lm_head") == f"50257@tp, {WIDTH * case.heads}"

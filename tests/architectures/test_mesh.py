@@ -16,6 +16,7 @@ from shardwright.planner.contract.mesh import parse_mesh
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
+from tests import planning
 from tests.predicted import held
 from tests.ranks import run_ranks
 
@@ -41,7 +42,7 @@ def gradients(model: nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor | N
 def test_gradients_are_those_of_the_whole_batch(mesh: dict[str, int], keys: int) -> None:
     """Twice in a row, since they accumulate; logits are those of a copy's own sequences."""
     model = llama(8, keys)
-    plan = shardwright.plan(model, mesh=mesh, phase="train", batch=4)
+    plan = planning.plan(model, mesh=mesh, phase="train", batch=4)
     assert (plan.mesh, plan.batch_dims, plan.workload.replicas) == (mesh, ["dp"], mesh["dp"])
     logits = model(IDS).logits.detach()
     gradients(model, IDS)
@@ -74,8 +75,8 @@ def test_gradients_are_those_of_the_whole_batch(mesh: dict[str, int], keys: int)
 def test_the_batch_is_shared_and_its_gradients_priced() -> None:
     """A copy runs its share of the batch, and averages the gradient of each parameter."""
     model, pins = llama(8, 2), {"lm_head.weight": "shard:0"}
-    alone = shardwright.plan(model, 4, batch=2, phase="train", pins=pins)
-    shared = shardwright.plan(model, mesh={"dp": 2, "tp": 4}, batch=4, phase="train", pins=pins)
+    alone = planning.plan(model, 4, batch=2, phase="train", pins=pins)
+    shared = planning.plan(model, mesh={"dp": 2, "tp": 4}, batch=4, phase="train", pins=pins)
     assert shared.modules == alone.modules
     assert shared.predicted.time_ns > alone.predicted.time_ns
     assert shared.predicted.parameter_bytes == alone.predicted.parameter_bytes * 2
@@ -91,7 +92,7 @@ def test_the_batch_is_shared_and_its_gradients_priced() -> None:
 
 def test_tp_is_short_for_a_mesh_of_one_dim() -> None:
     model = llama(8, 4)
-    assert shardwright.plan(model, 2) == shardwright.plan(model, mesh={"tp": 2})
+    assert planning.plan(model, 2) == planning.plan(model, mesh={"tp": 2})
 
 
 def test_a_mesh_that_cannot_be_meant() -> None:
@@ -106,9 +107,9 @@ def test_a_mesh_that_cannot_be_meant() -> None:
         with pytest.raises(UsageError, match=why):
             parse_mesh(text)
     with pytest.raises(UsageError, match="either tp"):
-        shardwright.plan(llama(8, 4), 2, mesh={"tp": 2})
+        planning.plan(llama(8, 4), 2, mesh={"tp": 2})
     with pytest.raises(UsageError, match="cannot be shared by 4 copies"):
-        shardwright.plan(llama(8, 4), mesh={"dp": 4, "tp": 2}, batch=2)
-    plan = shardwright.plan(llama(8, 4), mesh={"dp": 2, "tp": 2})
+        planning.plan(llama(8, 4), mesh={"dp": 4, "tp": 2}, batch=2)
+    plan = planning.plan(llama(8, 4), mesh={"dp": 2, "tp": 2})
     with pytest.raises(PlanError, match="2 ranks on mesh dim 'dp', the mesh has 0"):
         shardwright.apply(llama(8, 4), plan, Mesh.shape_only({"tp": (0, 2)}))

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-import shardwright
 from benchmarks.compare import weighing_loss
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives
 from shardwright.runtime.mesh import Mesh
-from tests import zoo
+from tests import planning, zoo
 from tests.predicted import Tally, counted, held, predicted
 from tests.ranks import run_ranks
 
@@ -43,7 +42,7 @@ def test_predictions_of_folded_blocks_are_exact() -> None:
 
 def assert_exact(model: torch.nn.Module, inputs: dict[str, Any], tp: int) -> None:
     """Collectives by kind and phase, the bytes that enter them, and bytes held, on every rank."""
-    plan = shardwright.plan(model, tp, batch=BATCH, seq=SEQ)
+    plan = planning.plan(model, tp, batch=BATCH, seq=SEQ)
     assert plan.predicted.collectives
 
     def rank(mesh: Mesh) -> tuple[Any, Tally, Tally]:

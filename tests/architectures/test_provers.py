@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-import shardwright
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
-from shardwright.planner.problem.objective import Digits
+from shardwright.planner.problem.objective import question
 from shardwright.planner.problem.optimize import optimize
 from shardwright.planner.search import solution
 from shardwright.planner.solvers import backtracking, cpsat, lp
-from shardwright.planner.solvers.bucket_elimination import eliminate
 from shardwright.planner.solvers.presolve import Presolved
-from shardwright.planner.solvers.reduction import chain
+from tests import planning
 
 CASES = [(kind, name) for kind, names in FIRST.items() for name in names]
 SECONDS = 60.0
@@ -27,13 +25,13 @@ class Found(Exception):
 def network(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Presolved, int]:
     """The problem of splitting a model over two ranks, and the bytes that could be split."""
 
-    def stop(small: Presolved, *_: object, movable: int) -> None:
+    def stop(small: Presolved, *_: object, movable: int, **_how: object) -> None:
         raise Found(small, movable)
 
     _, model = build(kind, name, torch.float32)
     with monkeypatch.context() as patch, pytest.raises(Found) as found:
         patch.setattr(solution, "optimize", stop)
-        shardwright.plan(model, tp=2)
+        planning.plan(model, tp=2)
     small, movable = found.value.args
     return small, movable
 
@@ -45,12 +43,10 @@ def test_all_solvers_prove_the_same_plan(kind: str, name: str, monkeypatch) -> N
     for optimum in found:
         assert optimum.optimal and optimum.objective == optimum.bound
         assert optimum.assignment == found[0].assignment
-    assert [optimum.from_warm_start for optimum in found] == [False, False, True]
+    assert [optimum.proven for optimum in found] == [True, True, False]
+    assert not any(optimum.better for optimum in found)  # than backtracking's own
     # Without a hint too: ties are broken by the objective, not by what a solver was told.
-    digits = Digits.of(small.problem)
-    price = found[0].byte_price
-    left = chain(small.problem, digits.split, eliminate).problem
-    problem = digits.fit(left.weighed([digits.weights(price)]), price).problem
+    problem = question(small.problem, found[0].byte_price, False)
     results = [m.solve(problem, 0, {}, None, SECONDS) for m in (lp, cpsat, backtracking)]
     assert results[0].status == "optimal"
     assert results == results[:1] * 3

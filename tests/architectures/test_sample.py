@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-import shardwright
 from benchmarks.compare import compare, predicted
 from benchmarks.zoo import SAMPLE
 from benchmarks.zoo_case import case
+from tests import planning
 from tests.ranks import run_ranks
 
 CASES = [(kind, name) for kind, names in SAMPLE.items() for name in names]
@@ -20,7 +20,7 @@ CASES = [(kind, name) for kind, names in SAMPLE.items() for name in names]
 def test_equals_the_whole_model(kind: str, name: str) -> None:
     """Logits, all gradients and a decode step, and collectives as predicted."""
     it = case(kind, name)
-    plan = shardwright.plan(it.model, tp=2, kwargs=it.example)
+    plan = planning.plan(it.model, tp=2, kwargs=it.example)
     ranks = run_ranks(2, lambda mesh: compare(it.model, it.inputs, plan, mesh, it.expected))
     for found in ranks:
         assert found.logits <= it.tolerance

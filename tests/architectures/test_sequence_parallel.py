@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-import shardwright
 from benchmarks.compare import compare, reference, weighing_loss
 from benchmarks.ranks_case import kept_bytes
 from benchmarks.zoo_case import build
@@ -21,7 +20,7 @@ from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives, counts, total_bytes
 from shardwright.runtime.mesh import Mesh
-from tests import zoo
+from tests import planning, zoo
 from tests.ranks import run_ranks
 
 BATCH, SEQ = 2, 19
@@ -32,7 +31,7 @@ def planned(name: str, tp: int, sequence_parallel: bool = True) -> tuple[nn.Modu
     """A model in float64, and its plan for what the tests run."""
     _, model = build("causal", name, torch.float64)
     options = {"batch": BATCH, "seq": SEQ, "sequence_parallel": sequence_parallel}
-    return model, shardwright.plan(model, tp=tp, **options)
+    return model, planning.plan(model, tp=tp, **options)
 
 
 def inputs(model: nn.Module, name: str, seq: int = SEQ) -> dict[str, Any]:
@@ -48,7 +47,7 @@ def all_double(monkeypatch: pytest.MonkeyPatch) -> None:
 def least(model: nn.Module, **options: Any) -> int:
     """Bytes of the smallest plan that is found."""
     with pytest.raises(InfeasibleError) as error:
-        shardwright.plan(model, tp=4, memory=1, **options)
+        planning.plan(model, tp=4, memory=1, **options)
     assert isinstance(error.value, OverMemory)
     return error.value.least
 
@@ -62,14 +61,14 @@ def test_memory_asks_for_it() -> None:
     along = least(model, **load, sequence_parallel=True)
     assert along < without
     budget = (along + without) // 2
-    plan = shardwright.plan(model, tp=4, memory=budget, **load)
+    plan = planning.plan(model, tp=4, memory=budget, **load)
     assert plan.workload.sequence_parallel
     assert plan.solver.note == f"sequence parallel: without, no plan fits {budget:,} bytes a rank"
     assert plan.predicted.memory is not None and plan.predicted.memory.total <= budget
     with pytest.raises(InfeasibleError, match=f"would fit is {without:,} bytes: "):
-        shardwright.plan(model, tp=4, memory=budget, **load, sequence_parallel=False)
+        planning.plan(model, tp=4, memory=budget, **load, sequence_parallel=False)
     with pytest.raises(InfeasibleError, match=f"is {along:,} bytes, with sequence parallelism: "):
-        shardwright.plan(model, tp=4, memory=1, **load)
+        planning.plan(model, tp=4, memory=1, **load)
     given = inputs(model, "llama")
     expected = reference(model, given)
     for found in run_ranks(4, partial(compare, model, given, plan, expected=expected)):
@@ -213,4 +212,4 @@ def test_a_model_without_blocks() -> None:
     """There is nothing between blocks to split."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
     with pytest.raises(InfeasibleError, match="no stack of blocks"):
-        shardwright.plan(model, tp=2, args=(torch.zeros(3, 19, 8),), sequence_parallel=True)
+        planning.plan(model, tp=2, args=(torch.zeros(3, 19, 8),), sequence_parallel=True)

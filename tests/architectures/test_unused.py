@@ -14,7 +14,7 @@ from benchmarks.compare import compare, predicted, reference
 from benchmarks.zoo_case import build
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
-from tests import zoo
+from tests import planning, zoo
 from tests.ranks import run_ranks
 
 ENCODED, WIDTH = 23, 64
@@ -24,7 +24,7 @@ ENCODED, WIDTH = 23, 64
 def test_a_decoder_with_and_without_an_encoder(name: str) -> None:
     """Logits and all gradients, cross-attention's too; what is predicted is the plain call."""
     config, model = build("causal", name, torch.float64)
-    plan = shardwright.plan(model, tp=2)
+    plan = planning.plan(model, tp=2)
     assert not [w for w in plan.replicated if "does not use it" in w.reason]
     plain = zoo.inputs(name, config)
     generator = torch.Generator().manual_seed(5)
@@ -58,7 +58,7 @@ def called(model: Any, inputs: dict[str, Tensor], part: str) -> tuple[Tensor, di
 
 def assert_equal(model: nn.Module, inputs: dict[str, Tensor], part: str, allowed: float) -> None:
     """`part` of the split model gives what it gives in the whole one, and has its gradients."""
-    plan = shardwright.plan(model, tp=2)
+    plan = planning.plan(model, tp=2)
     whole = copy.deepcopy(model)
     want, gradients = called(whole, inputs, part)
 
@@ -104,7 +104,7 @@ def test_a_tower_that_runs_in_float32_alone() -> None:
     heard = torch.ones(2, 40, dtype=torch.bool)
     inputs = {"input_features": frames, "attention_mask": heard}
     assert_equal(model, inputs, "model.audio_tower", 1e-4)
-    plans = [shardwright.plan(model.to(d), tp=2) for d in (torch.float32, torch.float64)]
+    plans = [planning.plan(model.to(d), tp=2) for d in (torch.float32, torch.float64)]
     placed = [{n: m.parameters for n, m in p.modules.items() if m.parameters} for p in plans]
     assert placed[0] == placed[1]
     assert any("audio_tower" in name for name in placed[0])

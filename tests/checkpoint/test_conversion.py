@@ -21,7 +21,7 @@ from shardwright.runtime.checkpoint.read import Report
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
-from tests import zoo
+from tests import planning, zoo
 from tests.checkpoint.make import llama, llama_config, write
 from tests.ranks import run_ranks
 
@@ -326,7 +326,7 @@ def test_report(tmp_path: Path) -> None:
 def test_under_a_plan(tmp_path: Path, ranks: int) -> None:
     """The whole way: planned from the directory, each rank loads its part, same logits."""
     _, reference = saved("mixtral", tmp_path, size="100KB")
-    plan = shardwright.plan(tmp_path, ranks)
+    plan = planning.plan(tmp_path, ranks)
     ids = torch.randint(3, 90, (2, 7), generator=torch.manual_seed(0))
     whole = dict(reference.named_parameters())
     with torch.no_grad():

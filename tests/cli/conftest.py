@@ -35,9 +35,14 @@ def tiny(**changes: object) -> PreTrainedConfig:
 
 @pytest.fixture(scope="session")
 def run() -> Run:
-    """`run("plan", model, "--tp", 2)`; an exception that is no ShardwrightError is raised again."""
+    """`run("plan", model, "--tp", 2)`; an exception that is no ShardwrightError is raised again.
+
+    Plans are for least memory, so that small models are split, where nothing else is said.
+    """
 
     def invoke(*arguments: object) -> Result:
+        if arguments[:1] == ("plan",) and "--objective" not in arguments:
+            arguments = (*arguments, "--objective", "memory")
         return CliRunner().invoke(
             main, [str(a) for a in arguments], prog_name="shardwright", catch_exceptions=False
         )

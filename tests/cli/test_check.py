@@ -2,62 +2,139 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import Result
 
-from shardwright.errors import PlanError, UsageError
+from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.written import dry_run_written, output_shapes, predict
 from shardwright.planner.on_ranks.numeric import Difference, cut, differences
-from shardwright.planner.trace.opaque import Opaque
-from shardwright.planner.trace.source import read_source
+from shardwright.planner.prove.compare import ACCEPTED
 from tests.cli.conftest import Run, tiny
 
 
-def test_plan_holds_on_meta(run: Run, model: Path, planned: tuple[Path, Result]) -> None:
+def test_plan_holds(run: Run, model: Path, planned: tuple[Path, Result]) -> None:
     result = run("check", planned[0], model)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("on meta: LlamaForCausalLM, ranks 0 and 1 of 2: ")
+    rules, meta = result.stdout.splitlines()
+    assert rules.startswith("by the rules: ") and rules.endswith("values and gradients")
+    assert meta.startswith("on meta: LlamaForCausalLM, ranks 0 and 1 of 2: ")
     assert result.stderr == ""
 
 
 def test_as_json(run: Run, model: Path, planned: tuple[Path, Result]) -> None:
     found = json.loads(run("check", planned[0], model, "--json").stdout)
-    assert found.pop("shapes") > 5
+    assert all(found.pop(count) > 5 for count in ("shapes", "ops", "changes"))
     assert found == {"ok": True, "ranks": [0, 1]}
 
 
-def test_predicted_shapes_are_whole_logits_and_what_redistributions_lead_to(
-    plan: Plan, model: Path
+# --- edits
+
+
+def edited(planned: tuple[Path, Result], to: Path, module: str, **keys: Any) -> Path:
+    """A copy of the plan file with some keys of a module changed; its digest is left as it is."""
+    data = json.loads(planned[0].read_text())
+    if keys:
+        data["modules"][module] |= keys
+    else:
+        del data["modules"][module]
+    to.write_text(json.dumps(data))
+    return to
+
+
+def test_an_edit_is_noticed_and_says_what_to_do(
+    run: Run, model: Path, planned: tuple[Path, Result], tmp_path: Path
 ) -> None:
-    source = read_source(model)
-    whole = output_shapes(source, Opaque(source.module))
-    found = predict(plan, whole, {"tp": (0, 2)})
-    calls = 2  # without and with a mask for padding
-    assert found[("", "logits")] == [(3, 19, 256)] * calls
-    assert found[("lm_head", "")] == [(3, 19, 256)] * calls
-    assert found[("model.layers.0.self_attn.o_proj", "")] == [(3, 19, 64)] * calls
-    assert ("model.layers.0.self_attn.q_proj", "") not in found
+    file = edited(planned, tmp_path / "p.json", "model.layers.*.mlp.down_proj", outputs=[])
+    result = run("check", file, model)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"Error: {file} was edited since it was written: `shardwright check --accept PLAN.JSON "
+        "MODEL` proves that it is right for the model, and writes its digest\n"
+    )
 
 
-def without(plan: Plan, module: str) -> Plan:
-    modules = {name: spec for name, spec in plan.modules.items() if name != module}
-    return plan.model_copy(update={"modules": modules})
+def test_an_edit_that_computes_something_else_is_not_accepted(
+    run: Run, model: Path, planned: tuple[Path, Result], tmp_path: Path
+) -> None:
+    """The output of a row-parallel layer that nobody sums: shapes are right, numbers are not."""
+    file = edited(planned, tmp_path / "p.json", "model.layers.*.mlp.down_proj", outputs=[])
+    before = file.read_bytes()
+    result = run("check", "--accept", file, model)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        "Error: the plan does not hold: these contradict each other: what one block hands to the "
+        "next is replicated; linear in 'model.layers.1.mlp.down_proj' (modeling_llama.py:"
+    )
+    assert "what the plan says of the output of 'model.layers.1.mlp.down_proj'" in result.stderr
+    assert file.read_bytes() == before
 
 
-def test_plan_that_forgets_a_module_does_not_hold(plan: Plan, model: Path) -> None:
-    with pytest.raises(PlanError, match="the plan does not hold on rank 0 in 'model.layers.0"):
-        dry_run_written(without(plan, "model.layers.*.self_attn.v_proj"), model)
+def test_gradients_that_would_not_be_summed_are_not_accepted(
+    run: Run, model: Path, planned: tuple[Path, Result], tmp_path: Path
+) -> None:
+    """Values are right without, and so are all shapes."""
+    norm = "model.layers.*.post_attention_layernorm"
+    outputs = json.loads(planned[0].read_text())["modules"][norm]["outputs"]
+    assert outputs[0]["target"].endswith("| grad-partial tp")
+    file = edited(planned, tmp_path / "p.json", norm, outputs=[])
+    result = run("check", "--accept", file, model)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the plan does not hold: these contradict each other: " in result.stderr
 
 
-def test_plan_that_leaves_logits_split_does_not_hold(plan: Plan, model: Path) -> None:
-    head = plan.modules["lm_head"].model_copy(update={"outputs": []})
-    broken = plan.model_copy(update={"modules": {**plan.modules, "lm_head": head}})
-    text = r"output 'logits' has shape \[3, 19, 128\], not \[3, 19, 256\]; make it again"
-    with pytest.raises(PlanError, match=text):
-        dry_run_written(broken, model)
+def test_an_edit_that_is_right_is_accepted_with_its_own_figures(
+    run: Run, model: Path, planned: tuple[Path, Result], tmp_path: Path
+) -> None:
+    """A head that is used whole: what it takes is worked out again, and no solver chose it."""
+    data = json.loads(planned[0].read_text())
+    before = data["predicted"]["parameter_bytes"]
+    del data["modules"]["lm_head"], data["modules"]["model.norm"]
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(data))
+    result = run("check", "--accept", file, model)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == f"accepted: {file}"
+    found = Plan.load(file).unedited()
+    half = 256 * 64 // 2 * 4
+    assert found.predicted.parameter_bytes == [n + half for n in before]
+    assert (found.solver.status, found.solver.note) == ("feasible", ACCEPTED)
+    assert run("check", file, model).exit_code == 0
+    assert run("check", "--accept", file, model).stdout.splitlines()[-1] == f"as it was: {file}"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_plan_of_an_older_release_is_accepted_once_it_was_proven(
+    run: Run, model: Path, planned: tuple[Path, Result], tmp_path: Path, version: int
+) -> None:
+    """It has no digest, and does not say what a byte counted as: nothing else is added."""
+    data = json.loads(planned[0].read_text())
+    del data["digest"]
+    if version == 1:
+        data["sub_dims"], data["whole"] = data.pop("sub_axes"), data.pop("replicated")
+        data["predicted"]["whole_bytes"] = data["predicted"].pop("unsharded_bytes")
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps({**data, "version": version}))
+    result = run("check", file, model)
+    assert result.exit_code == 1 and f"{file} carries no digest: `shardwright" in result.stderr
+    assert run("check", "--accept", file, model).exit_code == 0
+    was, now = (json.loads(path.read_text()) for path in (planned[0], file))
+    assert {key for key in was | now if was[key] != now[key]} == {"digest", "objective"}
+
+
+def test_figures_that_are_not_what_comes_out_are_named(
+    run: Run, model: Path, plan: Plan, tmp_path: Path
+) -> None:
+    figures = plan.predicted.model_copy(update={"time_ns": 1})
+    file = tmp_path / "p.json"
+    plan.model_copy(update={"predicted": figures}).sealed().save(file)
+    result = run("check", file, model)
+    assert result.exit_code == 1
+    assert "the plan does not hold: predicted.time_ns is 1, and should be " in result.stderr
+    assert run("check", "--accept", file, model).exit_code == 0
+    assert Plan.load(file) == plan
 
 
 # --- with real ranks

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
     "plan": "--batch --compare-tp-plan --device --dtype --dump --help --json --memory --mesh "
-    "--optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet --seq "
-    "--sequence-parallel --solver --time-limit --tp --tp-plan -h -o -q",
+    "--objective --optimizer-bytes --output --phase --pin --pins --pins-from-tp-plan --quiet --seq "
+    "--sequence-parallel --solver --time-limit --tp --tp-plan --write-model -h -o -q",
     "show": "--help --json -h",
     "explain": "--help --json -h",
     "diff": "--help --json -h",
@@ -96,7 +96,7 @@ def test_report_says_what_is_split_how(planned: tuple[Path, Result]) -> None:
     assert "self_attn.q_proj.weight 64x64 32x64 column 2@tp*32" in words
     assert "self_attn.o_proj.weight 64x64 64x32 row 2@tp*32 fwd all-reduce" in words
     assert "lm_head.weight 256x64 128x64 column 256@tp fwd all-gather" in words
-    assert any(w.startswith("solver proven optimal by lp (objective ") for w in words)
+    assert any(w.startswith("solver proven optimal by cpsat (objective ") for w in words)
 
 
 def test_hints_go_to_stderr(planned: tuple[Path, Result]) -> None:
@@ -187,7 +187,7 @@ def test_two_runs_write_the_same_bytes(model: Path, planned: tuple[Path, Result]
     for seed in "01":
         path = model.parent / f"seed-{seed}.json"
         start = [sys.executable, "-m", "shardwright", "plan", model]
-        command = [*start, "--tp", "2", "-q", "-o", path]
+        command = [*start, "--tp", "2", "--objective", "memory", "-q", "-o", path]
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT / "src")}
         processes.append((path, subprocess.Popen(command, env=env, stderr=subprocess.PIPE)))
     for path, process in processes:
@@ -225,5 +225,5 @@ def test_schema_describes_a_plan(run: Run, planned: tuple[Path, Result]) -> None
     assert schema["additionalProperties"] is False
     keys = json.loads(planned[0].read_text()).keys()
     assert keys <= schema["properties"].keys()
-    assert schema["properties"]["version"]["const"] == 2
+    assert schema["properties"]["version"]["const"] == 3
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"

@@ -26,6 +26,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks import launch
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.runtime.mesh import Mesh
+from tests import planning
 from tests.cli import dying
 from tests.cli.conftest import Run, tiny
 from tests.ranks import run_ranks
@@ -108,9 +109,9 @@ def test_json_that_is_not_a_plan(run: Run, model: Path) -> None:
 
 
 def test_plan_of_another_version(run: Run, damaged: Damage) -> None:
-    path = damaged(version=3)
+    path = damaged(version=4)
     assert error_line(run("show", path)) == (
-        f"{path} has plan version 3; this Shardwright reads versions 1 to 2: make the plan "
+        f"{path} has plan version 4; this Shardwright reads versions 1 to 3: make the plan "
         "again with `shardwright plan`"
     )
 
@@ -155,7 +156,7 @@ def test_mesh_of_another_size(plan: Plan) -> None:
 
 def test_unknown_solver(run: Run, model: Path) -> None:
     assert error_line(run("plan", model, "--tp", 2, "--solver", "magic"), 2) == (
-        "unknown solver 'magic'; installed: backtracking, cpsat, lp"
+        "unknown solver 'magic'; installed: backtracking, cpsat, decompose, lp"
     )
 
 
@@ -185,7 +186,7 @@ def test_infeasible_budget_says_the_least_that_would_fit(
     )
     assert found, line
     least = int(found[1].replace(",", ""))
-    held = shardwright.plan(model, 2, memory=least).predicted.memory
+    held = planning.plan(model, 2, memory=least).predicted.memory
     assert held is not None and 200_000 < held.parameters < 250_000
     assert held.total == least
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-import shardwright
 from shardwright.planner.contract.plan_file import Plan
-from tests import zoo
+from tests import planning, zoo
 from tests.cli.conftest import Run, tiny
 
 Planned = tuple[Path, Result]
@@ -43,7 +42,7 @@ def test_what_is_chosen_has_a_price_for_each_alternative(
     now = Plan.load(planned[0]).predicted
     for alternative in found["alternatives"]:
         pins = {found["name"]: alternative["placement"]}
-        then = shardwright.plan(model, 2, pins=pins).predicted
+        then = planning.plan(model, 2, pins=pins).predicted
         assert alternative["bytes"] == then.parameter_bytes[0] - now.parameter_bytes[0]
         assert alternative["time_ns"] == then.time_ns - now.time_ns
         assert alternative["impossible"] == []

@@ -13,6 +13,7 @@ from benchmarks.demo_launch import ROOT, torchrun
 SAYS = {
     "own_module": "outputs and gradients are equal",
     "own_rule": "outputs and gradients are equal",
+    "restart": "step 7 loss ",
     "plan_and_generate": "the same tokens as the unsplit model",
     "train": "saved, and read by transformers",
 }
@@ -33,10 +34,11 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", sorted(SAYS))
 def test_example(name: str, tmp_path: Path) -> None:
-    how = command(name).removesuffix(" [DIRECTORY]")
+    how = re.sub(r" \[?DIRECTORY.*", "", command(name))
     arguments = [tmp_path] if how != command(name) else []
-    if how == f"torchrun --nproc-per-node 2 examples/{name}.py":
-        out = torchrun(f"examples.{name}", arguments, timeout=120)
+    if start := re.fullmatch(rf"torchrun --nproc-per-node 2 (.* )?examples/{name}\.py", how):
+        options = (start[1] or "").split()
+        out = torchrun(f"examples.{name}", arguments, options=options, timeout=120)
     else:
         assert how == f"python examples/{name}.py"
         run = [sys.executable, "-m", f"examples.{name}", *map(str, arguments)]

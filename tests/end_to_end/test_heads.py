@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import GPT2Config, LlamaConfig
 
-import shardwright
 from shardwright.planner.on_ranks.numeric import compare
+from tests import planning
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -35,7 +35,7 @@ ROOM = {"batch": 64, "seq": 1024, "memory": 2**40}
 )
 def test_equal_on_processes(config: Any, mesh: dict[str, int], options: dict[str, Any]) -> None:
     """Logits and all gradients, over gloo."""
-    plan = shardwright.plan(config, mesh=mesh, **options)
+    plan = planning.plan(config, mesh=mesh, **options)
     assert bool(plan.sub_axes) == (mesh == {"tp": 4})
     found = compare(plan, config)
     assert found.ok, found

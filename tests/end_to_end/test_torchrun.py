@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
-import shardwright
 from benchmarks.demo_compute import embed
 from benchmarks.demo_launch import torchrun
 from benchmarks.demo_models import published_encoder
+from tests import planning
 
 LLAMA = LlamaConfig(
     hidden_size=64,
@@ -55,7 +55,7 @@ def test_a_decoder_on_two_ranks(config, sequence_parallel, tmp_path: Path):
     for p in model.parameters():  # biases too, and norms that are not all ones
         torch.nn.init.normal_(p.data, 1.0 if p.dim() == 1 and p.min() == 1 else 0.0, 0.1)
     model.save_pretrained(checkpoint, max_shard_size="200KB")
-    made = shardwright.plan(checkpoint, tp=2, time_limit=10, sequence_parallel=sequence_parallel)
+    made = planning.plan(checkpoint, tp=2, time_limit=10, sequence_parallel=sequence_parallel)
     assert ("?, ?@tp, 64" in made.to_json()) == sequence_parallel
     # Rows of the embedding split, which for a vocabulary of 50257 are not equally many.
     assert config is LLAMA or "50257@tp" in made.to_json()
@@ -80,7 +80,7 @@ def test_a_published_encoder(ranks: int, tmp_path: Path):
     want = embed(AutoModel.from_pretrained(checkpoint).eval(), inputs)
     save_file(inputs, tmp_path / "inputs.safetensors")
     save_file({"embeddings": want}, tmp_path / "want.safetensors")
-    plan = shardwright.plan(checkpoint, tp=ranks, time_limit=10)
+    plan = planning.plan(checkpoint, tp=ranks, time_limit=10)
     assert max(plan.predicted.parameter_bytes) < 1.03 * plan.predicted.unsharded_bytes / ranks
     plan.save(tmp_path / "plan.json")
     args = ["encoder", checkpoint, tmp_path / "plan.json", tmp_path]

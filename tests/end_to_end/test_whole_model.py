@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import shardwright
 from shardwright.errors import UsageError
 from shardwright.runtime.split_logits import SealedLogitsError, SplitLogits
-from tests import zoo
+from tests import planning, zoo
 from tests.ranks import run_ranks
 
 IDS = torch.randint(1, 100, (2, 7), generator=torch.Generator().manual_seed(1))
@@ -23,7 +23,7 @@ LABELS = torch.where(torch.arange(7) < 2, -100, IDS)
 def planned(name: str, kind: str = "causal", **overrides: Any) -> tuple[Any, Any]:
     """A tiny model of the zoo, and its plan for two ranks."""
     _, model = zoo.build(name, kind=kind, **overrides)
-    return model, shardwright.plan(model, tp=2)
+    return model, planning.plan(model, tp=2)
 
 
 def on_two_ranks(model, plan, work):

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-import shardwright
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
+from tests import planning
 from tests.predicted import Tally, counted, predicted
 from tests.ranks import run_ranks
 
@@ -39,7 +39,7 @@ def ids(vocabulary: int) -> Inputs:
 def planned(module: nn.Module, inputs: Inputs, tp: int, **options: Any) -> Plan:
     """The plan of `module`, traced with the sizes that the planner wants."""
     batch, seq = RUN
-    return shardwright.plan(module, tp, args=inputs(*TRACED), batch=batch, seq=seq, **options)
+    return planning.plan(module, tp, args=inputs(*TRACED), batch=batch, seq=seq, **options)
 
 
 def weigh(output: Any) -> Tensor:

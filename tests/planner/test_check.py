@@ -21,6 +21,7 @@ from shardwright.planner.solvers.problem import Problem, Result
 from shardwright.planner.strategies.state import REPLICATED, State
 from shardwright.planner.verify import check
 from shardwright.planner.verify.recost import Bill
+from tests import planning
 from tests.planner.toys import TOYS, ColumnRow, D, Toy, Within, solutions, toy
 
 
@@ -116,7 +117,7 @@ def speechless(*_: object) -> Result:
 def plan_with(monkeypatch, solve) -> shardwright.Plan:
     monkeypatch.setattr(solvers, "load", lambda name: solve)
     x = torch.zeros(3, 19, D)
-    return shardwright.plan(Within(ColumnRow()), tp=2, args=(x,), solver="liar")
+    return planning.plan(Within(ColumnRow()), tp=2, args=(x,), solver="liar")
 
 
 @pytest.mark.parametrize("solve", [shuffled, worst, speechless, boasting])

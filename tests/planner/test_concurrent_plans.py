@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import shardwright
 from shardwright.planner.solvers import lp
-from tests import zoo
+from tests import planning, zoo
 from tests.planner.mlps import WIDTH, Gated, GatedByAttribute, InverseSize, Mlp
 from tests.planner.modules import Attention, DividedByHeads
 from tests.planner.test_data_numbers import Branches
@@ -45,7 +44,7 @@ def features(device: str = "cpu") -> tuple[Tensor]:
 def plan(model: nn.Module, solver: str | None = None) -> str:
     """Its plan for two ranks, as text."""
     args = () if hasattr(model, "config") else features()
-    return shardwright.plan(model, tp=2, args=args, solver=solver).to_json()
+    return planning.plan(model, tp=2, args=args, solver=solver).to_json()
 
 
 @cache
@@ -136,7 +135,7 @@ def test_a_plan_in_model_code_of_what_it_makes() -> None:
             module = GatedByAttribute()
             if self.inner is not None:
                 x = (y.new_zeros(3, y.shape[1], WIDTH),)
-                FOUND.append(shardwright.plan(module, tp=2, args=x).to_json())
+                FOUND.append(planning.plan(module, tp=2, args=x).to_json())
             return super().between(y)
 
     FOUND.clear()

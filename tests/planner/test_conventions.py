@@ -15,7 +15,6 @@ from transformers import (
     Qwen2Config,
 )
 
-import shardwright
 from shardwright.errors import InfeasibleError
 from shardwright.planner.api import prepare
 from shardwright.planner.contract.dims import is_split
@@ -26,6 +25,8 @@ from shardwright.planner.search.ladder import SOLVING, climb
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.situation import start
 from shardwright.planner.search.solution import predicted
+from tests import planning
+from tests.planning import ASKED
 
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BY_HAND = {
@@ -73,7 +74,7 @@ def split_dims(plan: Plan) -> dict[str, int | None]:
 def test_a_dense_decoder_is_split_as_by_hand(name: str, size: str, tp: int) -> None:
     """Column, then row, in attention and MLP; embedding and head by vocabulary."""
     task = prepare(config(name, SIZES[size]), tp)
-    found = climb(start(task), SOLVING).solution
+    found = climb(start(task, ASKED), SOLVING).solution
     assert found.report.status == "optimal"
     graph, assignment = task.graph, found.layouts.assignment
     weights = {u.fqn: u.stored for u in graph.uses if u.fqn.endswith(".weight")}
@@ -87,22 +88,22 @@ def test_a_dense_decoder_is_split_as_by_hand(name: str, size: str, tp: int) -> N
 
 @pytest.mark.parametrize("phase", ["decode", "train"])
 def test_in_every_phase(phase: str) -> None:
-    plan = shardwright.plan(config("LlamaForCausalLM", TINY), 4, phase=phase)
+    plan = planning.plan(config("LlamaForCausalLM", TINY), 4, phase=phase)
     assert split_dims(plan)[TABLE] == split_dims(plan)[HEAD] == 0
 
 
 @pytest.mark.parametrize(("placement", "dim"), [("shard:1", 1), ("replicate", None)])
 def test_a_pin_overrides_it(placement: str, dim: int | None) -> None:
-    plan = shardwright.plan(config("LlamaForCausalLM", TINY), 2, pins={TABLE: placement})
+    plan = planning.plan(config("LlamaForCausalLM", TINY), 2, pins={TABLE: placement})
     assert split_dims(plan).get(TABLE) == dim
-    usual = shardwright.plan(config("LlamaForCausalLM", TINY), 2)
+    usual = planning.plan(config("LlamaForCausalLM", TINY), 2)
     assert split_dims(usual)[TABLE] == 0
     assert plan.predicted.time_ns < usual.predicted.time_ns
 
 
 def test_solvers_agree() -> None:
     plans = [
-        shardwright.plan(config("LlamaForCausalLM", TINY), 4, solver=s)
+        planning.plan(config("LlamaForCausalLM", TINY), 4, solver=s)
         for s in ("lp", "cpsat", "backtracking")
     ]
     assert len({str((p.modules, p.predicted, p.solver.objective)) for p in plans}) == 1
@@ -114,14 +115,14 @@ def test_a_budget_goes_first() -> None:
     least: dict[str, int] = {}
     for placement in ("shard:0", "shard:1"):
         with pytest.raises(InfeasibleError) as error:
-            shardwright.plan(model, 8, memory=1, pins={TABLE: placement})
+            planning.plan(model, 8, memory=1, pins={TABLE: placement})
         words = str(error.value).partition("would fit is ")[2]
         least[placement] = int(words.split()[0].replace(",", ""))
     assert least["shard:1"] < least["shard:0"]
-    found = {dim: split_dims(shardwright.plan(model, 8, memory=least[dim]))[TABLE] for dim in least}
+    found = {dim: split_dims(planning.plan(model, 8, memory=least[dim]))[TABLE] for dim in least}
     assert found == {"shard:0": 0, "shard:1": 1}
     with pytest.raises(InfeasibleError, match=f"{least['shard:1']:,} bytes"):
-        shardwright.plan(model, 8, memory=least["shard:1"] - 1)
+        planning.plan(model, 8, memory=least["shard:1"] - 1)
 
 
 def test_it_is_for_tables_of_tokens() -> None:
@@ -152,8 +153,8 @@ KEPT = {"LlamaForCausalLM": "model.layers.*.self_attn", "Olmo2ForCausalLM": "*.*
 @pytest.mark.parametrize("name", KEPT)
 def test_slack_is_not_spent_on_attention(name: str) -> None:
     """Whole, these weights would take less time, and all within 5 % of the bytes."""
-    usual = shardwright.plan(slim(name), 2)
-    faster = shardwright.plan(slim(name), 2, pins={KEPT[name]: "replicate"})
+    usual = planning.plan(slim(name), 2)
+    faster = planning.plan(slim(name), 2, pins={KEPT[name]: "replicate"})
     assert faster.predicted.time_ns < usual.predicted.time_ns
     held, more = (p.predicted.parameter_bytes[0] for p in (usual, faster))
     assert held < more < 1.05 * held
@@ -166,12 +167,12 @@ def test_slack_is_not_spent_on_attention(name: str) -> None:
 def test_within_a_budget_attention_may_be_whole() -> None:
     """What a rank may hold was said: the fastest of these plans is asked for."""
     model = slim("LlamaForCausalLM")
-    plan = shardwright.plan(model, 2, memory=10**9)
+    plan = planning.plan(model, 2, memory=10**9)
     assert split_dims(plan).get("model.layers.*.self_attn.q_proj.weight") is None
 
 
 def test_the_rest_of_attention_is_split_around_a_pin() -> None:
     pins = {"model.layers.*.self_attn.k_proj": "replicate"}
-    dims = split_dims(shardwright.plan(slim("LlamaForCausalLM"), 2, pins=pins))
+    dims = split_dims(planning.plan(slim("LlamaForCausalLM"), 2, pins=pins))
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     assert [dims[f"model.layers.*.self_attn.{n}.weight"] for n in names] == [0, None, 0, 1]

@@ -8,14 +8,13 @@ import sys
 
 import pytest
 
-import shardwright
 from shardwright.planner.solvers import cpsat
-from tests import zoo
+from tests import planning, zoo
 
 
 def plan() -> str:
     """A plan for experts."""
-    return shardwright.plan(zoo.build("mixtral")[1], tp=2).to_json()
+    return planning.plan(zoo.build("mixtral")[1], tp=2).to_json()
 
 
 def test_plans_do_not_hang_on_the_seed_of_hashes_or_on_the_run() -> None:
@@ -44,5 +43,5 @@ def test_plans_do_not_hang_on_the_number_of_workers(monkeypatch: pytest.MonkeyPa
     found = set()
     for workers in (1, 2):
         monkeypatch.setattr(cpsat, "WORKERS", workers)
-        found.add(shardwright.plan(model, tp=2, solver="cpsat").to_json())
+        found.add(planning.plan(model, tp=2, solver="cpsat").to_json())
     assert len(found) == 1

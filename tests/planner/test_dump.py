@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-import shardwright
 from shardwright import InfeasibleError, UsageError
 from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dump.names import axis_names
+from shardwright.planner.problem.names import axis_names
+from tests import planning
 from tests.cli.conftest import tiny
 
 FILES = {"README.txt", "axes.txt", "decisions.txt", "graph.txt", "problem.txt", "states.txt"}
@@ -31,7 +31,7 @@ class Gated(nn.Module):
 
 def test_everything_that_was_seen_is_written(tmp_path: Path) -> None:
     model = tiny()
-    plan = shardwright.plan(model, 2, dump=tmp_path)
+    plan = planning.plan(model, 2, dump=tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == FILES | {"plan.json"}
     assert Plan.load(tmp_path / "plan.json") == plan
     text = {p.stem: p.read_text() for p in tmp_path.iterdir()}
@@ -44,7 +44,7 @@ def test_everything_that_was_seen_is_written(tmp_path: Path) -> None:
     for parameter, _ in task.source.module.named_parameters(remove_duplicate=False):
         if "layers.1" not in parameter:  # like blocks are traced once
             assert parameter in text["graph"]
-    for word in ("1. solve", "run the plan on meta", "proven optimal by lp", "-> holds"):
+    for word in ("1. solve", "run the plan on meta", "proven optimal by cpsat", "-> holds"):
         assert word in text["decisions"]
     assert {line.split()[0] for line in text["README"].splitlines() if line} >= INDEX_LINES
 
@@ -53,7 +53,7 @@ INDEX_LINES = {f"{p}" for p in FILES - {"README.txt"}} | {"plan.json"}
 
 
 def test_what_was_chosen_is_marked_once_everywhere(tmp_path: Path) -> None:
-    shardwright.plan(Gated(), 2, args=(torch.zeros(3, 19, 8),), dump=tmp_path)
+    planning.plan(Gated(), 2, args=(torch.zeros(3, 19, 8),), dump=tmp_path)
     states = re.split(r"\n(?=\S)", (tmp_path / "states.txt").read_text())[1:]
     assert states and all(block.count("\n  * ") == 1 for block in states)
     factors = re.split(r"\n(?=\S)", (tmp_path / "problem.txt").read_text())
@@ -72,7 +72,7 @@ def test_axes_have_one_name_each_after_their_parameters() -> None:
 
 def test_it_is_written_where_there_is_no_plan(tmp_path: Path) -> None:
     with pytest.raises(InfeasibleError):
-        shardwright.plan(tiny(), 2, memory=1000, sequence_parallel=False, dump=tmp_path / "why")
+        planning.plan(tiny(), 2, memory=1000, sequence_parallel=False, dump=tmp_path / "why")
     assert {p.name for p in (tmp_path / "why").iterdir()} == FILES
     assert "no plan fits 1,000 bytes a rank" in (tmp_path / "why" / "decisions.txt").read_text()
 
@@ -80,4 +80,4 @@ def test_it_is_written_where_there_is_no_plan(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write into .*file"):
-        shardwright.plan(Gated(), 2, args=(torch.zeros(3, 19, 8),), dump=tmp_path / "file")
+        planning.plan(Gated(), 2, args=(torch.zeros(3, 19, 8),), dump=tmp_path / "file")

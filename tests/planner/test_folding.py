@@ -24,6 +24,7 @@ from shardwright.planner.trace import folded_trace
 from shardwright.planner.trace.folded_trace import traced
 from shardwright.planner.trace.source import Source, read_source
 from shardwright.planner.verify.first_run import of_first_run
+from tests.planning import ASKED
 
 LAYERS = 6
 SIZES: dict[str, Any] = {
@@ -78,7 +79,7 @@ def whole(source: Source) -> Folding:
 def planned(source: Source, folding: Folding, tp: int = 2) -> Plan:
     workload = Workload(batch=1, seq=64, dtype="bfloat16", device="h100-nvlink")
     axes = refine(folding.graph)
-    return run(Task(source, folding, unfold(folding), axes, workload, {"tp": tp}))
+    return run(Task(source, folding, unfold(folding), axes, workload, {"tp": tp}), ASKED)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -110,7 +111,7 @@ def test_three_blocks_in_a_row_hold_as_much_as_all(name: str) -> None:
     task = prepare(config, 2, dtype=torch.bfloat16, phase="prefill,decode", seq=64)
     shorter = len(unfold(task.folding, alike=3).graph.ops) < len(task.unfolded.graph.ops)
     assert shorter == (name != "gemma2")  # whose blocks differ in turn
-    found = climb(start(task), SOLVING).solution
+    found = climb(start(task, ASKED), SOLVING).solution
     bill = of_first_run(found.bill)
     wanted = max(peak(bill.costs, bill.assignment, run) for run in bill.costs.passes)
     assert found.memory.activations == wanted

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-import shardwright
 from shardwright.errors import UsageError
 from shardwright.planner.api import prepare
 from shardwright.planner.problem.tp_plan import pins, read, split_dim, style_of, table_of
 from shardwright.planner.report.hand_written import HandWritten, price
-from tests import zoo
+from tests import planning, zoo
 from tests.cli.conftest import tiny
 
 COLUMNS = {"model.layers.*.mlp.up_proj": "colwise", "model.layers.*.mlp.gate_proj": "colwise"}
@@ -58,7 +57,7 @@ def test_collectives_are_those_that_transformers_makes(name: str, counts: dict[s
 
 
 def test_the_hand_written_plan_costs_what_it_costs_and_ours_no_more() -> None:
-    hand, ours = priced(tiny()), shardwright.plan(tiny(), 2).predicted
+    hand, ours = priced(tiny()), planning.plan(tiny(), 2).predicted
     assert hand.predicted is not None and hand.rules == 9
     assert hand.predicted.parameter_bytes == ours.parameter_bytes
     assert sum(calls(hand).values()) > sum(c.count for c in ours.collectives)
@@ -160,7 +159,7 @@ def test_plans_as_pins() -> None:
         "model.layers.*.mlp.down_proj.weight": "shard:1",
     }
     wanted = {"model.layers.*.mlp.down_proj.weight": "replicate"}
-    plan = shardwright.plan(tiny(), 2, tp_plan=PAIRS, pins=wanted)
+    plan = planning.plan(tiny(), 2, tp_plan=PAIRS, pins=wanted)
     assert plan.pins["model.layers.*.mlp.up_proj.weight"] == "shard:0"
     assert plan.pins["model.layers.*.mlp.down_proj.weight"] == "replicate"
 
@@ -168,9 +167,9 @@ def test_plans_as_pins() -> None:
 @pytest.mark.parametrize("table", [{}, {"a": 1}, "other"])
 def test_no_table(table: Any) -> None:
     with pytest.raises(UsageError, match="tensor-parallel plan"):
-        shardwright.plan(tiny(), 2, tp_plan=table)
+        planning.plan(tiny(), 2, tp_plan=table)
 
 
 def test_a_model_without_one() -> None:
     with pytest.raises(UsageError, match="GPT2LMHeadModel has no tensor-parallel plan"):
-        shardwright.plan(zoo.build("gpt2")[1], 2, tp_plan="auto")
+        planning.plan(zoo.build("gpt2")[1], 2, tp_plan="auto")

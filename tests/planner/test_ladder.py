@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -27,8 +27,9 @@ from tests.planner.equal import RUN, features
 from tests.planner.test_conventions import TABLE, TINY, config, slim
 from tests.planner.test_gathered import WIDTH, Between
 from tests.planner.test_search import Within
+from tests.planning import ASKED
 
-SOLVE, FREE, GATHER, SPLIT, LEAVE = (
+SOLVE, LESS, FREE, GATHER, SPLIT, LEAVE = (
     step.what
     for step in dict.fromkeys(SOLVING)  # one stands there several times
 )
@@ -46,7 +47,7 @@ def story(task: Task, asked: Asked | None = None) -> tuple[list[Attempted], Plan
     """What was tried, and the plan if there is one."""
     told: list[Attempted] = []
     try:
-        return told, run(task, asked, lambda what, now: told.append(attempted(what, now)))
+        return told, run(task, asked or ASKED, lambda what, now: told.append(attempted(what, now)))
     except InfeasibleError:
         return told, None
 
@@ -54,15 +55,15 @@ def story(task: Task, asked: Asked | None = None) -> tuple[list[Attempted], Plan
 def test_the_first_solution_may_do() -> None:
     told, plan = story(task_of(config("LlamaForCausalLM", TINY)))
     assert plan is not None and [t.what for t in told] == [SOLVE, TRY]
-    assert told[0].outcome.startswith("proven optimal by lp (objective")
+    assert told[0].outcome.startswith("proven optimal by cpsat (objective")
     assert told[0].figures["bytes"] > 0 and told[0].figures["time_ns"] == plan.predicted.time_ns
-    assert told[0].restrictions == Restrictions()
+    assert told[0].restrictions == Restrictions(conventions=frozenset({TABLES}))
     assert (told[1].outcome, told[1].figures) == ("holds", {"failed before": 0})
 
 
 def test_telling_changes_nothing() -> None:
     task = task_of(config("LlamaForCausalLM", TINY))
-    assert story(task)[1] == run(task) == climb(start(task)).plan
+    assert story(task)[1] == run(task, ASKED) == climb(start(task, ASKED)).plan
 
 
 def test_attention_is_split_in_a_second_attempt() -> None:
@@ -79,7 +80,7 @@ def test_weights_are_gathered_in_a_second_attempt() -> None:
 
 
 def test_over_memory_all_else_is_tried_before_the_sequence() -> None:
-    told, plan = story(task_of(zoo.build("llama")[1]), Asked(memory=10))
+    told, plan = story(task_of(zoo.build("llama")[1]), replace(ASKED, memory=10))
     assert plan is None
     assert [t.what for t in told] == [SOLVE, FREE, ALONG, SOLVE, FREE]
     assert told[0].restrictions.conventions == {TABLES} and not told[1].restrictions.conventions

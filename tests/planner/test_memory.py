@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.api import plan
 from shardwright.planner.contract.plan_file import Memory, Phase, Plan, Workload
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.memory import memory
@@ -28,6 +27,7 @@ from shardwright.planner.strategies.states import States
 from shardwright.planner.trace.source import read_source
 from shardwright.planner.trace.trace import trace
 from tests import zoo
+from tests.planning import plan
 
 B, S = 2, 64
 NAMES = ("llama", "gpt2", "gemma2", "falcon", "qwen3_moe", "bloom", "deepseek_v3")
@@ -203,7 +203,7 @@ def test_budgets_of_large_models_that_train() -> None:
 
 
 def optimum(values: tuple[int, ...]) -> Optimum:
-    return Optimum(values, (values[0],), 0, 0, 0, True, True)
+    return Optimum(values, (values[0],), 0, 0, 0, True, True, False, {})
 
 
 def test_the_solver_gets_less_where_the_rest_is_too_much() -> None:

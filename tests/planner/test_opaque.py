@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.written import output_shapes
+from shardwright.planner.prove.prover import Prover
 from shardwright.planner.trace import made_up_data
-from shardwright.planner.trace.opaque import Opaque
-from shardwright.planner.trace.source import Source, to_meta
 from tests.planner.equal import Inputs, assert_equal, features
 from tests.planner.equal import planned as planned_for
 from tests.planner.mlps import WIDTH, Mlp
@@ -241,11 +239,7 @@ def test_a_model_that_depends_on_data_as_a_whole() -> None:
         planned(Rows(), features(WIDTH))
 
 
-def test_outputs_of_a_model_that_is_checked() -> None:
-    """`check` finds the same modules by itself."""
-    model = Model(Block).to("meta")
-    args = to_meta(features(WIDTH)(3, 19))
-    source = Source(model.double(), args, {}, "", "", torch.float64)
-    known = Opaque(source.module)
-    assert output_shapes(source, known)["layers.0.experts", ""] == [(3, 19, WIDTH)]
-    assert known.alike == {"layers.0.experts": "layers.0.experts"}
+def test_a_plan_of_such_a_model_is_proven_again() -> None:
+    model = Model(Block).double()
+    plan = planned(model, features(WIDTH))
+    assert Prover(model, features(WIDTH)(3, 19)).prove(plan).plan == plan

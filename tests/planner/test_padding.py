@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import shardwright
 from shardwright.planner.trace.source import padded, read_source, text_inputs
 from shardwright.runtime.api import apply
-from tests import zoo
+from tests import planning, zoo
 from tests.planner.test_unused import TOKENS, WIDTH, Text, is_split, text
 from tests.ranks import run_ranks
 
@@ -66,7 +65,7 @@ def made(make: Callable[[], nn.Module]) -> nn.Module:
 @pytest.mark.parametrize("make", [Masks, Mixes, Asks])
 def test_with_and_without_a_mask(make: Callable[[], nn.Module]) -> None:
     model = made(make)
-    plan = shardwright.plan(model, tp=2)
+    plan = planning.plan(model, tp=2)
     assert is_split(plan, "mlp.down.weight") and is_split(plan, "mlp.up.weight")
     ids = torch.randint(0, TOKENS, (2, 5), generator=torch.Generator().manual_seed(1))
     mask = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
@@ -93,13 +92,13 @@ def test_which_masks_there_are() -> None:
 
 
 def test_what_it_costs_is_the_call_without() -> None:
-    plain = shardwright.plan(made(Masks), tp=2, kwargs={"input_ids": torch.zeros(3, 19).long()})
-    assert shardwright.plan(made(Masks), tp=2).predicted == plain.predicted
+    plain = planning.plan(made(Masks), tp=2, kwargs={"input_ids": torch.zeros(3, 19).long()})
+    assert planning.plan(made(Masks), tp=2).predicted == plain.predicted
 
 
 def test_a_mask_that_cannot_be_traced() -> None:
     """The plan is that of the plain call, and says so."""
-    plan = shardwright.plan(made(Refuses), tp=2)
+    plan = planning.plan(made(Refuses), tp=2)
     assert is_split(plan, "mlp.up.weight")
     assert plan.solver.note == "not proven for calls with a mask for padding: they cannot be traced"
-    assert not shardwright.plan(made(Masks), tp=2).solver.note
+    assert not planning.plan(made(Masks), tp=2).solver.note

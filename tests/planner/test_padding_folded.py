@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import shardwright
 from shardwright.planner.api import prepare
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run import dry_run
 from shardwright.planner.dry_run.local_run import Mismatch
-from shardwright.planner.dry_run.written import dry_run_written
+from shardwright.planner.prove.prover import Prover
 from shardwright.runtime.api import apply
+from tests import planning
 from tests.planner.test_padding import Refuses, made
 from tests.planner.test_unused import TOKENS, WIDTH, Config, is_split
 from tests.ranks import run_ranks
@@ -83,37 +83,37 @@ def test_every_block_is_right(way: str) -> None:
     model = made(lambda: Stacked(way))
     task = prepare(model, 2)
     assert len(task.folding.stacks) == 1 and task.unfolded.graph is not task.graph
-    plan = shardwright.plan(model, 2)
+    plan = planning.plan(model, 2)
     assert is_split(plan, "layers.3.up.weight") and is_split(plan, "layers.3.down.weight")
     assert_equal(model, plan)
-    dry_run_written(plan, model)
+    assert Prover(model).prove(plan).plan == plan
 
 
 @pytest.mark.parametrize(("kinds", "afar"), [("010010", -2), ("001001", -3)])
 def test_blocks_that_are_read_from_afar_are_not_folded(kinds: str, afar: int) -> None:
     """Also where only the call with a mask reads them: in a shortened stack it reads another."""
     model = made(lambda: Stacked("", kinds, afar))
-    assert_equal(model, shardwright.plan(model, 2))
+    assert_equal(model, planning.plan(model, 2))
 
 
 def test_what_only_such_calls_read_is_split_and_averaged() -> None:
     """The plan has what such a call needs, but its price is that of the plain call."""
     model = made(lambda: Stacked("gates"))
     mesh = {"dp": 2, "tp": 2}
-    plan = shardwright.plan(model, mesh=mesh, phase="train")
+    plan = planning.plan(model, mesh=mesh, phase="train")
     assert is_split(plan, "layers.2.gate.weight")
-    plain = shardwright.plan(model, mesh=mesh, phase="train", kwargs=PLAIN)
+    plain = planning.plan(model, mesh=mesh, phase="train", kwargs=PLAIN)
     assert plan.predicted.time_ns == plain.predicted.time_ns
     assert plan.predicted.collectives == plain.predicted.collectives
 
 
 def test_nothing_changes_its_placement_for_them_without_need() -> None:
-    plan = shardwright.plan(made(lambda: Stacked("gates")), 2)
+    plan = planning.plan(made(lambda: Stacked("gates")), 2)
     assert not any(name.endswith(".act") for name in plan.modules)
 
 
 def test_ops_without_a_rule_in_them_are_named() -> None:
-    plan = shardwright.plan(made(lambda: Stacked("inverts")), 2)
+    plan = planning.plan(made(lambda: Stacked("inverts")), 2)
     assert plan.opaque == {"linalg_pinv": 4}
     reasons = {w.parameter: w.reason for w in plan.replicated}
     assert "linalg_pinv in 'layers." in reasons["layers.2.gate.weight"]
@@ -130,7 +130,7 @@ def test_what_fails_with_the_traced_blocks_alone_is_not_split(monkeypatch: Any) 
         return run_local(root, runs, plan, *others)
 
     monkeypatch.setattr(dry_run, "run_local", fails)
-    plan = shardwright.plan(made(lambda: Stacked("gates")), 2)
+    plan = planning.plan(made(lambda: Stacked("gates")), 2)
     assert failed and set(failed) == {2}
     assert not any(is_split(plan, f"layers.{i}.up.weight") for i in range(4))
 
@@ -138,4 +138,4 @@ def test_what_fails_with_the_traced_blocks_alone_is_not_split(monkeypatch: Any) 
 def test_a_plan_that_says_nothing_of_them_can_be_checked() -> None:
     """One whose calls with a mask cannot be traced holds for the others."""
     model = made(Refuses)
-    assert dry_run_written(shardwright.plan(model, 2), model).shapes > 0
+    assert Prover(model).prove(planning.plan(model, 2)).shapes > 0

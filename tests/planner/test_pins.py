@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import shardwright
 from shardwright.errors import InfeasibleError, ShardwrightError, UsageError
 from shardwright.planner.problem.pins import Pin, as_pins, as_table, gather, make_pin, matches
-from tests import zoo
+from tests import planning, zoo
 from tests.cli.conftest import tiny
 from tests.planner.test_search import Within
 
@@ -76,36 +76,36 @@ def test_files_that_hold_no_pins(tmp_path: Path, text: str | None, error: str) -
 
 
 def test_a_pinned_module_is_whole_and_the_plan_says_who_wanted_it() -> None:
-    plan = shardwright.plan(tiny(), 2, pins={f"{MLP}.*": "replicate"})
+    plan = planning.plan(tiny(), 2, pins={f"{MLP}.*": "replicate"})
     assert plan.pins == {f"{MLP}.*": "replicate"}
     assert not [name for name in plan.modules if ".mlp" in name]
     assert f"{ATTENTION}.q_proj" in plan.modules
     assert {w.reason for w in plan.replicated if ".mlp." in w.parameter} == {"a pin asks for it"}
-    free = shardwright.plan(tiny(), 2)
+    free = planning.plan(tiny(), 2)
     assert f"{MLP}.up_proj" in free.modules
     assert free.pins == {}
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_pin_decides_the_dim(dim: int) -> None:
-    plan = shardwright.plan(tiny(), 2, pins={"model.embed_tokens.weight": f"shard:{dim}"})
+    plan = planning.plan(tiny(), 2, pins={"model.embed_tokens.weight": f"shard:{dim}"})
     found = plan.modules["model.embed_tokens"].parameters["weight"].placement
     assert found == ("256@tp, 64", "256, 64@tp")[dim]
 
 
 def test_one_layer_may_be_pinned_alone() -> None:
-    plan = shardwright.plan(tiny(), 2, pins={"model.layers.1.mlp": "replicate"})
+    plan = planning.plan(tiny(), 2, pins={"model.layers.1.mlp": "replicate"})
     assert "model.layers.0.mlp.up_proj" in plan.modules
     assert "model.layers.1.mlp.up_proj" not in plan.modules
 
 
 def test_fused_parameters_are_split_part_by_part() -> None:
     _, module = zoo.build("gpt2")
-    plan = shardwright.plan(module, 2, pins={"transformer.h.*.attn.c_attn.weight": "shard:1"})
+    plan = planning.plan(module, 2, pins={"transformer.h.*.attn.c_attn.weight": "shard:1"})
     spec = plan.modules["transformer.h.*.attn.c_attn"].parameters
     assert spec["weight"].placement.count("@tp") == 3
     with pytest.raises(UsageError, match=r"c_attn.bias has shape \[\d+\], so no dim 1"):
-        shardwright.plan(module, 2, pins={"transformer.h.0.attn.c_attn.bias": "shard:1"})
+        planning.plan(module, 2, pins={"transformer.h.0.attn.c_attn.bias": "shard:1"})
 
 
 # --- what cannot hold
@@ -134,7 +134,7 @@ def test_fused_parameters_are_split_part_by_part() -> None:
 )  # fmt: skip
 def test_refusals(pins: dict[str, str], kind: type[ShardwrightError], error: str) -> None:
     with pytest.raises(kind) as found:
-        shardwright.plan(tiny(), 2, pins=pins)
+        planning.plan(tiny(), 2, pins=pins)
     assert isinstance(found.value, InfeasibleError) is (kind is InfeasibleError)
     assert error in str(found.value)
     assert "\n" not in str(found.value)
@@ -166,11 +166,11 @@ def test_tied_parameters_are_one() -> None:
     _, module = zoo.build("gpt2")
     pins = {"transformer.wte": "replicate", "lm_head": "shard:0"}
     with pytest.raises(UsageError, match=r"on lm_head.weight \(tied to transformer.wte.weight\)"):
-        shardwright.plan(module, 2, pins=pins)
+        planning.plan(module, 2, pins=pins)
 
 
 def test_an_axis_shorter_than_the_ranks() -> None:
     with pytest.raises(InfeasibleError, match="none of which 61 ranks could share"):
-        shardwright.plan(tiny(), 61, pins={f"{ATTENTION}.q_proj": "shard:0"})
+        planning.plan(tiny(), 61, pins={f"{ATTENTION}.q_proj": "shard:0"})
     with pytest.raises(InfeasibleError, match="its size is 64, and there are 65 ranks"):
-        shardwright.plan(tiny(), 65, pins={f"{ATTENTION}.q_proj": "shard:1"})
+        planning.plan(tiny(), 65, pins={f"{ATTENTION}.q_proj": "shard:1"})

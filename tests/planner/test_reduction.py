@@ -15,7 +15,7 @@ from shardwright.planner.solvers.bucket_elimination import eliminate
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.solvers.problem import Problem, Result, Row
 from shardwright.planner.solvers.reduction import Reduction, chain, solve_reduced
-from tests.planner.test_solvers import CAPS, SECONDS, assignments, brute_force, check, problems
+from tests.planner.problems import CAPS, SECONDS, assignments, brute_force, check, problems
 
 
 def coarse(problem: Problem) -> Fitted:

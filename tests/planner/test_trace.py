@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.modeling_outputs import BaseModelOutput
 
-import shardwright
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace import boundaries as boundaries
 from shardwright.planner.trace.expressions import attributes_of
 from shardwright.planner.trace.source import from_config
 from shardwright.planner.trace.trace import trace
+from tests import planning
 from tests.planner.mlps import WIDTH, InverseSize, Mlp
 from tests.planner.modules import (
     Again,
@@ -286,5 +286,5 @@ def test_loops_over_sets_go_in_the_same_order_in_copies() -> None:
         def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
             return x[..., :n]
 
-    plan = shardwright.plan(Widths(), tp=2, args=(torch.randn(3, 19, 16),))
+    plan = planning.plan(Widths(), tp=2, args=(torch.randn(3, 19, 16),))
     assert plan.module("layers.7") is not None

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.written import dry_run_written
+from shardwright.planner.prove.prover import Prover
 from shardwright.planner.trace import folded_trace
 from shardwright.planner.trace.example_inputs import example_inputs
 from shardwright.planner.trace.source import read_source
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
 from shardwright.runtime.audit import count_collectives
+from tests import planning
 from tests.planner.test_folding import LAYERS, OLD, planned, whole
 from tests.predicted import Tally, predicted
 from tests.predicted import counted as tally
@@ -103,7 +104,7 @@ def text(tower: nn.Module | None = None, tied: bool = False) -> nn.Module:
 
 
 def plans(model: nn.Module) -> Plan:
-    return shardwright.plan(model, tp=2)
+    return planning.plan(model, tp=2)
 
 
 def is_split(plan: Plan, parameter: str) -> bool:
@@ -118,7 +119,7 @@ def test_a_tower_is_split_and_right(tied: bool) -> None:
     model = text(Tower(), tied)
     plan = plans(model)
     assert is_split(plan, "tower.mlp.up.weight") and is_split(plan, "tower.mlp.down.weight")
-    dry_run_written(plan, model)
+    assert Prover(model).prove(plan).plan == plan
     ids = torch.randint(0, TOKENS, (2, 5), generator=torch.Generator().manual_seed(1))
     image = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2)).double()
     want = [model(ids), model(ids, image), model.get_submodule("tower")(image)]
@@ -145,7 +146,7 @@ def test_a_tower_that_does_not_run_in_its_dtype() -> None:
     assert is_split(plan, "tower.mlp.up.weight")
     assert plan.predicted.unsharded_bytes == 8 * sum(p.numel() for p in model.parameters())
     assert plan.modules == plans(copy.deepcopy(model).float()).modules
-    dry_run_written(plan, model)
+    assert Prover(model).prove(plan).plan == plan
     model = model.float()
     image = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
     want = model.get_submodule("tower")(image)

@@ -53,8 +53,15 @@ def _offsets(t: T, generator: torch.Generator) -> torch.Tensor:
     return ends.int()
 
 
+def _starts(t: T, generator: torch.Generator) -> torch.Tensor:
+    starts = torch.randint(t.high, t.shape, generator=generator).sort().values
+    starts[0] = 0
+    return starts
+
+
 KINDS: dict[str, Callable[[T, torch.Generator], torch.Tensor]] = {
     "ascending": lambda t, g: _normal(t, g).sort().values,
+    "all": lambda t, g: torch.full(t.shape, t.high),
     "above": lambda t, g: 1.1 + _uniform(t, g),
     "bool": lambda t, g: torch.rand(t.shape, generator=g) < 0.5,
     "complex": _complex,
@@ -64,6 +71,7 @@ KINDS: dict[str, Callable[[T, torch.Generator], torch.Tensor]] = {
     "offsets": _offsets,
     "so many": lambda t, g: torch.randperm(t.shape[0], generator=g) < t.high,
     "positive": lambda t, g: 0.1 + 0.8 * _uniform(t, g),
+    "starts": _starts,
     "steps": lambda t, g: _integers(t, g).double(),
 }
 

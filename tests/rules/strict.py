@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 VALUES_UNKNOWN = set(
-    "empty empty_like empty_permuted new_empty rand_like randn_like uniform".split()
+    """
+empty empty_like empty_permuted exponential new_empty rand rand_like randint randn randn_like
+randperm uniform
+""".split()
 )
 """Compared by shape only."""
 
 NO_DERIVATIVE = {
+    "_embedding_bag_forward_only.default",
     "copy.default",
     "floor_divide.Scalar",
     "floor_divide.default",
@@ -16,7 +20,13 @@ NO_DERIVATIVE = {
 }
 """Overloads that ATen has no gradient for."""
 
-CONSTANT = {"_native_batch_norm_legit_no_training": ("running_mean", "running_var")}
+_STATISTICS = ("running_mean", "running_var")
+CONSTANT = {
+    "_native_batch_norm_legit_functional": _STATISTICS,
+    "_native_batch_norm_legit_no_training": _STATISTICS,
+    "fractional_max_pool2d": ("random_samples",),
+    "fractional_max_pool3d": ("random_samples",),
+}
 """Arguments that ATen has no gradient for."""
 
 GRANULE = {"_grouped_mm": 4}

@@ -81,6 +81,8 @@ class Asked(TorchFunctionMode):
             dtype = args[0].dtype
             kind = float if dtype.is_floating_point else bool if dtype == torch.bool else int
             return self._numbers(tuple(args[0].shape) if name == "tolist" else (), kind)
+        if name == "numpy" and isinstance(args[0], Tensor) and not known(args[0]):
+            raise Unknown("it takes what only data has to numpy")
         if not any(type(leaf) is Number for leaf in tree_leaves((args, kwargs))):
             out = func(*args, **kwargs)
             if self.selects and name in JOINING:
@@ -117,7 +119,7 @@ class Asked(TorchFunctionMode):
         if all(n % TRACE_ROWS or not n for n in sizes):
             return func(x, *args, **kwargs)
         if name == "__len__":
-            raise Unknown("it takes the number of rows that data selects")
+            return self.questions.length(sizes[0]) if sizes[0] % TRACE_ROWS == 0 else sizes[0]
         if name in ("numel", "nelement"):
             return Number(self.questions, int)
         number = Number(self.questions, int)

@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from shardwright.planner.trace.data_dependent.model_code import torch_goes_on
+
 MOST = 1 << 16
 """Elements from which on values are not kept: nobody looks for a few in there."""
 
@@ -47,8 +49,19 @@ class Known:
             out = fake()
         except (DynamicOutputShapeException, DataDependentOutputException):
             made = self._computed(func, args, kwargs) if known else None
+            if (
+                made is None
+                and func is aten.bincount.default
+                and (length := _bins(*args, **kwargs))
+            ):
+                with self._fakes:
+                    dtype = torch.int64 if len(args) < 2 or args[1] is None else args[1].dtype
+                    return torch.empty(length, dtype=dtype, device=args[0].device), False
             if made is None:
-                raise
+                goes_on = torch_goes_on() if func is aten._local_scalar_dense.default else None
+                if goes_on is None:
+                    raise
+                return goes_on, True
             device = next(t.device for t in _tensors((args, kwargs)))
             with self._fakes:
                 out = tree_map(lambda v: _like(v, device), made)
@@ -125,6 +138,11 @@ def _writes(argument: Any) -> bool:
 
 def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> int:
+    """How many bins code counts in; there are more only where it counts what is none of them."""
+    return minlength
 
 
 def _like(value: Any, device: torch.device | None) -> Any:

@@ -46,9 +46,9 @@ def independent(file: str, line: int, tensors: Collection[str]) -> Found:
     """
     found = [
         (function, loop)
-        for function in ast.walk(_parsed(file))
+        for function in ast.walk(parsed(file))
         if isinstance(function, ast.FunctionDef)
-        for loop in _own(function.body)
+        for loop in own(function.body)
         if isinstance(loop, ast.For)
         and loop.iter.lineno <= line <= (loop.iter.end_lineno or loop.iter.lineno)
     ]
@@ -58,17 +58,30 @@ def independent(file: str, line: int, tensors: Collection[str]) -> Found:
     below = loop.body[0].lineno > (loop.iter.end_lineno or 0)  # no other loop on that line
     if not (_is_rows(loop.iter) and below and not loop.orelse):
         raise Refused("a loop does more than to take the rows that data selects")
-    stored = frozenset(_stored([loop.target, *loop.body]))
+    return Found(loop, passes(function, loop, tensors))
+
+
+def passes(
+    function: ast.FunctionDef, code: ast.For | ast.If, tensors: Collection[str]
+) -> frozenset[str]:
+    """The names that a loop, or what a test goes around, assigns: for itself alone.
+
+    Raises:
+        Refused: passes are not independent, or code after them reads one of the names.
+    """
+    target = [code.target] if isinstance(code, ast.For) else []
+    nodes = [*target, *code.body]
+    stored = frozenset(_stored(nodes))
     changed = {
         node.target.id
-        for node in ast.walk(loop)
+        for node in ast.walk(code)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     } & set(tensors)
-    only_changed = changed - _stored([loop.target, *loop.body], augmented=False)
+    only_changed = changed - _stored(nodes, augmented=False)
     passed = _Pass(stored - only_changed, only_changed, tensors)
-    passed.block(loop.body, passed.target(loop.target, set()))
-    _not_read_after(function, loop, passed.stored)
-    return Found(loop, stored)
+    passed.block(code.body, passed.target(target[0], set()) if target else set())
+    _not_read_after(function, code, passed.stored)
+    return stored
 
 
 def _is_rows(node: ast.expr) -> bool:
@@ -85,7 +98,7 @@ def ends_pass(loop: ast.For, line: int) -> ast.expr | None:
 
     It is that of `if …: continue`, without an `else`, where no other loop is between.
     """
-    for test in _own(loop.body, LOOPS):
+    for test in own(loop.body, LOOPS):
         if (
             isinstance(test, ast.If)
             and test.test.lineno <= line <= (test.test.end_lineno or test.test.lineno)
@@ -98,21 +111,22 @@ def ends_pass(loop: ast.For, line: int) -> ast.expr | None:
 
 
 @lru_cache(maxsize=64)
-def _parsed(file: str) -> ast.Module:
+def parsed(file: str) -> ast.Module:
+    """The code of a file; nothing where it has none."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return ast.Module([], [])
 
 
-def _own(
+def own(
     body: Iterable[ast.AST], without: tuple[type[ast.AST], ...] = PASSED_ON
 ) -> Iterator[ast.AST]:
     """All nodes of some statements but for those within others of some kinds."""
     for node in body:
         if not isinstance(node, without):
             yield node
-            yield from _own(ast.iter_child_nodes(node), without)
+            yield from own(ast.iter_child_nodes(node), without)
 
 
 def _stored(nodes: Iterable[ast.AST], augmented: bool = True) -> set[str]:
@@ -128,7 +142,9 @@ def _stored(nodes: Iterable[ast.AST], augmented: bool = True) -> set[str]:
     return out
 
 
-def _not_read_after(function: ast.FunctionDef, loop: ast.For, names: Collection[str]) -> None:
+def _not_read_after(
+    function: ast.FunctionDef, loop: ast.For | ast.If, names: Collection[str]
+) -> None:
     """Refuse where code that may run after the loop reads one of `names`."""
     around = [
         node

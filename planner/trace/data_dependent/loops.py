@@ -30,8 +30,9 @@ SAME = {"detach", "lift_fresh_copy"}
 class Loop:
     """A loop that ran: the numbers of the calls that its passes began and ended with."""
 
-    mask: Tensor
-    """Which rows there are, data says: of a mask as long as the model says."""
+    mask: Tensor | None
+    """Which rows there are, data says: of a mask as long as the model says. None of what a test
+    goes around, which is a pass that is made or not."""
 
     starts: list[int] = field(default_factory=list)
     stop: int | None = None

@@ -22,6 +22,16 @@ def is_plumbing(module: str) -> bool:
     return module.split(".")[0] in ("torch", "shardwright")
 
 
+def torch_goes_on() -> bool | None:
+    """The truth with which torch.nn's own code goes on that asks for it; None if with either."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and is_plumbing(name := frame.f_globals.get("__name__", "")):
+        if name.startswith("torch.nn."):
+            return only_way(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
 @lru_cache(maxsize=256)
 def _tests(file: str) -> list[tuple[int, int, bool]]:
     """First and last line of each test that raises when it fails, and the truth that passes it."""

@@ -28,6 +28,7 @@ from shardwright.planner.trace.data_dependent.loop_code import (
 from shardwright.planner.trace.data_dependent.loop_rows import rows_to_try
 from shardwright.planner.trace.data_dependent.loops import Loop, inner, known
 from shardwright.planner.trace.data_dependent.model_code import model_frame, only_way, truth
+from shardwright.planner.trace.data_dependent.skips import Skips
 from shardwright.planner.trace.data_dependent.unknown import Undecided, Unknown
 from shardwright.planner.trace.opaque import Opaque
 
@@ -104,6 +105,7 @@ class Questions:
     ) -> None:
         self.opaque, self.note_read, self.cut = opaque, read, cut
         self.now, self.value = now, value
+        self.skips = Skips(now)
         self.loops: list[Loop] = []
         self.running: list[tuple[Any, ast.For]] = []
         """The loops that are in a pass, the innermost last, and the frames of their code."""
@@ -132,6 +134,8 @@ class Questions:
         if found is None and self.running and self.running[-1][0] is frame:
             test = ends_pass(self.running[-1][1], frame.f_lineno)
             found = None if test is None else truth(test, False)
+        if found is None and self.opaque.skips:
+            found = self.skips.goes_on(frame)
         if found is None and self.running:
             raise Unknown("it branches on data in a pass of a loop over rows")
         if found is None:
@@ -139,6 +143,17 @@ class Questions:
             if found is None:
                 raise Undecided(traced_call)
         return found
+
+    def length(self, rows: int) -> int:
+        """The number of rows that data selects, where no more than a skip depends on it.
+
+        Raises:
+            Unknown: more does.
+        """
+        frame = model_frame()
+        if frame is None or not self.skips.goes_on(frame, rows):
+            raise Unknown("it takes the number of rows that data selects")
+        return rows
 
     def passes(self, mask: Tensor, rows: Tensor) -> Iterator[Tensor]:
         """Every row of indices that `mask`, of one dim, may select, in a pass of a loop each.

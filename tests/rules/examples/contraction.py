@@ -91,6 +91,17 @@ def _depthwise(d: Draw) -> Example:
     return call("convolution", T((2, c, 6)), weight, bias, [1], [k - 1], [1], False, [0], c)
 
 
+def _bilinear(d: Draw) -> Example:
+    lead, i, j, o = d.shape(0, 2), d.size(), d.size(), d.size()
+    bias = T((o,)) if d.flag() else None
+    return call("bilinear", T((*lead, i)), T((*lead, j)), T((o, i, j)), bias)
+
+
+def _conv_tbc(d: Draw) -> Example:
+    t, n, i, o, k = d.size(3, 5), d.size(), d.size(), d.size(), d.size(1, 3)
+    return call("conv_tbc", T((t, n, i)), T((k, i, o)), T((o,)), d.size(0, 1))
+
+
 def _grouped_mm(d: Draw) -> Example:
     t, k, n, x = d.size(4, 8), 4 * d.size(1, 4), 4 * d.size(1, 4), d.size(1, 3)
     # There is no kernel for double.
@@ -122,7 +133,9 @@ EXAMPLES: Makers = {
     "_grouped_mm": [_grouped_mm],
     "addmm": [_addmm],
     "baddbmm": [_baddbmm],
+    "bilinear": [_bilinear],
     "bmm": [_bmm],
+    "conv_tbc": [_conv_tbc],
     "convolution": [_convolution, _convolution, _depthwise],
     "dot": [_dot],
     "transformers::grouped_mm_fallback": [_grouped_mm_fallback],

@@ -124,6 +124,26 @@ def _embedding(d: Draw) -> Example:
     return call("embedding", T((v, e)), T(d.shape(0, 2), "integers", v), padding)
 
 
+def _embedding_bag(op: str) -> Maker:
+    def make(d: Draw) -> Example:
+        v, e, n, mode = d.size(3, 7), d.size(), d.size(3, 6), d.size(0, 2)
+        weights = T((n,)) if mode == 0 and d.flag() else None
+        entries = T((n,), "integers", v), T((d.size(1, 3),), "starts", n)
+        return call(op, T((v, e)), *entries, False, mode, False, weights)
+
+    return make
+
+
+def _grid_sample(op: str) -> Maker:
+    def make(d: Draw) -> Example:
+        n, c, depth = d.size(), d.size(), int(op[-2])
+        space, out = (tuple(d.size(2, 4) for _ in range(depth)) for _ in range(2))
+        grid = T((n, *out, depth))
+        return call(op, T((n, c, *space)), grid, 0, d.size(0, 2), d.flag())
+
+    return make
+
+
 def _bucketize(d: Draw) -> Example:
     return call("bucketize.Tensor", T(d.shape(0, 3)), T((4,), "ascending"), right=d.flag())
 
@@ -147,6 +167,8 @@ def _like(op: str, *rest: object) -> Maker:
 
 
 EXAMPLES: Makers = {
+    "_embedding_bag": [_embedding_bag("_embedding_bag")],
+    "_embedding_bag_forward_only": [_embedding_bag("_embedding_bag_forward_only")],
     "_unsafe_index": [_index("_unsafe_index.Tensor")],
     "_unsafe_index_put": [_index_put("_unsafe_index_put"), _index_put_once("_unsafe_index_put")],
     "arange": [lambda d: call("arange", d.size())],
@@ -157,6 +179,8 @@ EXAMPLES: Makers = {
     "eye": [lambda d: call("eye.m", d.size(), d.size())],
     "full": [_factory("full", 2.5), _factory("full", 0.0)],
     "gather": [_gather],
+    "grid_sampler_2d": [_grid_sample("grid_sampler_2d")],
+    "grid_sampler_3d": [_grid_sample("grid_sampler_3d")],
     "index": [_index("index.Tensor"), _index("index.Tensor")],
     "index_put": [_index_put("index_put"), _index_put_once("index_put"), _put_alike, _put_rows],
     "index_select": [_index_select],
@@ -167,6 +191,10 @@ EXAMPLES: Makers = {
     "new_zeros": [_like("new_zeros")],
     "one_hot": [_one_hot],
     "ones": [_factory("ones")],
+    "rand": [_factory("rand")],
+    "randint": [lambda d: call("randint", 9, list(d.shape(0, 3)))],
+    "randn": [_factory("randn")],
+    "randperm": [lambda d: call("randperm", d.size())],
     "scalar_tensor": [lambda d: call("scalar_tensor", 1.5)],
     "scatter": [_scatter, _scatter_reduce, _scatter_value_reduce],
     "scatter_add": [_scatter_add],

@@ -37,6 +37,27 @@ def _batch_norm(d: Draw) -> Example:
     return call(op, T((n, c, *space)), weight, bias, mean, var, 0.1, 1e-3)
 
 
+def _own_batch_norm(d: Draw) -> Example:
+    n, c, space = d.size(2, 4), d.size(), d.shape(0, 2)
+    weight, bias = (T((c,)) if d.flag() else None for _ in range(2))
+    op = "_native_batch_norm_legit.no_stats"
+    return call(op, T((n, c, *space)), weight, bias, True, 0.1, 1e-3)
+
+
+def _updating_batch_norm(d: Draw) -> Example:
+    n, c, space = d.size(2, 4), d.size(), d.shape(0, 2)
+    weight, bias = (T((c,)) if d.flag() else None for _ in range(2))
+    mean, var = T((c,)), T((c,), "positive")
+    op = "_native_batch_norm_legit_functional"
+    return call(op, T((n, c, *space)), weight, bias, mean, var, True, 0.1, 1e-3)
+
+
+def _ctc_loss(d: Draw) -> Example:
+    t, n, c, s = d.size(5, 7), d.size(), d.size(2, 5), d.size(1, 2)
+    targets, long, short = T((n, s), "integers", c), T((n,), "all", t), T((n,), "all", s)
+    return call("_ctc_loss.Tensor", T((t, n, c)), targets, long, short, 0, d.flag())
+
+
 def _cross_entropy(d: Draw) -> Example:
     n, v = d.size(2, 6), d.size(2, 6)
     reduction, ignored = d.pick(0, 1, 2), d.pick(-100, 0)
@@ -45,6 +66,9 @@ def _cross_entropy(d: Draw) -> Example:
 
 
 EXAMPLES: Makers = {
+    "_ctc_loss": [_ctc_loss],
+    "_native_batch_norm_legit": [_own_batch_norm],
+    "_native_batch_norm_legit_functional": [_updating_batch_norm],
     "_native_batch_norm_legit_no_training": [_batch_norm],
     "cross_entropy_loss": [_cross_entropy],
     "group_norm": [_group_norm],

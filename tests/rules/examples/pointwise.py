@@ -12,10 +12,10 @@ UNARY = {
     "integers": "bitwise_not",
     "normal": """
         abs alias asinh atan ceil celu clone contiguous cos cosh detach detach_ elu empty_like erf
-        erfc exp exp2 expm1 floor gelu hardsigmoid hardswish hardtanh isfinite isinf isnan
-        leaky_relu lift_fresh_copy log_sigmoid_forward logical_not mish nan_to_num neg ones_like
-        rand_like randn_like reciprocal relu relu6 round selu sgn sigmoid sign signbit silu sin sinc
-        sinh softplus softshrink square tan tanh trunc uniform zeros_like
+        erfc exp exp2 expm1 exponential floor gelu hardsigmoid hardswish hardtanh isfinite isinf
+        isnan leaky_relu lift_fresh_copy log_sigmoid_forward logical_not mish nan_to_num neg
+        ones_like rand_like randn_like reciprocal relu relu6 round selu sgn sigmoid sign signbit
+        silu sin sinc sinh softplus softshrink square tan tanh trunc uniform zeros_like
     """,
     "positive": """
         acos asin atanh digamma erfinv lgamma log log10 log1p log2 logit rsqrt sqrt
@@ -134,6 +134,11 @@ def _prelu_kernel(d: Draw) -> Example:
     return call("_prelu_kernel", T((n, c, s)), T((1, c, 1), "positive"))
 
 
+def _noisy(d: Draw) -> Example:
+    shape = d.shape(0, 3)
+    return call("rrelu_with_noise_functional", T(shape), T(shape), 0.1, 0.3, False)
+
+
 def _copy(d: Draw) -> Example:
     shape = d.shape(0, 3)
     return call("copy", T(shape), T(d.broadcast(shape)))
@@ -191,6 +196,7 @@ EXAMPLES: Makers = {
         _binary("pow.Tensor_Tensor", "normal", "integers"),
     ],
     "prelu": [_prelu],
+    "rrelu_with_noise_functional": [_noisy],
     "rsub": [_alpha("rsub.Tensor"), _scalar("rsub.Scalar", 1)],
     "sub": [_alpha("sub.Tensor"), _alpha("sub.Tensor"), _scalar("sub.Tensor", 1)],
     "threshold": [_scalar("threshold", 0.5, 2.0)],

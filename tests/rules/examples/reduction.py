@@ -96,6 +96,24 @@ def _pool(op: str, depth: int) -> Maker:
     return make
 
 
+def _resized_pool(op: str) -> Maker:
+    def make(d: Draw) -> Example:
+        depth = int(op[-2])
+        head = d.shape(2, 2) if "fractional" in op else d.shape(1, 2)[-2:]
+        out = [d.size(1, 3) for _ in range(depth)]
+        space = [n + d.size(2, 4) for n in out]
+        if "fractional" in op:
+            samples = T((*head, depth), "positive")
+            return call(op, T((*head, *space)), [2] * depth, out, samples)
+        return call(op, T((*head, *space)), out)
+
+    return make
+
+
+def _distances(d: Draw) -> Example:
+    return call("_pdist_forward", T((d.size(2, 5), d.size())), d.pick(1.0, 2.0, 3.0))
+
+
 def _extreme(op: str) -> list[Maker]:
     def other(d: Draw) -> Example:
         shape = d.shape(0, 3)
@@ -104,9 +122,16 @@ def _extreme(op: str) -> list[Maker]:
     return [_over_all(op), _over_one(f"{op}.dim"), other]
 
 
+RESIZED = """
+_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d
+fractional_max_pool2d fractional_max_pool3d
+""".split()
+
 EXAMPLES: Makers = {
+    **{op: [_resized_pool(op)] for op in RESIZED},
     "_fft_c2c": [_fourier],
     "_log_softmax": [_scan("_log_softmax", False)],
+    "_pdist_forward": [_distances],
     "_safe_softmax": [_scan("_safe_softmax")],
     "_softmax": [_scan("_softmax", False)],
     "all": [

@@ -1,9 +1,9 @@
-"""Names that a person reads for axes: `mlp.up_proj.weight[0]`, not a number."""
+"""Names that a person reads for axes and tensors: `mlp.up_proj.weight[0]`, not a number."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.axes import ATOM, CONCAT, PRODUCT, Axes, Dim, atoms_of, find
@@ -20,12 +20,11 @@ def axis_names(graph: Graph, axes: Axes) -> dict[int, str]:
     out: dict[int, str] = {}
     taken: Counter[str] = Counter()
     for title, name in _titles(graph):
-        for d, dim in enumerate(axes.dims[name]):
-            for place, atom in _places(dim, f"{d}"):
-                if atom.id not in out:
-                    text = f"{title}[{place}]"
-                    taken[text] += 1
-                    out[atom.id] = text if taken[text] == 1 else f"{text}'{taken[text]}"
+        for _, axis, place in places(axes.dims[name]):
+            if axis not in out:
+                text = f"{title}[{place}]"
+                taken[text] += 1
+                out[axis] = text if taken[text] == 1 else f"{text}'{taken[text]}"
     return out
 
 
@@ -41,6 +40,38 @@ def dim_text(dim: Dim, names: Mapping[int, str]) -> str:
         return f"{names[dim.id]}={dim.size}"
     inner = (dim_text(c, names) for c in dim.children)
     return "(" + (" * " if dim.kind == PRODUCT else " + ").join(inner) + ")"
+
+
+def tensor_names(graph: Graph) -> dict[str, str]:
+    """Tensor -> what people call it, no two alike: those that have a variable of their own.
+
+    A parameter as it is stored has its own name, and as its module sees it, `NAME used`. A result
+    is named after module and op, what enters or leaves a module after that. Layers that are alike
+    have `*` for their number; of several that would have one name the later ones are numbered.
+    """
+    titles = {out: (op.module, f":{op.call.op}") for op in graph.ops for out in op.outputs}
+    titles |= {b.target: (b.module, f" {b.side} {b.slot}") for b in graph.boundaries}
+    titles |= {u.used: (u.fqn, " used") for u in graph.uses}
+    titles |= {u.stored: (u.fqn, "") for u in graph.uses}
+    own = {n: titles.get(n, (n, "")) for n in graph.tensors if graph.one(n) == n}
+    kinds: dict[tuple[str, str], set[str]] = {}
+    for module, what in own.values():
+        kinds.setdefault((pattern(module), what), set()).add(module)
+    taken: Counter[str] = Counter()
+    out = {}
+    for name, (module, what) in own.items():
+        alike = pattern(module)
+        title = ((alike if len(kinds[alike, what]) == 1 else module) + what).strip(": ")
+        taken[title] += 1
+        out[name] = title if taken[title] == 1 else f"{title}'{taken[title]}"
+    return out
+
+
+def places(dims: Sequence[Dim]) -> Iterator[tuple[int, int, str]]:
+    """The axes of a tensor: number of the dim, id of the axis, and where it stands (0, 0.1)."""
+    for d, dim in enumerate(dims):
+        for place, atom in _places(dim, f"{d}"):
+            yield d, atom.id, place
 
 
 def _titles(graph: Graph) -> Iterator[tuple[str, str]]:

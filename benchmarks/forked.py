@@ -1,0 +1,135 @@
+"""Ranks as forks of a process that has torch imported: a tenth of a second each, not five.
+
+Each writes to a file of its own, and how it ended is told apart: well, with an error of ours, with
+a raw exception, by a signal, or not at all.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore
+
+HOST = "127.0.0.1"
+
+PRELOADED = ["torch", "transformers", "transformers.models.llama.modeling_llama", "shardwright"]
+PRELOADED += ["shardwright.runtime.api", "shardwright.planner.api", "torch._dynamo"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended.
+
+    Attributes:
+        how: "well", "error" (of ours), "raw", "killed" or "hangs".
+        text: The message of an error.
+        log: All that it wrote to stdout and stderr.
+        seconds: Until the last rank had ended, at most.
+    """
+
+    how: str
+    text: str
+    log: str
+    seconds: float
+
+
+def run_forked(
+    ranks: int,
+    fn: Callable[..., None],
+    args: Sequence[Any],
+    folder: Path,
+    *,
+    limit: float = 90.0,
+    environ: Sequence[dict[str, str]] = (),
+    doomed: int | None = None,
+    agent: bool = False,
+) -> list[Ended]:
+    """Run `fn(*args)` on `ranks` processes with the environment that torchrun gives.
+
+    Args:
+        ranks: How many.
+        fn: Importable, as each process finds it by its name.
+        args: What pickles.
+        folder: For the files of the ranks.
+        limit: Seconds after which a rank hangs; it is killed then.
+        environ: By rank, what is added to the environment.
+        agent: The store is kept here, as torchrun's agent keeps it, and not by rank 0.
+        doomed: A rank that is killed when the others have ended, as it does not end by itself.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED, fn.__module__])
+    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False) if agent else None
+    port = _free_port() if store is None else store.port
+    processes, begun = [], time.monotonic()
+    for rank in range(ranks):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        own |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        own |= {"TORCHELASTIC_USE_AGENT_STORE": str(agent)}
+        own |= environ[rank] if environ else {}
+        process = context.Process(target=_main, args=(folder / f"rank-{rank}", own, fn, args))
+        process.start()
+        processes.append(process)
+    ends: dict[int, Ended] = {}
+    for rank in sorted(range(ranks), key=lambda rank: rank == doomed):
+        process = processes[rank]
+        process.join(0.0 if rank == doomed else max(limit - (time.monotonic() - begun), 0.0))
+        seconds = time.monotonic() - begun
+        if hangs := process.is_alive():
+            process.kill()
+            process.join()
+        ends[rank] = _ended(folder / f"rank-{rank}", hangs, process.exitcode or 0, seconds)
+    return [ends[rank] for rank in range(ranks)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+def _ended(stem: Path, hangs: bool, code: int, seconds: float) -> Ended:
+    log, report = stem.with_suffix(".log"), stem.with_suffix(".error")
+    how = "hangs" if hangs else {0: "well", 3: "error"}.get(code, "killed" if code == -9 else "raw")
+    return Ended(
+        how,
+        report.read_text() if report.exists() else "",
+        log.read_text(errors="replace") if log.exists() else "",
+        seconds,
+    )
+
+
+def _main(
+    stem: Path, environ: dict[str, str], fn: Callable[..., None], args: Sequence[Any]
+) -> None:
+    """What a fork runs."""
+    log = os.open(stem.with_suffix(".log"), os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(environ)
+    import torch
+
+    from shardwright import ShardwrightError
+
+    torch.set_num_threads(1)
+    stem.with_suffix(".error").unlink(missing_ok=True)
+    code = 0
+    try:
+        fn(*args)
+    except ShardwrightError as error:
+        stem.with_suffix(".error").write_text(f"{type(error).__name__}: {error}")
+        code = 3
+    except BaseException:
+        traceback.print_exc()
+        code = 4
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

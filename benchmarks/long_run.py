@@ -1,0 +1,147 @@
+"""Train and generate for long on two ranks: memory, files, threads and objects do not grow.
+
+    python -m benchmarks.long_run --steps 500 --tokens 2000
+
+Each rank notes what it holds after a tenth of the way, when all is set up, and at the end. Files,
+threads and tensors must be as many; memory may be a little more, as allocators keep some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+SLACK = 16 * 2**20
+"""Bytes of memory that a rank may have more at the end."""
+
+TOKENS_A_TURN = 50
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds.
+
+    Attributes:
+        memory: Bytes that are resident.
+        files: Open files and sockets.
+        threads: Of the system, not of Python alone.
+        tensors: That the garbage collector knows.
+    """
+
+    memory: int
+    files: int
+    threads: int
+    tensors: int
+
+    @classmethod
+    def now(cls) -> Held:
+        """By this process, after a garbage collection."""
+        import torch
+
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        tensors = sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
+        return cls(
+            pages * os.sysconf("SC_PAGE_SIZE"),
+            len(os.listdir("/proc/self/fd")),  # noqa: PTH208 a number is wanted
+            len(os.listdir("/proc/self/task")),  # noqa: PTH208
+            tensors,
+        )
+
+
+def work(model: str, plan: str, steps: int, tokens: int) -> dict[str, list[dict[str, int]]]:
+    """On each rank: what it held early and at the end, of training and of generating."""
+    import torch
+
+    import shardwright
+
+    split: Any = shardwright.load(model, plan)
+    optimizer = torch.optim.AdamW(split.parameters(), lr=1e-3)
+
+    def train(step: int) -> None:
+        ids = torch.randint(256, (2, 16), generator=torch.manual_seed(step))
+        split.train()(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def generate(turn: int) -> None:
+        ids = torch.randint(256, (1, 8), generator=torch.manual_seed(turn))
+        out = split.eval().generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=TOKENS_A_TURN,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        assert out.shape == (1, 8 + TOKENS_A_TURN)
+
+    return {
+        "training": _watched(train, steps),
+        "generating": _watched(generate, tokens // TOKENS_A_TURN),
+    }
+
+
+def _watched(turn: Callable[[int], None], turns: int) -> list[dict[str, int]]:
+    held = []
+    for i in range(turns):
+        turn(i)
+        if i in (max(turns // 10, 1), turns - 1):
+            held.append(asdict(Held.now()))
+    return held
+
+
+def growth(early: dict[str, int], late: dict[str, int]) -> list[str]:
+    """What grew, in words."""
+    more = {name: late[name] - early[name] for name in early}
+    return [f"{n} by {m}" for n, m in more.items() if m > (SLACK if n == "memory" else 0)]
+
+
+def run(steps: int, tokens: int) -> list[dict[str, list[dict[str, int]]]]:
+    """What each of two ranks held."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import shardwright
+    from shardwright.planner.on_ranks.launch import run_processes
+
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=256,
+        eos_token_id=None,
+        architectures=["LlamaForCausalLM"],
+    )
+    with tempfile.TemporaryDirectory() as temporary:
+        model, plan = Path(temporary) / "model", Path(temporary) / "plan.json"
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(model)
+        shardwright.plan(model, tp=2, phase="train", objective="memory").save(plan)
+        return run_processes(2, work, str(model), str(plan), steps, tokens)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print what was held, and fail where something grew."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--tokens", type=int, default=2000)
+    given = parser.parse_args(arguments)
+    found = run(given.steps, given.tokens)
+    print(json.dumps(found, indent=2))
+    grew = [text for rank in found for early, late in rank.values() for text in growth(early, late)]
+    print("grew:", ", ".join(grew) or "nothing")
+    return bool(grew)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

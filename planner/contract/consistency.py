@@ -1,0 +1,210 @@
+"""What must be true of any plan, whatever its model: how its keys hang together.
+
+Nothing that is not so reaches torch. Whether a plan is right is another matter: that needs its
+model (`planner/prove/`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.dims import Atom, Dim, Product, atoms
+from shardwright.planner.contract.mesh import (
+    MOST_RANKS,
+    TP,
+    batch_dims,
+    coords_of,
+    fault_of_dim,
+    fault_of_sub_axes,
+    replicas,
+    sub_axes_of,
+)
+from shardwright.planner.contract.names import lookup
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.ranges import MOST_PIECES, pieces
+from shardwright.planner.contract.redistribute import side, steps
+
+if TYPE_CHECKING:
+    from shardwright.planner.contract.mesh import Coords
+    from shardwright.planner.contract.plan_file import ModulePlan, Plan, Redistribution
+
+LARGEST = 2**40
+"""Of sizes, counts and the like: what there is has less, and products of it stay exact."""
+
+ATTRIBUTE = re.compile(r"[A-Za-z]\w*|_[A-Za-z0-9]\w*|\d+", re.ASCII)
+"""A step of the path to an attribute: nothing that Python itself reads (`__class__`)."""
+
+INPUT = re.compile(r"(\*\d{1,4}|[A-Za-z_]\w*)(\.\w+)*", re.ASCII)
+OUTPUT = re.compile(r"(\w+(\.\w+)*)?", re.ASCII)
+"""Slots: of what goes into a module, and of what comes out."""
+
+
+def check(plan: Plan) -> None:
+    """Check that a plan does not contradict itself.
+
+    Raises:
+        PlanError: it does; says where.
+    """
+    for name, size in plan.mesh.items():
+        fault = fault_of_dim(name, size)
+        _need(fault is None, f"mesh: {fault}")
+    _need(TP in plan.mesh, f"mesh: it has no dim '{TP}', whose ranks split the weights")
+    _need(
+        prod(plan.mesh.values()) <= MOST_RANKS,
+        f"mesh: {prod(plan.mesh.values()):,} ranks, and {MOST_RANKS:,} are the most",
+    )
+    _need(
+        sorted(plan.batch_dims) == sorted(batch_dims(plan.mesh)),
+        f"batch_dims: {plan.batch_dims}, but the mesh dims beside {TP} are {batch_dims(plan.mesh)}",
+    )
+    for name, sizes in plan.sub_axes.items():
+        _need(name == TP, f"sub_axes: '{name}' splits no weights")
+        fault = fault_of_sub_axes(sizes, plan.mesh[name])
+        _need(fault is None, f"sub_axes: {fault}")
+    _check_figures(plan)
+    for name, shape in plan.model.parameters.items():
+        _need(
+            all(0 <= n <= LARGEST for n in shape) and len(shape) <= 16 and prod(shape) < 2**60,
+            f"model.parameters.{name}: {shape!r:.60} is no shape",
+        )
+    coords = coords_of({TP: plan.mesh[TP]}, plan.sub_axes, 0)
+    done: set[int] = set()
+    for name, module in plan.modules.items():
+        if id(module) not in done:
+            done.add(id(module))
+            for where, test in _tests(plan, name, module, coords):
+                try:
+                    test()
+                except PlanError as error:
+                    raise PlanError(f"modules.{name}.{where}: {error}") from None
+
+
+def _check_figures(plan: Plan) -> None:
+    load, copies = plan.workload, replicas(plan.mesh)
+    _need(load.replicas == copies, f"workload.replicas: {load.replicas}, the mesh has {copies}")
+    _need(load.batch >= copies, f"workload.batch: {load.batch}, for {copies} copies of the model")
+    _need(bool(load.phases), "workload.phases: there are none")
+    counts = len(plan.predicted.parameter_bytes)
+    _need(
+        counts == plan.world_size,
+        f"predicted.parameter_bytes: of {counts} ranks, and there are {plan.world_size}",
+    )
+    _need(len(plan.solver.objective) == 4, "solver.objective: it has not four numbers")
+    _need(len(plan.solver.bound) == 1, "solver.bound: it is not one number")
+
+
+def _tests(
+    plan: Plan, name: str, module: ModulePlan, coords: Coords
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What is to be tried of a module's entry, each with where that stands."""
+    for key, entry in module.parameters.items():
+        full = f"{name}.{key}" if name else key
+        shape = lookup(plan.model.parameters, full)
+        yield (
+            f"parameters.{key}",
+            lambda e=entry, s=shape: _check_stored(e.placement, e.use, s, coords),
+        )
+    for way, changes in (("inputs", module.inputs), ("outputs", module.outputs)):
+        for i, change in enumerate(changes):
+            yield f"{way}.{i}", lambda c=change, w=way: _check_change(c, w == "inputs", coords)
+        yield way, lambda c=changes: _check_slots(c)
+    for path, dim in module.attributes.items():
+        yield f"attributes.{path}", lambda p=path, d=dim: _check_attribute(p, d, coords)
+
+
+def _check_stored(
+    placement: str, use: str | None, shape: Sequence[int] | None, coords: Coords
+) -> None:
+    stored = _placement(placement, coords)
+    _need(None not in stored.shape, f"'{placement}' leaves a size open")
+    _need(not (stored.partial or stored.grad_partial), f"'{placement}' is stored as a term of one")
+    _need(
+        shape is None or stored.shape == tuple(shape),
+        f"'{placement}' has shape {list(stored.shape)}, and the parameter {shape}",
+    )
+    if use is not None:
+        used = _placement(use, coords)
+        _need(used.shape == stored.shape, f"'{use}' and '{placement}' have not the same shape")
+        steps(stored, used, coords)
+
+
+def _check_change(change: Redistribution, entering: bool, coords: Coords) -> None:
+    source, target = _placement(change.source, coords), _placement(change.target, coords)
+    text = f"from '{change.source}' to '{change.target}'"
+    _need(len(source.dims) == len(target.dims), f"{text}: not the same number of dims")
+    for a, b in zip(source.shape, target.shape, strict=True):
+        _need(a is None or b is None or a == b, f"{text}: {a} elements become {b}")
+    steps(source, target, coords)
+    slot = (INPUT if entering else OUTPUT).fullmatch(change.slot)
+    _need(slot is not None, f"slot {change.slot!r:.60} names no tensor")
+    if change.before is not None:
+        path = change.before.lstrip(".")
+        _need(
+            entering and path != change.before and INPUT.fullmatch(path) is not None,
+            f"before: {change.before!r:.60} names no tensor of a module around",
+        )
+
+
+def _check_slots(changes: Sequence[Redistribution]) -> None:
+    seen: dict[tuple[str, int], Redistribution] = {}
+    for change in changes:
+        key = (change.slot, len(parse(change.source).dims))
+        _need(key not in seen, f"two for tensor '{change.slot}' of {key[1]} dims")
+        seen[key] = change
+
+
+def _check_attribute(path: str, dim: str, coords: Coords) -> None:
+    _need(
+        all(ATTRIBUTE.fullmatch(step) for step in path.split(".")),
+        "a plan may replace plain sizes only, and this names none",
+    )
+    found = _placement(dim, coords)
+    _need(
+        len(found.dims) == 1 and None not in found.shape and not found.partial
+        and not found.grad_partial,
+        f"'{dim}' is no size",
+    )  # fmt: skip
+
+
+def _placement(text: str, coords: Coords) -> Placement:
+    """The placement that `text` writes down, which splits nothing twice.
+
+    Raises:
+        PlanError: it is not in the notation, or no tensor can lie so on this mesh.
+    """
+    found = parse(text)
+    for name in sorted(found.named):
+        _need(name in coords, f"'{text}': there is no mesh dim '{name:.40}' that splits weights")
+    _need(
+        all(a.size is None or a.size <= LARGEST for d in found.dims for a in atoms(d)),
+        f"'{text:.60}': too large a size",
+    )
+    _need(sum(map(pieces, found.dims)) <= MOST_PIECES, f"'{text:.60}': too finely split")
+    for dim in found.dims:
+        _split(dim, coords, text)
+    for bit in sub_axes_of(TP, coords):
+        side(found, bit, coords)
+    return found
+
+
+def _split(dim: Dim, coords: Coords, text: str) -> set[str]:
+    """The sub-axes that split something of a dim: in a product one factor each."""
+    if isinstance(dim, Atom):
+        return sub_axes_of(dim.mesh, coords) if dim.mesh else set()
+    out: set[str] = set()
+    for part in dim.factors if isinstance(dim, Product) else dim.terms:
+        here = _split(part, coords, text)
+        twice = here & out if isinstance(dim, Product) else set[str]()
+        _need(not twice, f"'{text}' splits a dim over {' '.join(sorted(twice))} twice")
+        out |= here
+    return out
+
+
+def _need(holds: bool, text: str) -> None:
+    if not holds:
+        raise PlanError(text)

@@ -1,0 +1,46 @@
+"""`check`: is a plan right for a model?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.prove.prover import Prover
+
+
+def check(
+    plan: Plan | str | Path,
+    model: Any,
+    *,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    accept: bool = False,
+    trust_remote_code: bool = False,
+) -> Plan:
+    """Prove that a plan is right for a model: values, gradients, shapes, and what it says of costs.
+
+    The model is traced as for `plan`; no weights are read, and no ranks are started.
+
+    Args:
+        plan: The plan, or the file it is in.
+        model: As `plan` takes it.
+        args: Example inputs, as the plan was made with.
+        kwargs: The same by name.
+        accept: Take a plan that was edited, or that an older release wrote: its figures are worked
+            out again.
+        trust_remote_code: Whether to run code that comes with the model: else that is refused.
+
+    Returns:
+        The plan; with `accept` with its figures and its digest as they should be, to be saved.
+
+    Raises:
+        PlanError: it was edited, is for another model, or does not hold.
+        ModelError: the model cannot be read or traced.
+    """
+    where = "the plan" if isinstance(plan, Plan) else plan
+    read = plan if isinstance(plan, Plan) else Plan.load(plan)
+    if not accept:
+        read.unedited(where)
+    prover = Prover(model, args, kwargs, trust_remote_code=trust_remote_code)
+    return prover.prove(read, figures=not accept).plan

@@ -1,0 +1,144 @@
+"""What a plan says beside what the planner would write: key by key, the first that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.mesh import batch_dims
+from shardwright.planner.contract.plan_file import ModulePlan, Plan
+from shardwright.planner.cost.cost import Costs
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.module_plans import shapes
+from shardwright.planner.emit.prediction import prediction
+from shardwright.planner.emit.reasons import replicated_parameters
+from shardwright.planner.problem.optimize import Optimum
+from shardwright.planner.search.plan import of_all_blocks, without_rule
+from shardwright.planner.search.task import Task
+from shardwright.planner.search.unfolded import memory_of
+from shardwright.planner.verify.recost import Bill
+
+FIGURES = ("cost", "predicted", "replicated", "opaque")
+"""What a plan says of itself, and nobody acts on."""
+
+ACCEPTED = "edited: right, but not what a solver found"
+"""The note of a plan that costs something else than what was found."""
+
+
+def of_solution(
+    task: Task,
+    layouts: Layouts,
+    unfolded: Layouts,
+    bill: Bill,
+    modules: Mapping[str, ModulePlan],
+    costs: Costs,
+    optimum: Optimum,
+) -> dict[str, Any]:
+    """The keys of the plan that such states make: all that follow from them.
+
+    Args:
+        task: What was traced.
+        layouts: Of its folded graph.
+        unfolded: Of that of all blocks.
+        bill: Of the same.
+        modules: Plans of the traced modules.
+        costs: Prices of the folded graph.
+        optimum: The states as a solver found them.
+    """
+    whole = {u.stored: True for u in unfolded.graph.uses}
+    memory = memory_of(task, bill, layouts, costs)
+    found = prediction(layouts, bill, memory, task.ranks(layouts.states))
+    return {
+        "model": {
+            "architecture": task.source.architecture,
+            "config_hash": task.source.config_hash,
+            "parameters": shapes(task.source.module),
+        },
+        "batch_dims": batch_dims(task.mesh),
+        "sub_axes": layouts.states.sub.table(),
+        "modules": {n: m.model_dump() for n, m in of_all_blocks(task, modules).items()},
+        "opaque": without_rule(task.graph, task.axes),
+        "predicted": found.model_dump(),
+        "cost": [optimum.objective, *bill.price],
+        "replicated": [w.model_dump() for w in replicated_parameters(unfolded, whole)],
+    }
+
+
+def same(plan: Plan, found: Mapping[str, Any], figures: bool) -> None:
+    """Compare a plan with the keys that it should have.
+
+    Args:
+        plan: The plan.
+        found: Those of `of_solution`.
+        figures: Whether to compare what a plan says of its costs, too.
+
+    Raises:
+        PlanError: a key is not what it should be; says which.
+    """
+    have = plan.model_dump()
+    for key, value in found.items():
+        if key in FIGURES and not figures:
+            continue
+        where = _differs(have, key, value)
+        if where is not None:
+            hint = "; `shardwright check --accept` writes what it finds" if key in FIGURES else ""
+            place, said, due = where
+            raise PlanError(f"the plan does not hold: {place} is {said}, and should be {due}{hint}")
+
+
+def rewritten(plan: Plan, found: Mapping[str, Any]) -> Plan:
+    """The plan with its figures as they come out, and its digest.
+
+    Where it costs something else than what its solver found, nobody has proven it the best.
+    """
+    data = plan.model_dump()
+    for key in FIGURES:
+        if _differs(data, key, found[key]) is None:
+            continue
+        if key == "cost":
+            size = found[key][0]
+            data["solver"] |= {
+                "status": "feasible", "objective": found[key], "bound": [0], "gap": size,
+                "note": ACCEPTED, "proved_by": "",
+            }  # fmt: skip
+        else:
+            data[key] = found[key]
+    return Plan.model_validate(data).sealed()
+
+
+def _differs(have: Mapping[str, Any], key: str, want: Any) -> tuple[str, str, str] | None:
+    """`difference` of one of the keys of `of_solution`."""
+    if key == "cost":  # the first number is at a price of a byte that the plan does not name
+        return difference(have["solver"]["objective"][1:], want[1:], "solver.objective")
+    if key == "batch_dims":
+        return difference(sorted(have[key]), sorted(want), key)
+    if key == "replicated":
+        return difference(_without_reasons(have[key]), _without_reasons(want), key)
+    return difference(have[key], want, key)
+
+
+def difference(have: Any, want: Any, where: str) -> tuple[str, str, str] | None:
+    """The first place where two JSON values differ, with what stands there in each."""
+    if isinstance(have, dict) and isinstance(want, dict):
+        for key in sorted(have.keys() | want.keys()):
+            if key not in have or key not in want:
+                sides = (_text(side[key]) if key in side else "missing" for side in (have, want))
+                return (f"{where}.{key}", *sides)  # type: ignore[return-value]
+            found = difference(have[key], want[key], f"{where}.{key}")
+            if found is not None:
+                return found
+        return None
+    if isinstance(have, list) and isinstance(want, list) and len(have) == len(want):
+        pairs = enumerate(zip(have, want, strict=True))
+        return next((d for i, p in pairs if (d := difference(*p, f"{where}.{i}"))), None)
+    return None if have == want else (where, _text(have), _text(want))
+
+
+def _without_reasons(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in entry.items() if k != "reason"} for entry in entries]
+
+
+def _text(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,175 @@
+"""States of tensors, read off a plan: those for which `emit` would write what the plan says.
+
+A plan says what happens at boundaries of modules and between a parameter and its use; of what lies
+between it says nothing. So what it says restricts the problem that it is a solution of, and the
+planner's own way to solve that finds states for the rest, or what forbids them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plan_file import ParameterPlan, Plan, Redistribution
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.module_plans import parameter_plan
+from shardwright.planner.emit.redistributions import crossed, redistribution
+from shardwright.planner.graph.graph import Boundary, Graph, Use
+from shardwright.planner.problem.builder import FREE, CostFunctionNetwork
+from shardwright.planner.solvers.problem import Factor, Problem, Row
+from shardwright.planner.strategies.state import State
+
+Rows = list[tuple[int, ...]]
+
+
+def gathered(graph: Graph, plan: Plan) -> frozenset[str]:
+    """The stored tensors that the plan gathers as they are read."""
+    found = ((use.stored, _parameter(plan, use)) for use in graph.uses)
+    return frozenset(n for n, entry in found if entry and entry.use and _loses(entry))
+
+
+class ReadBack:
+    """Reads plans of one traced model back into the problem that they are solutions of.
+
+    Args:
+        network: That problem: what a plan says is added to it.
+        graph: The traced model.
+    """
+
+    def __init__(self, network: CostFunctionNetwork, graph: Graph) -> None:
+        self.network, self.graph = network, graph
+        self.layouts = Layouts(graph, network.states, {})
+        self.outer = graph.outer()
+        self._texts: dict[tuple[str, bool], list[str]] = {}
+        self._rows: dict[object, Rows] = {}
+
+    def restricted(self, plan: Plan) -> CostFunctionNetwork:
+        """The problem with nothing left but what the plan says, and what that leaves open.
+
+        Raises:
+            PlanError: something that it says of a tensor cannot be said of it.
+        """
+        before = self.network.problem
+        problem = Problem(before.components, before.names, before.domains, list(before.factors))
+        for label, names, rows in (*self._uses(plan), *self._boundaries(plan)):
+            scope = [self.network.variables[n] for n in names]
+            table = [Row(values, FREE) for values in rows]
+            problem.factors.append(_once(label, scope, table))
+        states, movable = self.network.states, self.network.movable
+        return CostFunctionNetwork(problem, self.network.variables, states, movable)
+
+    def _uses(self, plan: Plan) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+        for use in self.graph.uses:
+            entry = _parameter(plan, use)
+            rows = self._known((use, entry), lambda use=use, entry=entry: self._use(use, entry))
+            if not rows:
+                said = "nothing" if entry is None else f"'{entry.placement}'"
+                raise PlanError(
+                    f"the plan says {said} of '{use.fqn}'"
+                    + (f" and uses it as '{entry.use}'" if entry and entry.use else "")
+                    + ", which no plan of this model can"
+                )
+            yield f"said {use.fqn}", (use.stored, use.used), rows
+
+    def _use(self, use: Use, entry: ParameterPlan | None) -> Rows:
+        names = (use.stored, use.used)
+        allowed = None
+        if entry is not None:
+            allowed = (entry.placement, entry.use or entry.placement)
+        return [
+            tuple(i for i, _ in ends)
+            for ends in self._fitting(names, allowed, stored=True)
+            if parameter_plan(self.layouts, use, *(s for _, s in ends)) == entry
+        ]
+
+    def _boundaries(self, plan: Plan) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+        for boundary in self.graph.boundaries:
+            ndim = len(self.graph.tensors[boundary.source].shape)
+            said = _said(plan, boundary, ndim)
+            rows = self._known(
+                (boundary, said), lambda b=boundary, said=said: self._boundary(b, said)
+            )
+            where = _where(boundary)
+            if not rows:
+                assert said is not None, "nothing may always be said"
+                raise PlanError(
+                    f"the plan takes the {where} from '{said.source}' to '{said.target}', "
+                    "which no plan of this model can"
+                )
+            names = crossed(boundary, self.outer.get(boundary.target))
+            yield f"said the {where}", names if said else names[-2:], rows
+
+    def _boundary(self, boundary: Boundary, said: Redistribution | None) -> Rows:
+        around = self.outer.get(boundary.target)
+        names = crossed(boundary, around)
+        if said is None:
+            domain = self.network.states.domain
+            index = {s: i for i, s in enumerate(domain(boundary.target))}
+            pairs = ((i, index.get(s)) for i, s in enumerate(domain(boundary.source)))
+            return [(i, j) for i, j in pairs if j is not None]
+        wanted = (*([None] if around else []), said.source if not around else None, said.target)
+        return [
+            tuple(i for i, _ in ends)
+            for ends in self._fitting(names, wanted)
+            if redistribution(self.layouts, boundary, around, [s for _, s in ends]) == said
+        ]
+
+    def _fitting(
+        self, names: Sequence[str], texts: Sequence[str | None] | None, stored: bool = False
+    ) -> Iterator[tuple[tuple[int, State], ...]]:
+        """States of tensors with their numbers, that are written as `texts`, where that says."""
+        options = []
+        for name, text in zip(names, texts or [None] * len(names), strict=True):
+            domain = self.network.states.domain(name)
+            have = self._written(name, stored) if text is not None else []
+            options.append([(i, s) for i, s in enumerate(domain) if not have or have[i] == text])
+        return product(*options)
+
+    def _written(self, name: str, stored: bool) -> list[str]:
+        """How each state of a tensor is written."""
+        if (name, stored) not in self._texts:
+            domain = self.network.states.domain(name)
+            made = [str(self.layouts.placement(name, s, stored)) for s in domain]
+            self._texts[name, stored] = made
+        return self._texts[name, stored]
+
+    def _known(self, key: object, find: Callable[[], Rows]) -> Rows:
+        """What was read once is not read again: plans of one model say much the same."""
+        if key not in self._rows:
+            self._rows[key] = find()
+        return self._rows[key]
+
+
+def _once(name: str, scope: Sequence[int], rows: list[Row]) -> Factor:
+    """A factor; a variable that stands twice in `scope` has equal values."""
+    problem = Problem(())
+    problem.factor(name, scope, rows)
+    return problem.factors[0]
+
+
+def _parameter(plan: Plan, use: Use) -> ParameterPlan | None:
+    owner, _, name = use.fqn.rpartition(".")
+    spec = plan.module(owner)
+    return spec.parameters.get(name) if spec else None
+
+
+def _loses(entry: ParameterPlan) -> bool:
+    return not parse(entry.placement).meshes <= parse(entry.use or entry.placement).meshes
+
+
+def _where(boundary: Boundary) -> str:
+    side = "input" if boundary.side == "in" else "output"
+    slot = f" '{boundary.slot}'" if boundary.slot else ""
+    return f"{side}{slot} of '{boundary.module}'"
+
+
+def _said(plan: Plan, boundary: Boundary, ndim: int) -> Redistribution | None:
+    """What a plan says of a tensor that enters or leaves a module."""
+    spec = plan.module(boundary.module)
+    if spec is None:
+        return None
+    spoken = spec.inputs if boundary.side == "in" else spec.outputs
+    found = [c for c in spoken if c.slot == boundary.slot and len(parse(c.source).dims) == ndim]
+    return found[0] if found else None

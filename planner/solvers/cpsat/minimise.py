@@ -1,0 +1,134 @@
+"""Minimise by CP-SAT: one worker, on the full relaxation, place by place of a large sum.
+
+One worker is best: on 6 layers of a dense decoder it proved in 0.05 s what two workers, each with a
+search of its own, did not in 10 s. Probing, symmetries and a second presolve take half of the time
+and find nothing on these problems.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.errors import SolverError
+from shardwright.planner.solvers.cpsat.digits import Sum, limit, places, sum_of
+from shardwright.planner.solvers.cpsat.model import PartModel
+from shardwright.planner.solvers.problem import Problem, Result
+
+WORKERS = 1
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A problem as a model, what is to be minimised, and its places, the first one first."""
+
+    model: PartModel
+    total: Sum
+    places: list[Any]
+
+
+def posed(problem: Problem, component: int, caps: Mapping[int, int]) -> Posed | None:
+    """Minimise one component of `problem` under `caps`, as a model; None where nothing can be.
+
+    The model's own objective is the first place of the sum.
+
+    Raises:
+        SolverError: OR-tools is not installed.
+    """
+    if not all(factor.rows for factor in problem.factors):
+        return None
+    model = PartModel(problem)
+    for c, cap in caps.items():
+        if not limit(model, sum_of(model, c), cap, problem.components[c]):
+            return None
+    problem.limits.add_to(model.model, model.values)
+    total = sum_of(model, component)
+    found = places(model, total, problem.components[component])
+    model.model.minimize(found[0])
+    return Posed(model, total, found)
+
+
+def as_text(problem: Problem, component: int, caps: Mapping[int, int]) -> str:
+    """The model in the text format of CP-SAT; its objective is the first place of the sum.
+
+    Raises:
+        SolverError: OR-tools is not installed, or no assignment is within the caps.
+    """
+    asked = posed(problem, component, caps)
+    if asked is None:
+        raise SolverError("there is no model of a problem without solutions")
+    return str(asked.model.model.proto)
+
+
+def solve(
+    problem: Problem,
+    component: int,
+    caps: Mapping[int, int],
+    hint: Sequence[int] | None,
+    seconds: float,
+) -> Result:
+    """Minimise one component of `problem` under `caps`.
+
+    Raises:
+        SolverError: OR-tools is not installed, or it refuses the model.
+    """
+    end = time.monotonic() + seconds
+    asked = posed(problem, component, caps)
+    if asked is None:
+        return Result("infeasible", None, 0)
+    best, above = None if hint is None else tuple(hint), 0
+    count, bits = asked.total.digits
+    for k, place in enumerate(asked.places):
+        if k:
+            asked.model.model.minimize(place)
+        if best is not None:
+            asked.model.hint(best)
+        status, found, bound = _ask(asked.model, end - time.monotonic())
+        if found is not None or k == 0:  # a hint need not be an answer
+            best = found
+        if status == "optimal":
+            asked.model.model.add(place == bound)
+            above = (above << bits) + bound
+            continue
+        if status == "infeasible" and k == 0:
+            return Result("infeasible", None, 0)
+        if k == 0 and bound is None:
+            return Result("unknown", None, asked.total.least)
+        rest = (count - 1 - k) * bits
+        least = asked.total.least + asked.total.unit * (((above << bits) + (bound or 0)) << rest)
+        if best is None:
+            return Result("unknown", None, least)
+        return Result("feasible", best, min(least, problem.accept(best, caps)[component]))
+    cost = problem.accept(best or (), caps)[component]
+    if cost != asked.total.least + asked.total.unit * above:
+        raise SolverError(f"cpsat claims {above}, its answer costs {cost}: please report it")
+    return Result("optimal", best, cost)
+
+
+def _ask(model: PartModel, seconds: float) -> tuple[str, tuple[int, ...] | None, int | None]:
+    """What CP-SAT says of a model as it stands: how far, an assignment, a bound on its objective.
+
+    Raises:
+        SolverError: it refuses the model.
+    """
+    cp, solver = model.cp, model.cp.CpSolver()
+    parameters = solver.parameters
+    parameters.max_time_in_seconds = max(seconds, 0.01)
+    parameters.num_workers, parameters.random_seed = WORKERS, SEED
+    parameters.linearization_level = 2
+    parameters.symmetry_level = parameters.cp_model_probing_level = 0
+    parameters.max_presolve_iterations = 1
+    parameters.absolute_gap_limit = 0  # by default a gap that a float does not show is none
+    status = solver.solve(model.model)
+    if status == cp.MODEL_INVALID:
+        reason = model.model.validate().split(":")[0]
+        raise SolverError(f"cpsat refuses the problem: {reason}; use --solver lp")
+    if status == cp.INFEASIBLE:
+        return "infeasible", None, None
+    bound = solver.response_proto.inner_objective_lower_bound
+    if status not in (cp.OPTIMAL, cp.FEASIBLE):
+        return "unknown", None, bound
+    return "optimal" if status == cp.OPTIMAL else "feasible", model.read(solver.value), bound

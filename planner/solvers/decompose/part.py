@@ -1,0 +1,211 @@
+"""A few variables of a network set free, the others as they are: solved by CP-SAT.
+
+In row form, as `solvers/cpsat.py` has it: a literal a pair of values, sums of which equal those of
+values. Of the limits only those rows are left where what is free may pass what the others leave;
+of rows with the same users, the fullest.
+
+What the assignment breaks now it may break on, at a price above all costs: so the same solve
+mends, and improves what is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardwright.planner.solvers.decompose.network import Array, Network
+
+PARTS = 1000
+"""What is too much of a row is counted in this part of its bound."""
+
+
+class Free(NamedTuple):
+    """What to solve: variables, and per variable the values that it may take."""
+
+    variables: list[int]
+    values: list[Array]
+
+
+class Found(NamedTuple):
+    """Values of the free variables, and whether they are proven best."""
+
+    values: list[int]
+    proven: bool
+
+
+def improve(network: Network, x: Sequence[int], free: Free, effort: float) -> Found | None:
+    """The best values of `free.variables` that CP-SAT finds at an effort; None: none found.
+
+    Args:
+        network: The whole.
+        x: An assignment; it may break tables and limits.
+        free: Variables and values; those of `x` are among them.
+        effort: CP-SAT's deterministic time.
+    """
+    from ortools.sat.python import cp_model as cp
+
+    at = {v: k for k, v in enumerate(free.variables)}
+    model = cp.CpModel()
+    literals = [[model.new_bool_var("") for _ in values] for values in free.values]
+    terms = _Terms()
+    inner: list[tuple[int, int, Array]] = []
+    unary = [network.costs[v][values] for v, values in zip(*free, strict=True)]
+    for v, k in at.items():
+        for e, w, table in network.near[v]:
+            if w not in at:
+                unary[k] = unary[k] + _mended(table[free.values[k], x[w]], free.values[k] == x[v])
+            elif e % 2 == 0:
+                mine, other = free.values[k], free.values[at[w]]
+                now = (mine == x[v])[:, None] & (other == x[w])[None, :]
+                inner.append((k, at[w], _mended(table[np.ix_(mine, other)], now)))
+    for group, costs in zip(literals, unary, strict=True):
+        model.add_exactly_one(group)
+        _priced(model, terms, group, costs)
+    hints = [values == x[v] for v, values in zip(*free, strict=True)]
+    for group, hint in zip(literals, hints, strict=True):
+        for literal, chosen in zip(group, hint.tolist(), strict=True):
+            model.add_hint(literal, chosen)
+    for a, b, table in inner:
+        _pair(model, terms, literals[a], literals[b], table, (hints[a], hints[b]))
+    excess = _limits(model, network, x, free, at, literals)
+    top = 1 + terms.most
+    terms.literals += excess
+    terms.weights += [top] * len(excess)
+    broken = terms.broken
+    forbidden = top * (1 + 64 * PARTS * len(excess))
+    terms.literals += broken
+    terms.weights += [forbidden] * len(broken)
+    model.minimize(cp.LinearExpr.weighted_sum(terms.literals, terms.weights))
+    solver = cp.CpSolver()
+    parameters = solver.parameters
+    parameters.max_deterministic_time = effort
+    parameters.num_workers, parameters.random_seed = 1, 0
+    parameters.linearization_level = 2
+    parameters.symmetry_level = parameters.cp_model_probing_level = 0
+    status = solver.solve(model)
+    if status not in (cp.OPTIMAL, cp.FEASIBLE):
+        return None
+    values = [
+        int(own[next(i for i, q in enumerate(group) if solver.value(q))])
+        for own, group in zip(free.values, literals, strict=True)
+    ]
+    return Found(values, status == cp.OPTIMAL)
+
+
+BROKEN = -1.0
+"""Stands in a table for what is forbidden but holds now."""
+
+
+def _mended(table: Array, now: Array) -> Array:
+    """A table where what is forbidden and holds now is marked instead."""
+    broken = now & np.isinf(table)
+    return np.where(broken, BROKEN, table) if broken.any() else table
+
+
+class _Terms:
+    """Literals and what they cost."""
+
+    def __init__(self) -> None:
+        self.literals: list[Any] = []
+        self.weights: list[int] = []
+        self.broken: list[Any] = []
+        self.most = 0
+
+
+def _priced(model: Any, terms: _Terms, literals: list[Any], costs: Array) -> None:
+    """Give exactly one of literals its costs; what is forbidden is false."""
+    whole = costs[np.isfinite(costs) & (costs >= 0)]
+    least = float(whole.min()) if whole.size else 0.0
+    most = 0
+    for literal, cost in zip(literals, costs.tolist(), strict=True):
+        if cost < 0:
+            terms.broken.append(literal)
+        elif cost == np.inf:
+            model.add(literal == 0)
+        elif cost > least:
+            terms.literals.append(literal)
+            terms.weights.append(int(cost - least))
+            most = max(most, int(cost - least))
+    terms.most += most
+
+
+def _pair(
+    model: Any,
+    terms: _Terms,
+    first: list[Any],
+    second: list[Any],
+    table: Array,
+    hints: tuple[Array, Array],
+) -> None:
+    """A literal for each pair of values that may be, equal in sums to those of values."""
+    rows, columns = np.nonzero(np.isfinite(table))
+    flat = table[rows, columns]
+    if not flat.any() and len(flat) == table.size:
+        return
+    pairs = [model.new_bool_var("") for _ in range(len(flat))]
+    hinted = hints[0][rows] & hints[1][columns]
+    for literal, chosen in zip(pairs, hinted.tolist(), strict=True):
+        model.add_hint(literal, chosen)
+    _priced(model, terms, pairs, flat)
+    for side, at in ((first, rows), (second, columns)):
+        held: list[list[Any]] = [[] for _ in side]
+        for k, literal in zip(at.tolist(), pairs, strict=True):
+            held[k].append(literal)
+        for literal, group in zip(side, held, strict=True):
+            model.add(sum(group) == literal)
+
+
+def _limits(
+    model: Any,
+    network: Network,
+    x: Sequence[int],
+    free: Free,
+    at: dict[int, int],
+    literals: list[list[Any]],
+) -> list[Any]:
+    """Rows that what is free may pass; what they are passed by now stays possible at a price."""
+    limits = network.limits
+    spans = [
+        k for v in free.variables for k in limits.of.get(v, ()) if limits.last[k] > limits.first[k]
+    ]
+    if not spans:
+        return []
+    usage = limits.usage(x)
+    own, most = np.zeros(len(usage) + 1), np.zeros(len(usage) + 1)
+    taken: dict[int, Array] = {}
+    for k in spans:
+        v = int(limits.variable[k])
+        taken[k] = limits.weights[k][free.values[at[v]]]
+        for change, value in ((own, limits.weights[k][x[v]]), (most, taken[k].max())):
+            change[limits.first[k]] += value
+            change[limits.last[k]] -= value
+    left = limits.bounds - (usage - np.cumsum(own)[:-1])
+    tight = np.cumsum(most)[:-1] > left
+    ends = sorted({int(e) for k in spans for e in (limits.first[k], limits.last[k])})
+    out: list[Any] = []
+    seen: dict[tuple[int, ...], float] = {}
+    for start, stop in zip(ends, ends[1:], strict=False):
+        if tight[start:stop].any():
+            row = start + int(left[start:stop].argmin())
+            users = tuple(k for k in spans if limits.first[k] <= row < limits.last[k])
+            seen.setdefault(users, row)
+            if left[row] < left[int(seen[users])]:
+                seen[users] = row
+    for users, at_row in seen.items():
+        row = int(at_row)
+        used: list[Any] = []
+        weights: list[int] = []
+        for k in users:
+            used += literals[at[int(limits.variable[k])]]
+            weights += [int(w) for w in taken[k]]
+        past = usage[row] - limits.bounds[row]
+        if past > 0:
+            part = max(int(limits.bounds[row]) // PARTS, 1)
+            excess = model.new_int_var(0, int(past) // part + 1, "")
+            out.append(excess)
+            used.append(excess)
+            weights.append(-part)
+        model.add(sum(w * q for w, q in zip(weights, used, strict=True)) <= int(left[row]))
+    return out

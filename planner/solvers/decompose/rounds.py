@@ -1,0 +1,194 @@
+"""The solver: prices and messages bound, branching splits, parts of what is known get better.
+
+Nodes of the tree, and chains of parts of the best assignment, are solved in rounds, a task a
+worker; what they find is put together in the order of the tasks, so that a run is the same every
+time, up to where the clock ends it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.planner.solvers.decompose.branch import Node, Visited, cut, lifted, visit
+from shardwright.planner.solvers.decompose.model import Model, model
+from shardwright.planner.solvers.decompose.network import Array, Score
+from shardwright.planner.solvers.decompose.parallel import side_by_side
+from shardwright.planner.solvers.decompose.prices import HALF
+from shardwright.planner.solvers.decompose.search import Hints, Search, Searched
+from shardwright.planner.solvers.decompose.support import supported
+from shardwright.planner.solvers.problem import Problem, Result
+
+ROOT, VISIT = 0.4, 0.1
+"""Parts of the time for the first visit and for each other one, at most."""
+PARTS = 16
+"""Parts of the best assignment that a worker solves between two rounds of nodes."""
+SIZE = 6_000.0
+"""Pairs of values in a part at first."""
+
+
+@dataclass
+class _State:
+    """What is known: the best assignment of the root, and nodes that are open."""
+
+    root: Node
+    began: float
+    seconds: float
+    workers: int
+    seed: int
+    open: list[Node] = field(default_factory=list)
+    best: tuple[Score, list[int]] | None = None
+    hints: list[Hints] = field(default_factory=list)
+    """Of the first visit and of the last one."""
+    most: float = math.inf
+    """No assignment costs more."""
+    size: float = SIZE
+    rounds: int = 0
+
+    @property
+    def ceiling(self) -> float:
+        """The least cost known."""
+        known = self.best is not None and self.best[0].whole
+        return self.best[0].cost if self.best is not None and known else self.most + 1
+
+    def lower(self) -> float:
+        """A bound on what may be in the nodes that are open."""
+        return min([node.bound for node in self.open], default=math.inf)
+
+    def done(self) -> bool:
+        """Whether the time is over, or nothing better can be."""
+        late = time.monotonic() >= self.began + self.seconds
+        return late or self.lower() > self.ceiling - 1 + HALF
+
+    def until(self, part: float) -> float:
+        """When a task that may take so much of the time must end."""
+        end = self.began + self.seconds
+        return min(end, time.monotonic() + part * self.seconds)
+
+    def round(self, nodes: int) -> None:
+        """Visit so many nodes, and let the other workers search."""
+        ceiling, deadline = self.ceiling, self.until(VISIT if self.best is not None else ROOT)
+        tasks: list[Callable[[], Visited | Searched]] = [
+            lambda node=node: visit(node, ceiling, deadline) for node in self.chosen(nodes)
+        ]
+        if self.best is not None:
+            for k in range(self.workers - len(tasks)):
+                search = self.searching(k)
+                tasks.append(lambda search=search: search.run(PARTS, deadline))
+        self.rounds += 1
+        before = self.best
+        for found in side_by_side(tasks):
+            if isinstance(found, Visited):
+                self.visited(found)
+            else:
+                self.size = found.size
+                self.offer(found.x)
+                if before is not None and self.best is not None:  # what another worker changed
+                    both = zip(before[1], found.x, self.best[1], strict=True)
+                    self.offer([new if new != old else now for old, new, now in both])
+
+    def chosen(self, count: int) -> list[Node]:
+        """Open nodes to visit, by turns the one of the least bound and the last one made."""
+        self.open = [node for node in self.open if node.bound <= self.ceiling - 1 + HALF]
+        out: list[Node] = []
+        while self.open and len(out) < count:
+            least = min(range(len(self.open)), key=lambda k: (self.open[k].bound, -k))
+            out.append(self.open.pop(least if len(out) % 2 == 0 else -1))
+        return out
+
+    def searching(self, worker: int) -> Search:
+        """A search from the best assignment, with a seed of its own."""
+        assert self.best is not None
+        hints = self.hints[(self.rounds + worker) % len(self.hints)]
+        seed = (self.seed * 1_000_003 + self.rounds) * 64 + worker
+        return Search(self.root.network, list(self.best[1]), hints, seed, self.size)
+
+    def visited(self, seen: Visited) -> None:
+        """Take over what a visit found."""
+        if seen.best is not None:
+            self.offer(seen.best)
+        values = [
+            spread(costs, kept, len(c))
+            for costs, kept, c in zip(
+                seen.hints.values, seen.kept, self.root.network.costs, strict=True
+            )
+        ]
+        self.hints = [*self.hints[:1], Hints(values, seen.hints.prices)]
+        self.open += seen.children
+
+    def offer(self, x: list[int]) -> None:
+        """Take an assignment of the root if it is better."""
+        score = self.root.network.score(x)
+        if self.best is None or score < self.best[0]:
+            self.best = score, x
+
+
+def spread(costs: Array, kept: Array, size: int) -> Array:
+    """Reduced costs of all values, given those of some: the others are the dearest."""
+    most = float(costs[np.isfinite(costs)].max(initial=0)) + 1
+    whole = np.full(size, most)
+    whole[kept] = np.minimum(costs, most)
+    return whole
+
+
+def solve(
+    problem: Problem,
+    component: int,
+    caps: Mapping[int, int],
+    hint: Sequence[int] | None,
+    seconds: float,
+    workers: int | None = None,
+    seed: int = 0,
+) -> Result:
+    """Minimise one component of `problem` under `caps` and the problem's limits.
+
+    Args:
+        problem: What to solve; its tables may be grids.
+        component: What to minimise.
+        caps: The most of other components.
+        hint: An assignment to begin with; not needed here.
+        seconds: The most time to take.
+        workers: Processes; None: as many as there are cores for this one.
+        seed: Of the search; the same seed finds the same, up to where the clock ends it.
+
+    Raises:
+        SolverError: OR-tools is not installed, or what was found breaks the problem.
+    """
+    began = time.monotonic()
+    made = model(problem, component, caps)
+    whole = made.network
+    keep = supported(whole)
+    if keep is None:
+        return Result("infeasible", None, 0)
+    root = cut(Node(-math.inf, whole, [np.arange(len(c)) for c in whole.costs], None), keep)
+    own = root._replace(kept=[np.arange(len(c)) for c in root.network.costs])
+    cores = workers or len(os.sched_getaffinity(0))
+    state = _State(own, began, seconds, cores, seed, [own])
+    state.most = own.network.most()
+    state.round(1)
+    while not state.done():
+        state.round(cores)
+        if not state.done():
+            state.round(0)
+    return _result(state, made, root, component, caps)
+
+
+def _result(
+    state: _State, made: Model, root: Node, component: int, caps: Mapping[int, int]
+) -> Result:
+    """What is known, in terms of the problem."""
+    lower = state.lower()
+    if state.best is None or not state.best[0].whole:
+        if lower == math.inf:
+            return Result("infeasible", None, 0)
+        return Result("unknown", None, made.constant + math.ceil(lower))
+    found = made.assignment(lifted(root, state.best[1]))
+    cost = made.problem.accept(found, caps)[component]
+    if lower > state.ceiling - 1 + HALF:
+        return Result("optimal", found, cost)
+    return Result("feasible", found, min(made.constant + math.ceil(lower), cost))

@@ -1,0 +1,156 @@
+"""Large neighbourhood search: parts of an assignment are solved again, workers side by side.
+
+Which parts: near a variable that is broken or where the assignment costs more than the prices of
+the bound say (P. Shaw, "Using constraint programming and local search methods to solve vehicle
+routing problems", CP 1998). How large: larger while parts are proven, smaller while not.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.planner.solvers.decompose.network import Array, Network
+from shardwright.planner.solvers.decompose.part import Found, Free, improve
+
+EFFORT = 1.0
+FEWEST, MOST = 2_000, 60_000
+"""Pairs of values in a part."""
+
+
+class Searched(NamedTuple):
+    """An assignment, and how large parts should be."""
+
+    x: list[int]
+    size: float
+
+
+class Hints(NamedTuple):
+    """What a bound says of solutions."""
+
+    values: list[Array]
+    """Reduced costs of values: the least are the most promising."""
+    prices: Array
+    """Per row of the limits."""
+
+
+@dataclass
+class Search:
+    """An assignment that gets better, and what is known of it."""
+
+    network: Network
+    x: list[int]
+    hints: Hints
+    seed: int = 0
+    size: float = 6_000
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.score = self.network.score(self.x)
+
+    def run(self, count: int, deadline: float) -> Searched:
+        """Solve so many parts one after another, fewer where the time is over."""
+        for _ in range(count):
+            part = self.part()
+            if part.variables:
+                self.take(part, improve(self.network, self.x, part, EFFORT))
+            if time.monotonic() > deadline:
+                break
+        return Searched(self.x, self.size)
+
+    def take(self, part: Free, found: Found | None) -> None:
+        """Take over what was found if that makes the assignment better."""
+        self.size *= 1.1 if found is not None and found.proven else 0.85
+        self.size = min(max(self.size, FEWEST), MOST)
+        if found is None:
+            return
+        x = list(self.x)
+        for v, value in zip(part.variables, found.values, strict=True):
+            x[v] = value
+        score = self.network.score(x)
+        if score < self.score:
+            self.x, self.score = x, score
+
+    def part(self) -> Free:
+        """Variables about a centre, with the most promising of their values."""
+        network, most = self.network, self.random.choice([8, 16, 32, 10_000])
+        values: dict[int, Array] = {}
+        entries = 0.0
+        for v in self._about(self._centre()):
+            if len(network.costs[v]) == 1:
+                continue
+            own = np.argsort(self.hints.values[v], kind="stable")[:most]
+            values[v] = own if self.x[v] in own else np.append(own, self.x[v])
+            entries += sum(
+                len(values[v]) * len(values[w]) for _, w, _ in network.near[v] if w in values
+            )
+            if entries > self.size:
+                break
+        return Free(list(values), list(values.values()))
+
+    def _centre(self) -> int:
+        """A variable, one that is broken if there is any."""
+        network, x = self.network, self.x
+        if self.score[0]:
+            broken = [
+                v
+                for (a, b), t in zip(network.pairs, network.tables, strict=True)
+                if t[x[a], x[b]] == np.inf
+                for v in (a, b)
+            ]
+            return self.random.choice(broken or [0])
+        limits = network.limits
+        if self.score[1]:
+            row = int(np.argmax(limits.usage(x) / np.maximum(limits.bounds, 1)))
+            inside = (limits.first <= row) & (row < limits.last)
+            return int(self.random.choice(limits.variable[inside].tolist()))
+        if self.random.random() < 0.5:
+            lost = [float(own[i]) for own, i in zip(self.hints.values, x, strict=True)]
+            if any(lost):
+                return self.random.choices(range(len(x)), lost)[0]
+        return self.random.randrange(len(x))
+
+    def _about(self, centre: int) -> Iterator[int]:
+        """Variables in an order of how near they are, with some chance in it.
+
+        Near is who shares a table; now and then, who uses the same row of the limits, those that
+        may take the most of it first.
+        """
+        queue, seen = [(0.0, centre)], {centre}
+        if self.random.random() < 0.4:
+            queue = self._together(centre)
+            seen = {v for _, v in queue}
+            heapq.heapify(queue)
+        while queue:
+            far, v = heapq.heappop(queue)
+            yield v
+            for _, w, _ in self.network.near[v]:
+                if w not in seen:
+                    seen.add(w)
+                    heapq.heappush(queue, (far + 0.5 + self.random.random(), w))
+
+    def _together(self, centre: int) -> list[tuple[float, int]]:
+        """Users of a row, one that has a price or that the centre uses, and how near they are."""
+        limits, prices = self.network.limits, self.hints.prices
+        if prices.any() and not self.score.over and self.random.random() < 0.8:
+            row = self.random.choices(range(len(prices)), prices.tolist())[0]
+        elif centre in limits.of:
+            k = limits.of[centre][0]
+            row = self.random.randrange(int(limits.first[k]), int(limits.last[k]))
+        else:
+            return [(0.0, centre)]
+        users = np.flatnonzero((limits.first <= row) & (row < limits.last)).tolist()
+        spread = {
+            int(limits.variable[k]): float(limits.weights[k].max() - limits.weights[k].min())
+            for k in users
+        }
+        most = max(spread.values(), default=0.0) or 1.0
+        return [
+            (self.random.random() * (1 - 0.9 * taken / most), v) for v, taken in spread.items()
+        ] or [(0.0, centre)]

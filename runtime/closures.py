@@ -1,0 +1,66 @@
+"""Functions that a module keeps among its attributes, and the modules that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from shardwright.errors import PlanError
+
+OWN = vars(nn.Module()).keys()
+"""What every module has."""
+
+
+def functions(root: nn.Module) -> Iterator[tuple[str, nn.Module, str, FunctionType]]:
+    """Functions with variables of the code around them: path, module, attribute, function."""
+    for path, module in root.named_modules():
+        for name, value in vars(module).items():
+            if name not in OWN and isinstance(value, FunctionType) and value.__closure__:
+                yield path, module, name, value
+
+
+def check_closures(model: nn.Module) -> None:
+    """Raise PlanError if a function in `model` calls modules that are not in it.
+
+    Those would run unsplit: a copy of a model keeps the functions of the one it was made of.
+    """
+    inside = set(map(id, model.modules()))
+    for path, _, name, function in functions(model):
+        if any(isinstance(v, nn.Module) and id(v) not in inside for v in held(function)):
+            where = f"{path}.{name}" if path else name
+            raise PlanError(
+                f"'{where}' is a function with modules of another {type(model).__name__}, as in a "
+                "copy of a model: build the model again, or set the function again"
+            )
+
+
+def held(function: FunctionType) -> Iterator[Any]:
+    """The values of those variables that are set."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            continue
+
+
+def rebound(function: FunctionType, change: Callable[[Any], Any]) -> FunctionType:
+    """The same function with `change` of each of these values."""
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(type(cell)(change(cell.cell_contents)))
+        except ValueError:
+            cells.append(cell)
+    out = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells),
+    )
+    out.__kwdefaults__ = function.__kwdefaults__
+    vars(out).update(vars(function))
+    return out

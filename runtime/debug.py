@@ -1,0 +1,117 @@
+"""With SHARDWRIGHT_DEBUG=1, ranks compare what they are given and where they are, at each forward.
+
+Ranks that were given another batch, length or dtype, or whose code took another way, call different
+collectives: they wait for each other, abort, or compute nonsense. Here they stop at the first
+difference, which is named. It takes a small collective for each tensor that is redistributed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from shardwright.errors import DistributedError
+from shardwright.planner.contract.dims import unsplit
+from shardwright.planner.contract.placement import Placement
+from shardwright.runtime import facts
+from shardwright.runtime.agreement import gather
+from shardwright.runtime.local import LocalState
+from shardwright.runtime.reshard import ByDims
+
+
+def wanted() -> bool:
+    """Whether the environment asks for it."""
+    return os.environ.get("SHARDWRIGHT_DEBUG", "0") not in ("", "0")
+
+
+def watch(model: nn.Module, groups: Sequence[ProcessGroup]) -> None:
+    """From now on, compare each forward of a split `model` over the ranks of `groups`.
+
+    Args:
+        model: to which a plan was applied.
+        groups: of the mesh dims whose ranks take the same batch.
+    """
+    if not groups:
+        return
+    for path, module in model.named_modules():
+        state: LocalState | None = module.__dict__.get("_shardwright")
+        if state is None:
+            continue
+        for word, changes in (("input", state.inputs), ("output", state.outputs)):
+            for change in changes:
+                slot = f" '{change.slot}'" if change.slot else ""
+                change.reshard = _Compared(change.reshard, f"{word}{slot} of '{path}'", groups)
+
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
+        for name, value in given.items():
+            _compare(f"argument '{name}' of the model", _words(value), groups)
+
+    def leave(*_: Any) -> None:
+        _compare("end of the forward", "", groups)
+
+    model.register_forward_pre_hook(enter, with_kwargs=True)
+    model.register_forward_hook(leave)
+
+
+class _Compared:
+    """A redistribution of tensors that are compared first."""
+
+    def __init__(
+        self, reshard: Callable[[Tensor], Tensor], where: str, groups: Sequence[ProcessGroup]
+    ) -> None:
+        self.reshard, self.where, self.groups = reshard, where, groups
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            _compare(self.where, _local(x, self._placement(x)), self.groups)
+        return self.reshard(x)
+
+    def _placement(self, x: Tensor) -> Placement | None:
+        reshard: Any = self.reshard
+        if isinstance(reshard, ByDims):
+            reshard = reshard.reshards.get(x.dim())
+        return getattr(reshard, "source", None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Compared:
+        return self
+
+
+def _compare(where: str, what: str, groups: Sequence[ProcessGroup]) -> None:
+    mine = (torch.distributed.get_rank(), where, what)
+    for group in groups:
+        first, *others = gather(f"comparing the {where}", mine, group)
+        for other in others:
+            if other[1:] != first[1:]:
+                a, b = (f"rank {r} is at the {place} {text}" for r, place, text in (first, other))
+                raise DistributedError(
+                    f"{a.rstrip()}, {b.rstrip()}: give the ranks the same inputs, and code that "
+                    "does the same on each"
+                )
+
+
+def _local(x: Tensor, placement: Placement | None) -> str:
+    sizes = [str(size) for size in x.shape]
+    if placement is not None and len(placement.dims) == x.dim():
+        parts = zip(sizes, placement.dims, strict=True)
+        sizes = [size if unsplit(dim) == dim else "split" for size, dim in parts]
+    return f"[{', '.join(sizes)}] {_name(x.dtype)}"
+
+
+def _words(value: Any) -> str:
+    """An argument in words; whole numbers are compared by value, too."""
+    if isinstance(value, Tensor):
+        text = _local(value, None)
+        if not value.is_floating_point() and not value.is_complex() and not value.is_meta:
+            text += f" with values {facts.digest(value.flatten().tolist())}"
+        return text
+    return repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,61 @@
+"""What ranks must have alike, told by digests that are cheap: the plan, the weights, a module."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime.checkpoint.source import Checkpoint
+
+BLOCK = 4096
+"""Bytes of each file of a checkpoint that are compared, from its middle."""
+
+SAMPLES = 16
+"""Values of each parameter that are compared."""
+
+
+def digest(parts: Iterable[object]) -> str:
+    """The text of `parts` as "digest" and twelve digits."""
+    text = "\n".join(map(str, parts))
+    return f"digest {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def of_plan(plan: Plan) -> str:
+    """A digest of all that a plan says."""
+    return digest([plan.to_json()])
+
+
+def of_checkpoint(checkpoint: Checkpoint) -> str:
+    """A digest of what the headers say, and of some bytes of each file.
+
+    Two checkpoints of one model differ in nothing else but values; of those, few are read here.
+    """
+    entries = (
+        (name, entry.dtype, entry.shape, entry.file.name, entry.offset)
+        for name, entry in sorted(checkpoint.tensors.items())
+    )
+    files = sorted({entry.file for entry in checkpoint.tensors.values()})
+    return digest([*entries, *(_block(file) for file in files)])
+
+
+def of_module(module: nn.Module) -> str:
+    """A digest of a whole module: its class, its parameters, and some values of each."""
+    parts: list[object] = [type(module).__qualname__]
+    with torch.no_grad():
+        for name, p in module.named_parameters(remove_duplicate=False):
+            parts += [name, p.dtype, tuple(p.shape), p.requires_grad]
+            if not p.is_meta and p.numel():
+                values = p.reshape(-1)[:: -(-p.numel() // SAMPLES)]
+                parts.append(values.contiguous().view(torch.uint8).tolist())
+    return digest(parts)
+
+
+def _block(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        stream.seek(file.stat().st_size // 2)
+        return stream.read(BLOCK)

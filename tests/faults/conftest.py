@@ -1,0 +1,65 @@
+"""A tiny model with weights and its plans, made once for the folder, and ranks that are forked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.forked import Ended, run_forked
+from tests.planning import plan
+
+Start = Callable[..., list[Ended]]
+
+if sys.platform != "linux":
+    collect_ignore_glob = ["test_*"]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`model`, `other` (other weights), and plans: 1, 2, 4 ranks, another for 2, and 2 x 2."""
+    out = tmp_path_factory.mktemp("faults")
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=256,
+        eos_token_id=None,
+        architectures=["LlamaForCausalLM"],
+    )
+    for seed, name in enumerate(("model", "other")):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).save_pretrained(out / name)
+    model = out / "model"
+    for ranks in (1, 2, 4):
+        plan(model, tp=ranks).save(out / f"plan-{ranks}.json")
+    plan(model, tp=2, phase="train").save(out / "plan-train.json")
+    plan(model, mesh={"dp": 2, "tp": 2}).save(out / "plan-mesh.json")
+    return out
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """`start(ranks, fn, *args)`: how each rank ended."""
+
+    def run(
+        ranks: int, fn: Callable[..., None], *args: Any, environ: Sequence[dict[str, str]] = ()
+    ) -> list[Ended]:
+        return run_forked(ranks, fn, args, tmp_path, environ=environ)
+
+    return run
+
+
+def errors(ends: Sequence[Ended]) -> list[str]:
+    """What each rank raised, none of it raw; those that died apart."""
+    left = [end for end in ends if end.how != "killed"]
+    assert {end.how for end in left} == {"error"}, left
+    assert not any("Traceback" in end.log or "\n" in end.text for end in left), left
+    return [end.text for end in left]

@@ -1,0 +1,147 @@
+"""What ranks do in the tests of this folder; a module of its own, which processes can import."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import shardwright
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime import agreement, processes
+
+CPU = torch.device("cpu")
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), 9)
+
+
+# --- at the start
+
+
+def never_comes(plan: Path, timeout: float) -> None:
+    if rank() == 1:
+        return
+    processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+
+
+def dies_before_it_comes(plan: Path, timeout: float) -> None:
+    if rank() == 1:
+        die()
+    processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+
+
+def dies_when_all_have_come(plan: Path, timeout: float) -> None:
+    if rank() == 1:
+        dist.init_process_group = die
+    processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+
+
+def dies_between_groups(plan: Path, timeout: float) -> None:
+    """Where one group is all that there is, at the first thing that ranks do together."""
+    if rank() == 1:
+        processes.init_device_mesh = dist.all_gather_object = die
+    processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+
+
+def starts(plan: Path, timeout: float) -> None:
+    processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+
+
+def timeouts(plan: Path, timeout: float) -> None:
+    """Print those of all groups: of all ranks, and of each mesh dim."""
+    mesh = processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+    for group in (agreement.world(), *mesh.get_all_groups()):
+        print(group._get_backend(CPU).options._timeout.total_seconds())
+
+
+# --- in a forward pass
+
+
+def loaded(model: Path, plan: Path, timeout: float = 60) -> Any:
+    return shardwright.load(model, plan, timeout=timeout)
+
+
+def dies_in_forward(model: Path, plan: Path, victim: int, stays: bool) -> None:
+    """With `stays`, those that notice do not leave: nobody else may have to wait for them."""
+    split = loaded(model, plan)
+    if rank() == victim:
+        split.get_submodule("model.layers.1").register_forward_pre_hook(die)
+    try:
+        split(torch.zeros(1, 5, dtype=torch.int64))
+    except shardwright.DistributedError:
+        if stays:
+            wait_for_others(plan.parent, victim)
+        raise
+
+
+def wait_for_others(folder: Path, victim: int) -> None:
+    """Until all ranks but one are here, by files: the group has ended."""
+    ranks, port = int(os.environ["WORLD_SIZE"]), os.environ["MASTER_PORT"]
+    (folder / f"here-{port}-{rank()}").touch()
+    for _ in range(300):
+        if all((folder / f"here-{port}-{r}").exists() for r in range(ranks) if r != victim):
+            print("all here")
+            return
+        time.sleep(0.1)
+
+
+def hangs_in_forward(model: Path, plan: Path, victim: int) -> None:
+    split = loaded(model, plan, timeout=4)
+    if rank() == victim:
+        split.get_submodule("model.layers.1").register_forward_pre_hook(lambda *_: time.sleep(30))
+    split(torch.zeros(1, 5, dtype=torch.int64))
+
+
+# --- with other things in hand
+
+
+def loads(model: str, plan: str, options: dict[int, dict[str, Any]]) -> None:
+    """Ranks named in `options` load with those."""
+    mine = {"model": model, "plan": plan, "timeout": 30, **options.get(rank(), {})}
+    shardwright.load(**mine)
+
+
+def applies(model: Path, plan: Path, other: Path, seeds: dict[int, int]) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    mesh = processes.device_mesh_for(Plan.load(plan), None, CPU, 30)
+    torch.manual_seed(seeds.get(rank(), 0))
+    whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+    shardwright.apply(whole, other if rank() == 1 else plan, mesh)
+
+
+def runs(model: Path, plan: Path, shapes: list[tuple[int, ...]]) -> None:
+    split = loaded(model, plan, timeout=20)
+    split(torch.zeros(shapes[rank()], dtype=torch.int64))
+
+
+def takes_another_way(model: Path, plan: Path) -> None:
+    split = loaded(model, plan, timeout=20)
+    if rank() == 1:
+        split.model.layers = split.model.layers[1:]
+    split(torch.zeros(1, 5, dtype=torch.int64))
+
+
+def gathers_other_names(model: Path, plan: Path) -> None:
+    split = loaded(model, plan, timeout=20)
+    named: dict[str, Any] = dict(split.named_parameters())
+    if rank() == 1:
+        named.popitem()
+    shardwright.full_tensors(split, named)
+
+
+def casts_its_model(model: Path, plan: Path) -> None:
+    split = loaded(model, plan, timeout=20)
+    if rank() == 1:
+        split.double()
+    split(torch.zeros(1, 5, dtype=torch.int64))

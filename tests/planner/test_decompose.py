@@ -1,0 +1,180 @@
+"""Limits, and the solver for large problems, against trying everything."""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import product
+
+import numpy as np
+import pytest
+
+from shardwright.errors import SolverError
+from shardwright.planner import solvers
+from shardwright.planner.solvers import cpsat, decompose
+from shardwright.planner.solvers.decompose.ascent import Ascent
+from shardwright.planner.solvers.decompose.model import model
+from shardwright.planner.solvers.decompose.network import Network
+from shardwright.planner.solvers.decompose.parallel import side_by_side
+from shardwright.planner.solvers.decompose.part import Free, improve
+from shardwright.planner.solvers.decompose.support import supported
+from shardwright.planner.solvers.limits import Limits, Use
+from shardwright.planner.solvers.problem import Problem, Result, Row
+
+SEEDS = range(40)
+
+
+def random_problem(seed: int, variables: int = 6) -> Problem:
+    """Tables over pairs and triples, with gaps; memory over time that is scarce."""
+    pick = random.Random(seed)
+    problem = Problem(("cost", "other"))
+    sizes = [pick.randint(1, 4) for _ in range(variables)]
+    for v, size in enumerate(sizes):
+        problem.variable(f"v{v}", size)
+    for v in range(variables):
+        rows = [Row((x,), (pick.randint(0, 9), pick.randint(0, 5))) for x in range(sizes[v])]
+        problem.factor(f"f{v}", (v,), rows)
+    for k in range(variables + 1):
+        scope = pick.sample(range(variables), 3 if k == 0 else 2)
+        rows = [
+            Row(x, (pick.randint(-5, 30), pick.randint(0, 3)))
+            for x in product(*(range(sizes[v]) for v in scope))
+            if pick.random() < 0.8
+        ]
+        problem.factor(f"g{k}", scope, rows)
+    moments = 5
+    problem.limits.bounds = [pick.randint(8, 16) for _ in range(moments)]
+    for v in range(variables):
+        first = pick.randrange(moments)
+        last = pick.randint(first, moments)
+        weights = tuple(pick.randint(0, 9) for _ in range(sizes[v]))
+        problem.limits.uses.append(Use(v, first, last, weights))
+    return problem
+
+
+def least(problem: Problem, caps: dict[int, int]) -> int | None:
+    """The optimum, by trying everything; limits counted row by row."""
+    best: int | None = None
+    for x in product(*problem.domains):
+        costs = problem.price(x)
+        used = [
+            sum(u.weights[x[u.variable]] for u in problem.limits.uses if u.first <= row < u.last)
+            for row in range(len(problem.limits.bounds))
+        ]
+        fits = all(u <= b for u, b in zip(used, problem.limits.bounds, strict=True))
+        if costs is not None and fits and all(costs[c] <= cap for c, cap in caps.items()):
+            best = costs[0] if best is None else min(best, costs[0])
+    return best
+
+
+def proven(problem: Problem, caps: dict[int, int], result: Result) -> None:
+    """The result is the optimum, or there is none."""
+    best = least(problem, caps)
+    if best is None:
+        assert (result.status, result.assignment) == ("infeasible", None)
+        return
+    assert (result.status, result.bound) == ("optimal", best)
+    assert result.assignment is not None
+    assert problem.accept(result.assignment, caps)[0] == best
+
+
+def test_the_random_problems_are_worth_trying():
+    found = [least(random_problem(seed), {}) for seed in SEEDS]
+    assert 3 < sum(f is None for f in found) < len(found) - 10
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_limits_and_caps_are_held_and_the_optimum_is_found(seed: int):
+    problem = random_problem(seed)
+    for caps in ({}, {1: 12}):
+        proven(problem, caps, decompose.solve(problem, 0, caps, None, 60, 1))
+        proven(problem, caps, cpsat.solve(problem, 0, caps, None, 60))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_find_what_one_finds(seed: int):
+    problem = random_problem(seed, 8)
+    proven(problem, {}, decompose.solve(problem, 0, {}, None, 60, 2))
+
+
+@pytest.mark.parametrize("name", ["backtracking", "lp"])
+def test_a_solver_that_knows_no_limits_refuses_them(name: str):
+    with pytest.raises(SolverError, match="limits"):
+        solvers.load(name)(random_problem(0), 0, {}, None, 1)
+
+
+def test_what_breaks_a_limit_is_not_accepted():
+    problem = Problem(("cost",))
+    problem.variable("v", 2)
+    problem.factor("f", (0,), [Row((0,), (0,)), Row((1,), (5,))])
+    problem.limits = Limits([3], [Use(0, 0, 1, (4, 2))])
+    assert problem.accept((1,)) == (5,)
+    with pytest.raises(SolverError):
+        problem.accept((0,))
+
+
+def networks() -> list[tuple[Problem, Network]]:
+    """Random problems that have a solution, as networks."""
+    problems = [random_problem(seed) for seed in SEEDS]
+    return [(p, model(p, 0, {}).network) for p in problems if least(p, {}) is not None]
+
+
+def solutions(network: Network) -> list[tuple[float, tuple[int, ...]]]:
+    """All solutions of a network, with their costs."""
+    values = [range(len(c)) for c in network.costs]
+    small = int(np.prod([len(v) for v in values[:6]]))
+    assert small < 5000
+    found = []
+    for head in product(*values[:6]):
+        for tail in product(*values[6:]):
+            x = head + tail
+            score = network.score(x)
+            if score.whole:
+                found.append((score.cost, x))
+    return found
+
+
+def test_pruning_removes_no_solution_and_bounds_bound_all():
+    gone = 0
+    for _, network in networks()[:12]:
+        before = solutions(network)
+        keep = supported(network)
+        assert keep is not None
+        for _, x in before:
+            assert all(k[i] for k, i in zip(keep, x, strict=True))
+        gone += sum(int((~k).sum()) for k in keep)
+        small = network.restricted(keep)
+        new = [np.cumsum(k) - 1 for k in keep]
+        prices = np.random.default_rng(0).uniform(0, 1, len(network.limits.bounds))
+        ascent = Ascent(small)
+        ascent.price(prices)
+        for _ in range(3):
+            ascent.forward()
+            ascent.backward()
+            reduced = ascent.reduced(float(prices @ network.limits.bounds))
+            for cost, x in before:
+                for v, i in enumerate(x):
+                    assert cost >= reduced.bound + reduced.values[v][new[v][i]] - 1e-6
+    assert gone
+
+
+def test_a_part_gets_better_and_mends_what_is_broken():
+    mended = 0
+    for _, network in networks()[:12]:
+        x = [0] * len(network.costs)
+        variables = list(range(len(x)))
+        free = Free(variables, [np.arange(len(c)) for c in network.costs])
+        found = improve(network, x, free, 10)
+        assert found is not None and found.proven
+        score = network.score(found.values)
+        assert score.whole and score.cost == min(solutions(network))[0]
+        mended += not network.score(x).whole
+    assert mended
+
+
+def test_tasks_run_in_processes_and_keep_their_order():
+    assert side_by_side([lambda k=k: (time.sleep(0.01 * (3 - k)), k)[1] for k in range(3)]) == [
+        0,
+        1,
+        2,
+    ]

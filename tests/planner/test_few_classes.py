@@ -1,0 +1,63 @@
+"""A head with fewer classes than features gives whole scores, with labels as without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification
+
+import shardwright
+from tests import planning
+from tests.planner.equal import Inputs, assert_equal, planned
+from tests.planner.mlps import WIDTH, Mlp
+
+
+class Classifier(nn.Module):
+    """Scores, and their loss."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.body, self.head = Mlp(), nn.Linear(WIDTH, classes)
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.head(self.body(x).mean(1))
+        return F.cross_entropy(scores, labels), scores
+
+
+def labelled(classes: int) -> Inputs:
+    return lambda b, t: (
+        torch.randn(b, t, WIDTH, dtype=torch.float64),
+        torch.randint(classes, (b,)),
+    )
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("classes", [2, 3, WIDTH - 1])
+def test_few_classes(classes: int, tp: int) -> None:
+    """Evaluation loops read scores beside a loss: what costs so little is not kept from them."""
+    model = Classifier(classes).double().eval()
+    plan = planned(model, labelled(classes), tp)
+    assert not deferred(plan)
+    assert_equal(model, labelled(classes), plan)
+
+
+def test_many_classes() -> None:
+    plan = planned(Classifier(3 * WIDTH).double().eval(), labelled(3 * WIDTH), 2)
+    assert deferred(plan)
+
+
+@pytest.mark.parametrize(("labels", "some"), [(3, False), (100, True)])
+def test_a_model_of_transformers(labels: int, some: bool) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = BertConfig(vocab_size=211, num_attention_heads=4, num_labels=labels, **sizes)
+    make: Callable[..., nn.Module] = BertForSequenceClassification
+    assert deferred(planning.plan(make(config), 2)) == some
+
+
+def deferred(plan: shardwright.Plan) -> bool:
+    """Whether some output is left split for a loss."""
+    return any(c.deferred for m in plan.modules.values() for c in m.outputs)

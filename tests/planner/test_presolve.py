@@ -1,0 +1,98 @@
+"""`presolve` and `eliminate`: smaller problems, the same solutions or the same best ones."""
+
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.planner.solvers.bucket_elimination import eliminate
+from shardwright.planner.solvers.presolve import presolve
+from shardwright.planner.solvers.problem import Part, Problem, Row
+from tests.planner.problems import CAPS, all_prices, assignments, brute_force, problems
+
+
+@settings(deadline=None, max_examples=200)
+@given(problems())
+def test_presolve_keeps_solutions(problem: Problem):
+    small = presolve(problem)
+    prices = sorted(all_prices(problem, {}))
+    if small is None:
+        assert not prices
+        return
+    assert sorted(all_prices(small.problem, {})) == prices
+    for assignment in assignments(small.problem):
+        expanded = small.expand(assignment)
+        assert problem.price(expanded) == small.problem.price(assignment)
+        assert small.contract(expanded) == assignment
+    for assignment in assignments(problem):
+        if problem.price(assignment) is not None:
+            contracted = small.contract(assignment)
+            assert contracted is not None and small.expand(contracted) == assignment
+        else:
+            contracted = small.contract(assignment)
+            assert contracted is None or small.problem.price(contracted) is None
+
+
+@settings(deadline=None, max_examples=200)
+@given(problems(), CAPS, st.sampled_from([0, 4, 20, 1000]))
+def test_eliminate_keeps_the_best_under_every_cap(
+    problem: Problem, caps: dict[int, int], limit: int
+):
+    left = eliminate(problem, limit)
+    for component in range(len(problem.components)):
+        best = brute_force(problem, component, caps)
+        assert brute_force(left.problem, component, caps) == best
+    for assignment in assignments(left.problem):
+        if (price := left.problem.price(assignment)) is not None:
+            expanded = left.expand(assignment)
+            assert problem.price(expanded) == price
+            assert left.contract(expanded) == assignment
+
+
+@settings(deadline=None, max_examples=100)
+@given(problems())
+def test_eliminate_of_one_component_leaves_nothing(problem: Problem):
+    problem = problem.only([0])
+    left = eliminate(problem, 10**6)
+    assert left.problem.names == []
+    best = brute_force(problem, 0, {})
+    assert left.problem.price(()) == (None if best is None else (best,))
+
+
+def test_presolve_sees_what_only_a_join_forbids():
+    """Each pair of factors leaves every value its support; both together leave none."""
+    problem = Problem(("a",))
+    for name in "xyz":
+        problem.variable(name, 2)
+    equal, other = (
+        [Row(v, (0,)) for v in product(range(2), repeat=2) if (v[0] == v[1]) == same]
+        for same in (True, False)
+    )
+    problem.factor("equal", (0, 1), equal)
+    problem.factor("other", (1, 0), other)
+    assert presolve(problem) is None
+
+
+def test_presolve_merges_chains_of_equals():
+    problem = Problem(("a",))
+    for i in range(6):
+        problem.variable(f"v{i}", 4)
+    for i in range(5):
+        problem.factor(f"shift {i}", (i, i + 1), [Row((x, (x + 1) % 4), (x,)) for x in range(4)])
+    small = presolve(problem)
+    assert small is not None and len(small.problem.names) == 1
+    assert sorted(all_prices(problem, {})) == sorted(all_prices(small.problem, {}))
+
+
+def test_parts_still_tell_values_apart():
+    """A value that is gone takes its parts along, and what became one variable has each part once.
+
+    What is the same for all that is left says nothing, and goes.
+    """
+    problem = Problem(("a",))
+    problem.variable("x", 3, (Part("x axis", (0, 1, 0)), Part("x partial", (0, 0, 1))))
+    problem.variable("y", 3, (Part("y axis", (5, 5, 7)), Part("y partial", (2, 0, 0))))
+    problem.factor("same", (0, 1), [Row((0, 1), (0,)), Row((1, 2), (0,))])
+    small = presolve(problem)
+    assert small is not None and len(small.problem.names) == 1
+    assert small.problem.parts == [(Part("x axis", (0, 1)), Part("y axis", (5, 7)))]

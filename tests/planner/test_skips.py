@@ -1,0 +1,204 @@
+"""Mixtures of experts that go around an expert without tokens are split as those that do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.planner.equal import assert_equal, features, planned
+from tests.planner.mlps import WIDTH, Mlp
+
+EXPERTS, CHOSEN, IDLE = 4, 2, 1
+"""Experts, how many a token is given to, and the number of one that never is."""
+
+
+class Mixture(nn.Module):
+    """Chosen experts, weighted; subclasses say how the loop over them goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.experts = nn.ModuleList(Mlp() for _ in range(EXPERTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        scores = self.router(rows)
+        idle = torch.arange(EXPERTS, device=x.device) == IDLE
+        weights, chosen = scores.masked_fill(idle, -100.0).softmax(-1).topk(CHOSEN, -1)
+        return self.mixed(rows, weights, chosen).view(x.shape)
+
+    def mixed(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class ByNumel(Mixture):
+    def mixed(self, x, weights, chosen):
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            at, k = torch.where(chosen == i)
+            rows = x[at]
+            if rows.numel() == 0:
+                continue
+            out.index_add_(0, at, expert(rows) * weights[at, k, None])
+        return out
+
+
+class ByLength(Mixture):
+    def mixed(self, x, weights, chosen):
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            at, k = torch.where(chosen == i)
+            if len(at) == 0: continue  # noqa: E701  # fmt: skip
+            out[at] += expert(x[at]) * weights[at, k, None]
+        return out
+
+
+class ByLengthWithin(Mixture):
+    def mixed(self, x, weights, chosen):
+        out = torch.zeros_like(x)
+        for i in range(EXPERTS):
+            at, k = torch.where(chosen == i)
+            if len(at) > 0:
+                out[at] += self.experts[i](x[at]) * weights[at, k, None]
+        return out
+
+
+class ByShape(Mixture):
+    def mixed(self, x, weights, chosen):
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            at, k = torch.where(chosen == i)
+            if at.shape[0] == 0:
+                continue
+            out.index_add_(0, at, expert(x[at]) * weights[at, k].unsqueeze(-1))
+        return out
+
+
+class ByMask(Mixture):
+    def mixed(self, x, weights, chosen):
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            mask = (chosen == i).any(-1)
+            if mask.any():
+                weight = (weights * (chosen == i)).sum(-1)[mask]
+                out[mask] += expert(x[mask]) * weight[:, None]
+        return out
+
+
+class ByNoMask(Mixture):
+    def mixed(self, x, weights, chosen):
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            mask = (chosen == i).any(-1)
+            if not mask.any():
+                continue
+            weight = (weights * (chosen == i)).sum(-1)[mask]
+            out[mask] += expert(x[mask]) * weight[:, None]
+        return out
+
+
+class ByCounts(Mixture):
+    def mixed(self, x, weights, chosen):
+        out = torch.zeros_like(x)
+        counts = torch.bincount(chosen.flatten(), minlength=EXPERTS).tolist()
+        for i in range(EXPERTS):
+            if counts[i] == 0:
+                continue
+            at, k = torch.where(chosen == i)
+            out[at] += self.experts[i](x[at]) * weights[at, k, None]
+        return out
+
+
+class Sorted(Mixture):
+    def mixed(self, x, weights, chosen):
+        order = chosen.flatten().argsort(stable=True)
+        counts = chosen.flatten().bincount(minlength=EXPERTS).tolist()
+        parts = x[order // CHOSEN].split(counts)
+        done = torch.cat([e(part) for e, part in zip(self.experts, parts, strict=True)])
+        done = done * weights.flatten()[order][:, None]
+        return torch.zeros_like(x).index_add(0, order // CHOSEN, done)
+
+
+class Kept(Mixture):
+    """What is added is another tensor each time: without an expert, that of before."""
+
+    def mixed(self, x, weights, chosen):
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            mask = (chosen == i).any(-1)
+            if mask.any():
+                out = out + expert(x) * (weights * (chosen == i)).sum(-1, keepdim=True)
+        return out
+
+
+class Counted(Mixture):
+    """How many experts were used counts, too."""
+
+    def mixed(self, x, weights, chosen):
+        out, used = torch.zeros_like(x), 0
+        for i, expert in enumerate(self.experts):
+            mask = (chosen == i).any(-1)
+            if mask.any():
+                out[mask] += expert(x[mask])
+                used += 1
+        return out / used
+
+
+class Block(nn.Module):
+    def __init__(self, mixture: type[Mixture]) -> None:
+        super().__init__()
+        self.norm, self.mixture = nn.LayerNorm(WIDTH), mixture()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.mixture(self.norm(x)))
+
+
+def model(mixture: type[Mixture], blocks: int = 2) -> nn.Module:
+    return nn.Sequential(*(Block(mixture) for _ in range(blocks))).double().eval()
+
+
+SPLIT = (ByNumel, ByLength, ByLengthWithin, ByShape, ByMask, ByNoMask, ByCounts, Sorted)
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("mixture", SPLIT)
+def test_experts_are_split(mixture: type[Mixture], tp: int) -> None:
+    """Values and gradients are those of the whole, with an expert that no token is given to."""
+    made = model(mixture)
+    plan = planned(made, features(WIDTH), tp)
+    assert plan.opaque == {}
+    share = plan.predicted.parameter_bytes[0] / plan.predicted.unsharded_bytes
+    assert share < (0.52 if tp == 2 else 0.38)
+    assert_equal(made, features(WIDTH), plan, collectives=False)
+
+
+@pytest.mark.parametrize("mixture", [Kept, Counted])
+def test_what_more_depends_on_stays_whole(mixture: type[Mixture]) -> None:
+    made = model(mixture)
+    plan = planned(made, features(WIDTH), 2)
+    assert plan.opaque == {f"module {mixture.__name__}": 2}
+    assert_equal(made, features(WIDTH), plan, collectives=False)
+
+
+def test_the_root_itself() -> None:
+    made = ByCounts().double().eval()
+    assert_equal(made, features(WIDTH), planned(made, features(WIDTH), 2), collectives=False)
+
+
+def test_a_folded_stack() -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Block(ByMask) for _ in range(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    made = Stack().double().eval()
+    plan = planned(made, features(WIDTH), 2)
+    assert plan.predicted.parameter_bytes[0] < 0.52 * plan.predicted.unsharded_bytes
+    assert_equal(made, features(WIDTH), plan, collectives=False)

@@ -1,0 +1,62 @@
+"""Nothing in torch.nn and torch.nn.functional is without a rule, or comes out wrong when split."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from tests.planner.equal import assert_equal, planned
+from tests.torch_nn.functions import FUNCTIONS, NO_FUNCTIONS
+from tests.torch_nn.models import WIDTH, Case, states
+from tests.torch_nn.modules import MODULES, NO_MODULES
+
+WEIGHT_NORMS = {
+    "nn.utils.weight_norm": states(lambda: nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH))),
+    "parametrizations.weight_norm": states(
+        lambda: parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+    ),
+    "spectral_norm": states(lambda: nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))),
+    "parametrizations.spectral_norm": states(
+        lambda: parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
+    ),
+}
+CASES: dict[str, Case] = {
+    **{f"nn.{name}": case for name, case in MODULES.items()},
+    **{f"F.{name}": case for name, case in FUNCTIONS.items()},
+    **WEIGHT_NORMS,
+}
+WITHOUT_RULE = {
+    "nn.AdaptiveLogSoftmaxWithLoss": {"module AdaptiveLogSoftmaxWithLoss": 1},
+    "nn.CrossMapLRN2d": {"resize": 1},
+}
+"""The first asks how many rows data selects, the second allocates by hand: they stay whole."""
+
+
+def test_each_module_is_there() -> None:
+    found = {n for n, c in vars(nn).items() if isinstance(c, type) and issubclass(c, nn.Module)}
+    assert {n for n in found if not n.startswith("Lazy")} == {*MODULES, *NO_MODULES}
+
+
+def test_each_function_is_there() -> None:
+    found = {n for n, f in vars(F).items() if callable(f) and not inspect.isclass(f)}
+    public = {n for n in found if not n.startswith("_") and not hasattr(F.Optional, n)}
+    assert public - {"Optional"} == {*FUNCTIONS, *NO_FUNCTIONS}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("tp", [2, 3])
+def test_equals_the_whole_model(name: str, tp: int) -> None:
+    """Values and gradients; what is not split has a rule that says why."""
+    case = CASES[name]
+    torch.manual_seed(0)
+    model = case.make().double().eval()
+    plan = planned(model, case.inputs, tp)
+    assert plan.opaque == WITHOUT_RULE.get(name, {})
+    if case.compared:
+        assert_equal(model, case.inputs, plan, collectives=False)
