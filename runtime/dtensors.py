@@ -74,7 +74,8 @@ class Arranged(Shard):
         )
 
     _split_tensor = _to_replicate_tensor = _to_new_shard_dim = _refuse
-    _local_shard_size_and_offset = local_shard_size_and_offset = _refuse
+    _local_shard_size_and_offset = _refuse
+    local_shard_size_and_offset: Any = _refuse
     _shard_tensor = _reduce_shard_tensor = _refuse
 
 
@@ -157,8 +158,8 @@ def _contiguous(shape: torch.Size) -> tuple[int, ...]:
 
 def distributed(
     tensors: Mapping[str, Tensor], placed: Mapping[str, Placement], mesh: Mesh
-) -> dict[int, nn.Parameter] | None:
-    """The DTensor for each of a model's local parameters, by its id; None if one cannot be one.
+) -> dict[int, nn.Parameter] | str:
+    """The DTensor for each of a model's local parameters, by its id; which one cannot be one.
 
     Args:
         tensors: the parameters, each name of one that is tied.
@@ -169,11 +170,13 @@ def distributed(
     whole = (Replicate(),) * len(axes_of(mesh))
     known: dict[int, Placement] = {id(tensors[n]): p for n, p in placed.items() if n in tensors}
     out: dict[int, nn.Parameter] = {}
-    for tensor in tensors.values():
+    for name, tensor in tensors.items():
         placement = known.get(id(tensor))
         placements = whole if placement is None else placements_of(placement, mesh)
-        if device_mesh is None or placements is None or type(tensor.data) is not Tensor:
-            return None
+        if placements is None:
+            return f"'{name}', laid out as '{placement}',"
+        if device_mesh is None or type(tensor.data) is not Tensor:
+            return f"'{name}', a {type(tensor).__name__},"
         shape = tensor.shape if placement is None else torch.Size(cast(Any, placement.shape))
         made = as_dtensor(tensor, shape, DTensorSpec(device_mesh, placements))
         new = out[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor, nn
 
@@ -75,14 +77,21 @@ def _cut(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
 def distribute(model: nn.Module, mesh: Mesh) -> None:
     """Make the local parameters of a split model DTensors over `mesh`, all of them or none.
 
-    They stay plain local tensors where one of them cannot be a DTensor (see `placements_of`), and
-    on a mesh without process groups.
+    They stay plain local tensors where one of them cannot be a DTensor (see `placements_of`), with
+    a warning in the log, and on a mesh without process groups.
     """
     if mesh.device_mesh is None:
         return
     named = dict(model.named_parameters(remove_duplicate=False))
     made = distributed(named, placements(model), mesh)
-    if made is not None:
-        watch_registrations()
-        see_locals(model, made, Calls(mesh), GuardedRoot)
-        model._shardwright_guard = Guard(model)  # type: ignore[assignment]
+    if isinstance(made, str):
+        logging.getLogger("shardwright").warning(
+            "parameters stay plain local tensors, since %s cannot be a DTensor: do not use torch's "
+            "clip_grad_norm_, FSDP2 or distributed checkpoints on this model, which would take "
+            "them for whole ones",
+            made,
+        )
+        return
+    watch_registrations()
+    see_locals(model, made, Calls(mesh), GuardedRoot)
+    model._shardwright_guard = Guard(model)  # type: ignore[assignment]

@@ -2,7 +2,7 @@
 
 Every rank trains the unsplit model, too, and compares by itself.
 """
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
 import copy
 import logging

@@ -1,5 +1,6 @@
 """Parameters as DTensors: what stock tools make of them, and what changes of a split model do."""
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportOptionalMemberAccess=false
 
 import copy
 import pickle
@@ -86,14 +87,15 @@ def test_what_torch_would_show_in_the_wrong_order_raises() -> None:
         found = [placements_of(parse(text), mesh) for text in ("8@tp, 4", "4@tp + 4@tp, 4", "5@tp")]
         assert [isinstance(f[0], Arranged) for f in found if f] == [False, True, False]
         assert placements_of(parse("4@tp + 2, 4"), mesh) is None
-        split = shardwright.apply(made(gpt2), plan, mesh)
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
         weight = split.transformer.h[0].attn.c_attn.weight
         with pytest.raises(UsageError, match="full_tensors"):
             weight.full_tensor()
         with pytest.raises(UsageError, match="full_tensors"):
             torch.zeros_like(weight).full_tensor()
 
-    plan = shardwright.plan(made(gpt2), tp=2)
+    base = made(gpt2)
+    plan = shardwright.plan(copy.deepcopy(base), tp=2)
     run_ranks(2, work)
 
 
