@@ -142,7 +142,7 @@ def _peak(intervals: list[list[int]], amounts: list[int], total: int) -> int:
 
 def main() -> None:
     """Write an instance."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path, help="ends in .json or .json.gz")
     parser.add_argument("--nodes", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -47,24 +47,18 @@ def traced(name: str) -> Any:
 
 def measured(group: tuple[str, int, list[str]]) -> list[Row]:
     """Some phases of a model on a number of ranks: for each objective, and by hand."""
-    from shardwright.planner.problem.tp_plan import table_of
-    from shardwright.planner.report.hand_written import price
     from shardwright.planner.search.ladder import SOLVING, climb
     from shardwright.planner.search.situation import start
     from shardwright.planner.search.solution import Asked, predicted
 
     name, tp, phases = group
     model = traced(name)
-    table = table_of("auto", model.source.module)
     rows: list[Row] = []
     for phase in phases:
         load = model.workload.model_copy(update={"phases": {phase: 1}})
         task = replace(model, workload=load, mesh={"tp": tp})
         row: Row = {"model": name, "tp": tp, "phase": phase}
-        hand = price(task, table)
-        row["hand"] = (
-            figures(hand.predicted, phase) if hand.predicted else {"problem": hand.problem}
-        )
+        row["hand"] = by_hand(task, phase)
         for objective in OBJECTIVES:
             begun = time.process_time()
             now = climb(start(task, Asked(objective=objective)), SOLVING)
@@ -77,6 +71,19 @@ def measured(group: tuple[str, int, list[str]]) -> list[Row]:
             }
         rows.append(row)
     return rows
+
+
+def by_hand(task: Any, phase: str) -> Row:
+    """What transformers' own plan comes to, or why there is none or it has no price."""
+    from shardwright.errors import UsageError
+    from shardwright.planner.problem.tp_plan import OWN, table_of
+    from shardwright.planner.report.hand_written import price
+
+    try:
+        hand = price(task, table_of(OWN, task.source.module))
+    except UsageError as error:
+        return {"problem": str(error)}
+    return figures(hand.predicted, phase) if hand.predicted else {"problem": hand.problem}
 
 
 def figures(predicted: Prediction, phase: str) -> Row:

@@ -87,7 +87,8 @@ def equal(text: str, before: str) -> bool:
 def _said(plan: Plan) -> dict[str, Any]:
     """What a plan says, but for who solved it."""
     out = plan.model_dump()
-    return out | {"solver": {k: out["solver"][k] for k in ("status", "objective", "bound")}}
+    kept = {k: out["solver"][k] for k in ("status", "objective", "bound")}
+    return out | {"solver": kept, "digest": ""}  # which is of who solved it, too
 
 
 def _without_news(said: dict[str, Any]) -> dict[str, Any]:

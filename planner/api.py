@@ -60,7 +60,8 @@ def plan(
     """The cheapest correct way to split `model` over ranks; no weights are read.
 
     Args:
-        model: Hub id, local directory, transformers config, or `nn.Module`.
+        model: Hub id, local directory, transformers config, `nn.Module`, or the name of code that
+            makes one: "package.module:name" or "file.py:name".
         tp: Ranks to split over; short for `mesh={"tp": tp}`.
         mesh: Mesh dims and their ranks: "tp" splits the model, all others share the batch:
             {"dp": 2, "tp": 4} is two copies of a model over four ranks each.

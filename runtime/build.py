@@ -6,6 +6,7 @@ But those that are made of parameters and that checkpoints hold are on meta, as 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -123,7 +124,7 @@ def model_class(config: Any, trust_remote_code: bool = False) -> type[nn.Module]
     """
     import transformers
 
-    names = getattr(config, "architectures", None) or []
+    names = getattr(config, "architectures", None) or _causal(config)
     if not isinstance(names, list | tuple) or not isinstance(next(iter(names), None), str):
         raise ModelError(
             f"the config (model_type {getattr(config, 'model_type', None)}) names no class: add "
@@ -146,6 +147,18 @@ def model_class(config: Any, trust_remote_code: bool = False) -> type[nn.Module]
             "has it, or pass the class"
         )
     raise ModelError(f"transformers {transformers.__version__} has no class {names[0]:.80}: {todo}")
+
+
+def _causal(config: Any) -> list[str]:
+    """The causal language model of a config that names no class, where that is what it is for."""
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = getattr(config, "model_type", None)
+    found = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    if not isinstance(found, str) or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return []
+    warnings.warn(f"the config names no class: it is taken for {found}", stacklevel=4)
+    return [found]
 
 
 def _own_class(config: Any, name: str) -> type[nn.Module]:

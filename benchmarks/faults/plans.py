@@ -44,7 +44,7 @@ class Subject:
         self.prover = Prover(self.config, explain=False)
         self.model = random_model(self.config, torch.float64)
         self.inputs = random_inputs(self.model)
-        self.want = run(copy.deepcopy(self.model), self.inputs)
+        self.want = run(copy.deepcopy(self.model), **self.inputs)
         with torch.device("meta"):
             cls: Any = model_class(self.config)
             self.on_meta = cls._from_config(copy.deepcopy(self.config))
@@ -73,7 +73,7 @@ class Subject:
 
         def rank(mesh: Mesh) -> tuple[float, float, str]:
             model = apply(copy.deepcopy(self.model), plan, mesh)
-            logits, local = run(model, self.inputs)
+            logits, local = run(model, **self.inputs)
             gradients = full_tensors(model, local)
             off, worst = differences(gradients, self.want[1])
             return (logits - self.want[0]).abs().max().item(), off, worst

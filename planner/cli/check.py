@@ -9,7 +9,15 @@ import click
 
 from shardwright.errors import PlanError
 from shardwright.planner.cli.console import compact, working
-from shardwright.planner.cli.shared import COUNT, DTYPES, as_json, save, trusting
+from shardwright.planner.cli.shared import (
+    COUNT,
+    DTYPES,
+    as_json,
+    example_inputs,
+    given,
+    save,
+    trusting,
+)
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
@@ -32,6 +40,7 @@ Examples:
               help="For --numeric: differences up to 1e-4 or 1e-9 pass.")  # fmt: skip
 @click.option("--accept", is_flag=True,
               help="Write the digest of an edited or old plan, if it holds.")  # fmt: skip
+@given
 @trusting
 @as_json
 @click.pass_context
@@ -43,6 +52,7 @@ def check(
     layers: int | None,
     dtype: str,
     accept: bool,
+    inputs: str | None,
     trust: bool,
     as_json: bool,
 ) -> None:
@@ -58,7 +68,9 @@ def check(
     with working("proving the plan"):
         from shardwright.planner.prove.prover import Prover
 
-        found = Prover(model, trust_remote_code=trust).prove(loaded, figures=not accept)
+        example = example_inputs(inputs)
+        prover = Prover(model, trust_remote_code=trust, **example)
+        found = prover.prove(loaded, figures=not accept)
     report: dict[str, Any] = {
         "ranks": found.ranks, "shapes": found.shapes, "ops": found.ops, "changes": found.changes,
     }  # fmt: skip
@@ -70,7 +82,7 @@ def check(
             f"{ranks} of {loaded.world_size}: {found.shapes} output shapes as planned"
         )
     if numeric:
-        report["numeric"] = _numeric(found.plan, model, layers, dtype, as_json, trust)
+        report["numeric"] = _numeric(found.plan, model, layers, dtype, as_json, trust, example)
     ok = not numeric or report["numeric"]["ok"]
     if accept and ok:
         report["accepted"] = found.plan != loaded
@@ -96,7 +108,13 @@ def _accept(proven: Plan, loaded: Plan, file: str, as_json: bool) -> None:
 
 
 def _numeric(
-    plan: Plan, model: str, layers: int | None, dtype: str, as_json: bool, trust: bool
+    plan: Plan,
+    model: str,
+    layers: int | None,
+    dtype: str,
+    as_json: bool,
+    trust: bool,
+    example: dict[str, Any],
 ) -> dict[str, Any]:
     with working(f"running {plan.world_size} ranks on CPU"):
         import dataclasses
@@ -105,10 +123,10 @@ def _numeric(
 
         from shardwright.planner.on_ranks.numeric import compare
 
-        found = compare(plan, model, layers, getattr(torch, dtype), trust)
+        found = compare(plan, model, layers, getattr(torch, dtype), trust, **example)
     if not as_json:
         click.echo(
-            f"numeric: {found.ranks} ranks, {found.layers} layers"
+            f"numeric: {found.ranks} ranks{f', {found.layers} layers' if found.layers else ''}"
             f"{' (planned anew)' if layers else ''}, {found.dtype}, random weights\n"
             f"  logits     differ by {found.logits:.2e} at most\n"
             f"  gradients  differ by {found.gradients:.2e} of their largest entry at most, over "

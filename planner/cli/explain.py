@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from shardwright.planner.cli.console import compact, say, working
-from shardwright.planner.cli.shared import as_json, trusting
+from shardwright.planner.cli.shared import as_json, example_inputs, given, trusting
 
 
 @click.command(
@@ -18,13 +18,16 @@ Examples:
 @click.argument("file", metavar="PLAN.JSON", type=click.Path())
 @click.argument("name")
 @click.argument("model", required=False)
+@given
 @trusting
 @as_json
-def explain(file: str, name: str, model: str | None, trust: bool, as_json: bool) -> None:
+def explain(
+    file: str, name: str, model: str | None, inputs: str | None, trust: bool, as_json: bool
+) -> None:
     """Say what holds the parameter NAME, or those of a module, in place.
 
-    What each other placement would cost, or the ops that forbid it: MODEL is traced for that, the
-    directory or hub id that the plan was made for.
+    What each other placement would cost, or the ops that forbid it: MODEL is traced for that, as
+    the plan was made for it.
     """
     from dataclasses import asdict
 
@@ -37,7 +40,7 @@ def explain(file: str, name: str, model: str | None, trust: bool, as_json: bool)
         say("Hint: give the model behind the name to be told what the alternatives would cost")
     else:
         with working(f"planning {model} with alternatives"):
-            found = answer.explain(loaded, name, model, trust)
+            found = answer.explain(loaded, name, model, trust, **example_inputs(inputs))
     if as_json:
         click.echo(compact([asdict(one) for one in found]))
     else:

@@ -13,6 +13,8 @@ from shardwright.planner.cli.shared import (
     DTYPES,
     as_json,
     check_folder,
+    example_inputs,
+    given,
     save,
     show_plan,
     trusting,
@@ -30,6 +32,7 @@ Examples:
   shardwright plan ./my-model --tp 8 --batch 16 --seq 2048 --dtype bfloat16
   shardwright plan ./my-model --tp 2 --memory 24GiB --solver backtracking
   shardwright plan ./my-model --tp 2 --pin 'model.layers.*.mlp=replicate'
+  shardwright plan my_net.py:Net --tp 2 --inputs my_net.py:example
 """
 )
 @click.argument("model")
@@ -74,6 +77,7 @@ Examples:
               "[default: where nothing fits --memory without]")  # fmt: skip
 @click.option("--dump", type=click.Path(file_okay=False), metavar="DIR",
               help="Write there what the planner saw and decided, as text.")  # fmt: skip
+@given
 @click.option("--write-model", type=click.Path(dir_okay=False), metavar="FILE",
               help="Write there the CP-SAT model, in its text format: an integer for each axis of "
               "a tensor (over which sub-axes it is split) and for what is Partial.")  # fmt: skip
@@ -102,12 +106,16 @@ def plan(
     table_file: str | None,
     sequence_parallel: bool | None,
     dump: str | None,
+    inputs: str | None,
     write_model: str | None,
     trust: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Plan MODEL, a local directory or hub id; no weights are read."""
+    """Plan MODEL; no weights are read.
+
+    It is a local directory, a hub id, or MODULE:NAME or FILE.py:NAME of Python code that makes it.
+    """
     if as_json and quiet:
         raise click.UsageError("--json and --quiet exclude each other")
     if compare and quiet:
@@ -146,7 +154,7 @@ def plan(
             device=device, phase=phase, optimizer_bytes=optimizer_bytes,
             pins=gather(pins, pin_file),
             tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
-            trust_remote_code=trust,
+            trust_remote_code=trust, **example_inputs(inputs),
         )  # fmt: skip
         table = table_of(named, task.source.module) if compare else {}
         with dumping(dump, task, write_model) as tell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,11 +14,21 @@ from shardwright.planner.cli.console import compact
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
 
+given = click.option("--inputs", metavar="MODULE:FUNCTION",
+                     help="What gives inputs for MODEL, or a file of torch.save.")  # fmt: skip
 COUNT = click.IntRange(1, 2**40)
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 trusting = click.option("--trust-remote-code", "trust", is_flag=True,
                         help="Run code that comes with the model.")  # fmt: skip
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+
+
+def example_inputs(name: str | None) -> dict[str, Any]:
+    """What `plan` takes: example inputs, if they are given."""
+    from shardwright.planner.trace.by_name import inputs
+
+    args, kwargs = ((), None) if name is None else inputs(name)
+    return {"args": args, "kwargs": kwargs}
 
 
 def check_folder(path: Path) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import ModelError, UsageError
 from shardwright.planner.api import as_planned
 from shardwright.planner.api import plan as make_plan
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
+from shardwright.planner.trace import by_name
 from shardwright.planner.trace.source import text_inputs
 from shardwright.runtime.config import read_config
 
@@ -50,6 +51,8 @@ def compare(
     layers: int | None = None,
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
 ) -> Difference:
     """Start the plan's ranks as processes and compare them with the unsplit model.
 
@@ -58,22 +61,31 @@ def compare(
 
     Args:
         plan: The plan.
-        model: What it was made for: hub id, directory or config.
-        layers: Cut the model to so many layers first, and plan that anew in the same way.
+        model: What it was made for, as `shardwright.plan` takes it; a module must pickle.
+        layers: Cut the model to so many layers first, and plan that anew in the same way: only of
+            a hub id, directory or config.
         dtype: float32 or float64. Models that compute in float32 inside gain little by float64.
         trust_remote_code: Whether to run code that comes with the model.
+        args: Inputs, as the plan was made with; without any, random tokens.
+        kwargs: The same by name.
 
     Raises:
-        UsageError: there are fewer layers than that.
+        UsageError: there are fewer layers than that, or they cannot be told.
         DistributedError: a rank died.
     """
-    config = model if hasattr(model, "to_dict") else read_config(model, trust_remote_code)
+    if not (isinstance(model, nn.Module) or by_name.is_code(model) or hasattr(model, "to_dict")):
+        model = read_config(model, trust_remote_code)
+    given = {"args": args, "kwargs": kwargs}
     if layers is not None:
-        config = cut(config, layers)
-        plan = make_plan(config, **as_planned(plan), trust_remote_code=trust_remote_code)
-    answers = run_processes(plan.world_size, _on_rank, plan, config, dtype, trust_remote_code)
+        model = cut(model, layers)
+        how = {**as_planned(plan), **given, "trust_remote_code": trust_remote_code}
+        plan = make_plan(model, **how)
+    answers = run_processes(
+        plan.world_size, _on_rank, plan, model, dtype, trust_remote_code, (args, kwargs or {})
+    )
     parameters, logits, gradients, worst = answers[0]
-    depth = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    text = model.get_text_config() if hasattr(model, "get_text_config") else None
+    depth = getattr(text, "num_hidden_layers", 0)
     name = str(dtype).removeprefix("torch.")
     return Difference(
         plan.world_size, depth, name, parameters, logits, gradients, worst, TOLERANCE[dtype]
@@ -84,8 +96,12 @@ def cut(config: Any, layers: int) -> Any:
     """A copy of a transformers config with so many layers, also in lists that have one entry each.
 
     Raises:
-        UsageError: it does not have so many.
+        UsageError: it does not have so many, or is no config.
     """
+    if not hasattr(config, "get_text_config"):
+        raise UsageError(
+            "--layers needs a config to cut: give a directory or hub id, or all layers"
+        )
     whole = copy.deepcopy(config)
     config = whole.get_text_config()
     have = getattr(config, "num_hidden_layers", None)
@@ -102,7 +118,11 @@ def cut(config: Any, layers: int) -> Any:
 
 
 def _on_rank(
-    plan: Plan, config: Any, dtype: torch.dtype, trust_remote_code: bool
+    plan: Plan,
+    what: Any,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    given: by_name.Inputs,
 ) -> tuple[int, float, float, str]:
     """On each rank; the answer is that of rank 0, the only one that runs the unsplit model."""
     import torch.distributed as dist
@@ -112,23 +132,38 @@ def _on_rank(
     from shardwright.runtime.processes import device_mesh_for
 
     mesh = device_mesh_for(plan, None, torch.device("cpu"), 1800)
-    model = random_model(config, dtype, trust_remote_code)
-    inputs = random_inputs(model)
-    want = run(model, inputs) if dist.get_rank() == 0 else None
+    model = random_model(what, dtype, trust_remote_code)
+    args, kwargs = in_dtype(given, dtype) if any(given) else ((), random_inputs(model))
+    want = run(model, *args, **kwargs) if dist.get_rank() == 0 else None
     apply(model, plan, mesh)
-    logits, local = run(model, inputs)
+    logits, local = run(model, *args, **kwargs)
     gradients = full_tensors(model, local)
     if want is None:
         return 0, 0.0, 0.0, ""
     return len(want[1]), (logits - want[0]).abs().max().item(), *differences(gradients, want[1])
 
 
-def random_model(config: Any, dtype: torch.dtype, trust_remote_code: bool = False) -> nn.Module:
-    """A model with weights of its own shape that depend on their names alone, none constant."""
+def in_dtype(given: by_name.Inputs, dtype: torch.dtype) -> by_name.Inputs:
+    """Inputs whose real numbers are of a dtype."""
+    return tree_map(
+        lambda v: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v, given
+    )
+
+
+def random_model(what: Any, dtype: torch.dtype, trust_remote_code: bool = False) -> nn.Module:
+    """A model with weights of its own shape that depend on their names alone, none constant.
+
+    `what` is a config, a module or the name of code that makes one of them.
+    """
     from shardwright.runtime.build import model_class
 
-    cls: Any = model_class(config, trust_remote_code)
-    model = cls._from_config(copy.deepcopy(config), dtype=dtype).eval()
+    torch.manual_seed(0)  # what is not drawn anew below must be the same on each rank
+    what = by_name.made(what) if by_name.is_code(what) else what
+    if isinstance(what, nn.Module):
+        model = what.to(dtype).eval()
+    else:
+        cls: Any = model_class(what, trust_remote_code)
+        model = cls._from_config(copy.deepcopy(what), dtype=dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -153,10 +188,10 @@ def random_inputs(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def run(model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+def run(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits, and the gradients of a fixed weighting of them."""
     model.zero_grad()
-    output = model(**inputs)
+    output = model(*args, **kwargs)
     logits = getattr(output, "logits", None)
     if logits is None:
         found = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]

@@ -35,7 +35,7 @@ def price_for_time(
         least: The plan of fewest bytes, which are within `memory`.
         memory: M, in bytes.
     """
-    found, price = Result("feasible", least, 0), None
+    found, price = Result("feasible", least, 0), BYTE_PRICES.stop  # which is none of them
     while True:
         held, rest = warm_start.problem.accept(found.assignment or ())
         now = _ratio(warm_start.digits.spent(rest), memory - held)

@@ -70,7 +70,12 @@ class Explanation:
 
 
 def explain(
-    plan: Plan, name: str, model: Any, trust_remote_code: bool = False
+    plan: Plan,
+    name: str,
+    model: Any,
+    trust_remote_code: bool = False,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
 ) -> list[Explanation]:
     """Explain the placement of the parameter, or of each below the module, of that name.
 
@@ -79,12 +84,15 @@ def explain(
         name: As in a pin: `*` stands for any part of a name between dots.
         model: What the plan was made for, as `shardwright.plan` takes it.
         trust_remote_code: Whether to run code that comes with the model.
+        args: Example inputs, as the plan was made with.
+        kwargs: The same by name.
 
     Raises:
         UsageError: nothing has that name.
         PlanError: the plan is for another model.
     """
-    task = prepare(model, **as_planned(plan), trust_remote_code=trust_remote_code)
+    how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code}
+    task = prepare(model, **as_planned(plan), **how)
     check_identity(task.source.module, plan)
     # Of blocks that are alike the graph may have one alone, so names are those of the module.
     every = [n for n, _ in task.source.module.named_parameters(remove_duplicate=False)]

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
+from shardwright.planner.trace import by_name
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
@@ -63,7 +64,8 @@ def read_source(
     """Prepare `model` for tracing; no weights are read or allocated.
 
     Args:
-        model: Hub id, directory, transformers config, or `nn.Module` (which is left as it is).
+        model: Hub id, directory, transformers config, `nn.Module` (which is left as it is), or
+            the name of code that makes one (`package.module:name`, `file.py:name`).
         args: Example inputs; a transformers text model needs none.
         kwargs: Example inputs by name.
         dtype: Of the parameters; else the config's own, else float32.
@@ -72,6 +74,8 @@ def read_source(
     Raises:
         ModelError: not a model, unknown to transformers, or inputs are missing.
     """
+    if by_name.is_code(model):
+        model = by_name.made(model)
     if isinstance(model, (str, Path)):
         model = read_config(model, trust_remote_code)
     made = not isinstance(model, nn.Module)

@@ -30,6 +30,10 @@ from shardwright.planner.trace.traced_calls import Run, Runner
 from shardwright.planner.trace.translate import translate
 from shardwright.runtime.attention import by_heads
 
+ON_META = "give inputs with which its forward runs on meta tensors"
+IN_A_MODULE = "put the code that needs data into a module within it, which then stays whole"
+"""What to do where the root does not run, and where its own code depends on data."""
+
 
 def trace(
     module: nn.Module,
@@ -113,9 +117,9 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                     continue
                 text = str(error).strip().split("\n")[0][:300]
                 kind = "data-dependent" if needs_data else type(error).__name__
+                todo = IN_A_MODULE if needs_data else ON_META
                 raise ModelError(
-                    f"cannot trace {type(module).__name__}: {kind}: {text}; "
-                    "give inputs with which its forward runs on meta tensors"
+                    f"cannot trace {type(module).__name__}: {kind}: {text}; {todo}"
                 ) from error
 
 

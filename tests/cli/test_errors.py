@@ -297,7 +297,7 @@ def test_single_process_without_torchrun(
 
 
 def test_two_processes_for_a_plan_for_three(model: Path, plan: Plan) -> None:
-    three = plan.model_copy(update={"mesh": {"tp": 3}})
+    three = plan.model_copy(update={"mesh": {"tp": 3}}).sealed()
     found = run_processes(2, dying.load_with_too_few, model, three)
     text = "the plan is for 3 ranks, but 2 are running: start 3, or plan with --tp 2"
     assert [(rank, words) for rank, words, _ in found] == [(0, text), (1, text)]

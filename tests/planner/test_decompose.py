@@ -13,6 +13,7 @@ from shardwright.errors import SolverError
 from shardwright.planner import solvers
 from shardwright.planner.solvers import cpsat, decompose
 from shardwright.planner.solvers.decompose.ascent import Ascent
+from shardwright.planner.solvers.decompose.mend import mend
 from shardwright.planner.solvers.decompose.model import model
 from shardwright.planner.solvers.decompose.network import Network
 from shardwright.planner.solvers.decompose.parallel import side_by_side
@@ -178,3 +179,18 @@ def test_tasks_run_in_processes_and_keep_their_order():
         1,
         2,
     ]
+
+
+def test_mending_ends_within_bounds_where_single_changes_can():
+    problem = Problem(("cost",))
+    for v in range(6):
+        problem.variable(f"v{v}", 2)
+        problem.factor(f"f{v}", (v,), [Row((0,), (0,)), Row((1,), (1 + v,))])
+        problem.limits.uses.append(Use(v, v // 2, 3, (5, 1)))
+    problem.limits.bounds = [10, 16, 18]
+    network = model(problem, 0, {}).network
+    assert network.score([0] * 6).over
+    found = mend(network, [0] * 6, time.monotonic() + 60)
+    score = network.score(found)
+    assert score.whole and score.cost <= 2 + 3 + 1
+    assert mend(network, found, time.monotonic() + 60) == found

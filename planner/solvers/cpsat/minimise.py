@@ -95,10 +95,8 @@ def solve(
             continue
         if status == "infeasible" and k == 0:
             return Result("infeasible", None, 0)
-        if k == 0 and bound is None:
-            return Result("unknown", None, asked.total.least)
         rest = (count - 1 - k) * bits
-        least = asked.total.least + asked.total.unit * (((above << bits) + (bound or 0)) << rest)
+        least = asked.total.least + asked.total.unit * (((above << bits) + bound) << rest)
         if best is None:
             return Result("unknown", None, least)
         return Result("feasible", best, min(least, problem.accept(best, caps)[component]))
@@ -108,7 +106,7 @@ def solve(
     return Result("optimal", best, cost)
 
 
-def _ask(model: PartModel, seconds: float) -> tuple[str, tuple[int, ...] | None, int | None]:
+def _ask(model: PartModel, seconds: float) -> tuple[str, tuple[int, ...] | None, int]:
     """What CP-SAT says of a model as it stands: how far, an assignment, a bound on its objective.
 
     Raises:
@@ -127,8 +125,8 @@ def _ask(model: PartModel, seconds: float) -> tuple[str, tuple[int, ...] | None,
         reason = model.model.validate().split(":")[0]
         raise SolverError(f"cpsat refuses the problem: {reason}; use --solver lp")
     if status == cp.INFEASIBLE:
-        return "infeasible", None, None
-    bound = solver.response_proto.inner_objective_lower_bound
+        return "infeasible", None, 0
+    bound = max(solver.response_proto.inner_objective_lower_bound, 0)  # none costs less
     if status not in (cp.OPTIMAL, cp.FEASIBLE):
         return "unknown", None, bound
     return "optimal" if status == cp.OPTIMAL else "feasible", model.read(solver.value), bound

@@ -35,7 +35,9 @@ class Found(NamedTuple):
     proven: bool
 
 
-def improve(network: Network, x: Sequence[int], free: Free, effort: float) -> Found | None:
+def improve(
+    network: Network, x: Sequence[int], free: Free, effort: float, seconds: float = 3600
+) -> Found | None:
     """The best values of `free.variables` that CP-SAT finds at an effort; None: none found.
 
     Args:
@@ -43,6 +45,7 @@ def improve(network: Network, x: Sequence[int], free: Free, effort: float) -> Fo
         x: An assignment; it may break tables and limits.
         free: Variables and values; those of `x` are among them.
         effort: CP-SAT's deterministic time.
+        seconds: The most time to take.
     """
     from ortools.sat.python import cp_model as cp
 
@@ -81,6 +84,7 @@ def improve(network: Network, x: Sequence[int], free: Free, effort: float) -> Fo
     solver = cp.CpSolver()
     parameters = solver.parameters
     parameters.max_deterministic_time = effort
+    parameters.max_time_in_seconds = max(seconds, 0.01)
     parameters.num_workers, parameters.random_seed = 1, 0
     parameters.linearization_level = 2
     parameters.symmetry_level = parameters.cp_model_probing_level = 0

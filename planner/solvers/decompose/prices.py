@@ -25,8 +25,8 @@ PATIENCE = 8
 """Sends without much gain after which messages have settled."""
 SETTLED = 1e-4
 """Part of the bound that is much."""
-SENDS = 30
-"""Sends for one set of prices, at most, but for the first."""
+ENTRIES, FEWEST, MOST = 30_000_000, 2, 30
+"""Entries of tables to send over for one set of prices, but for the first; sends for that."""
 STEPS, WORTH = 4, 0.05
 """Prices are left where as many steps gain less than this part of the gap."""
 NEAR = 0.2
@@ -62,12 +62,14 @@ class Prices:
         self.ascent = Ascent(self.network)
         if self.start is not None:
             self.ascent.messages = self.start.messages
+        entries = sum(t.size for t in self.network.tables) + 1
+        self.sends = min(max(ENTRIES // entries, FEWEST), MOST)
         self.scale = np.maximum(self.network.limits.bounds, 1.0)
         self.room = self.network.limits.bounds / self.scale
         self.now = self.best = np.zeros(len(self.scale))
         if self.start is not None:
             self.now = self.best = self.start.prices
-        self.rows: list[int] = [int(r) for r in np.flatnonzero(self.now)]
+        self.rows = dict.fromkeys(np.flatnonzero(self.now).tolist())
         self.found: list[list[int]] = []
         self.cuts: list[tuple[float, Array]] = []
         self.box = 0.0
@@ -87,7 +89,9 @@ class Prices:
             if sent[-1] > self.ceiling - 1 + HALF or time.monotonic() > self.deadline:
                 break
             gained = sent[-1] - sent[-PATIENCE] if len(sent) >= PATIENCE else np.inf
-            if gained < SETTLED * max(abs(sent[-1]), 1.0) or (len(sent) >= SENDS and not first):
+            if gained < SETTLED * max(abs(sent[-1]), 1.0) or (
+                len(sent) >= self.sends and not first
+            ):
                 break
         gain = sent[-1] - self.bound
         if gain > 0:
@@ -118,8 +122,7 @@ class Prices:
         for over, run in groupby(range(len(past)), lambda r: past[r] > 0):
             if over:
                 worst = max(run, key=past.__getitem__)
-                if worst not in self.rows:
-                    self.rows.append(worst)
+                self.rows[worst] = None
         cost = self.network.cost(found)
         if cost < np.inf and not any(c == cost and (p == past).all() for c, p in self.cuts[-3:]):
             self.cuts.append((cost, past))

@@ -28,6 +28,8 @@ ROOT, VISIT = 0.4, 0.1
 """Parts of the time for the first visit and for each other one, at most."""
 PARTS = 16
 """Parts of the best assignment that a worker solves between two rounds of nodes."""
+MUCH = 0.01
+"""While search makes the best assignment better by this part, no nodes are visited."""
 SIZE = 6_000.0
 """Pairs of values in a part at first."""
 
@@ -48,6 +50,8 @@ class _State:
     most: float = math.inf
     """No assignment costs more."""
     size: float = SIZE
+    fresh: bool = True
+    """Whether the best assignment is not one of a search."""
     rounds: int = 0
 
     @property
@@ -55,6 +59,13 @@ class _State:
         """The least cost known."""
         known = self.best is not None and self.best[0].whole
         return self.best[0].cost if self.best is not None and known else self.most + 1
+
+    @property
+    def cost(self) -> float:
+        """Cost of the best assignment; of one that is broken, a large number that falls."""
+        assert self.best is not None
+        broken, over, cost = self.best[0]
+        return cost + self.most * (broken + over)
 
     def lower(self) -> float:
         """A bound on what may be in the nodes that are open."""
@@ -88,12 +99,15 @@ class _State:
             else:
                 self.size = found.size
                 self.offer(found.x)
+                self.fresh = False
                 if before is not None and self.best is not None:  # what another worker changed
                     both = zip(before[1], found.x, self.best[1], strict=True)
                     self.offer([new if new != old else now for old, new, now in both])
 
     def chosen(self, count: int) -> list[Node]:
         """Open nodes to visit, by turns the one of the least bound and the last one made."""
+        if self.best is not None and self.until(1.5 * VISIT) == self.began + self.seconds:
+            return []  # a visit of a large one ends late
         self.open = [node for node in self.open if node.bound <= self.ceiling - 1 + HALF]
         out: list[Node] = []
         while self.open and len(out) < count:
@@ -106,12 +120,12 @@ class _State:
         assert self.best is not None
         hints = self.hints[(self.rounds + worker) % len(self.hints)]
         seed = (self.seed * 1_000_003 + self.rounds) * 64 + worker
-        return Search(self.root.network, list(self.best[1]), hints, seed, self.size)
+        return Search(self.root.network, list(self.best[1]), hints, seed, self.size, self.fresh)
 
     def visited(self, seen: Visited) -> None:
         """Take over what a visit found."""
-        if seen.best is not None:
-            self.offer(seen.best)
+        if seen.best is not None and self.offer(seen.best):
+            self.fresh = True
         values = [
             spread(costs, kept, len(c))
             for costs, kept, c in zip(
@@ -121,11 +135,13 @@ class _State:
         self.hints = [*self.hints[:1], Hints(values, seen.hints.prices)]
         self.open += seen.children
 
-    def offer(self, x: list[int]) -> None:
-        """Take an assignment of the root if it is better."""
+    def offer(self, x: list[int]) -> bool:
+        """Take an assignment of the root if it is better; whether it is."""
         score = self.root.network.score(x)
-        if self.best is None or score < self.best[0]:
+        better = self.best is None or score < self.best[0]
+        if better:
             self.best = score, x
+        return better
 
 
 def spread(costs: Array, kept: Array, size: int) -> Array:
@@ -173,7 +189,9 @@ def solve(
     state.round(1)
     while not state.done():
         state.round(cores)
-        if not state.done():
+        before = math.inf
+        while not state.done() and state.cost < (1 - MUCH) * before:
+            before = state.cost
             state.round(0)
     return _result(state, made, root, component, caps)
 

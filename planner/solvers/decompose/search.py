@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.planner.solvers.decompose.mend import mend
 from shardwright.planner.solvers.decompose.network import Array, Network
 from shardwright.planner.solvers.decompose.part import Found, Free, improve
 
@@ -49,6 +50,8 @@ class Search:
     hints: Hints
     seed: int = 0
     size: float = 6_000
+    fresh: bool = False
+    """Whether the assignment has not been looked at by single variables."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -56,10 +59,14 @@ class Search:
 
     def run(self, count: int, deadline: float) -> Searched:
         """Solve so many parts one after another, fewer where the time is over."""
+        if not self.score.broken and (self.fresh or self.score.over):
+            self.x = mend(self.network, self.x, deadline)
+            self.score = self.network.score(self.x)
         for _ in range(count):
             part = self.part()
             if part.variables:
-                self.take(part, improve(self.network, self.x, part, EFFORT))
+                left = deadline - time.monotonic()
+                self.take(part, improve(self.network, self.x, part, EFFORT, left))
             if time.monotonic() > deadline:
                 break
         return Searched(self.x, self.size)
@@ -79,13 +86,15 @@ class Search:
 
     def part(self) -> Free:
         """Variables about a centre, with the most promising of their values."""
-        network, most = self.network, self.random.choice([8, 16, 32, 10_000])
+        network, most = self.network, self.random.choice([3, 5, 8, 16, 32, 10_000])
         values: dict[int, Array] = {}
         entries = 0.0
         for v in self._about(self._centre()):
             if len(network.costs[v]) == 1:
                 continue
-            own = np.argsort(self.hints.values[v], kind="stable")[:most]
+            costs = self.hints.values[v]  # often many are alike: any of them
+            chance = [self.random.random() for _ in range(len(costs))]
+            own = np.lexsort((chance, costs))[:most]
             values[v] = own if self.x[v] in own else np.append(own, self.x[v])
             entries += sum(
                 len(values[v]) * len(values[w]) for _, w, _ in network.near[v] if w in values

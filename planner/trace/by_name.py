@@ -1,0 +1,96 @@
+"""Models, and inputs for them, that Python code makes: `package.module:name` or `file.py:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import UsageError
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments, and those by name."""
+
+
+def is_code(name: Any) -> bool:
+    """Whether a name stands for what Python code makes, not for a directory or a hub id."""
+    return isinstance(name, str) and ":" in name and not Path(name).exists()
+
+
+def made(name: str) -> Any:
+    """What stands under a name; what is called without arguments for it, if it can be.
+
+    Raises:
+        UsageError: there is no such code, or it fails.
+    """
+    home, _, path = name.rpartition(":")
+    try:
+        found = reduce(getattr, path.split("."), _module(home))
+    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+        raise UsageError(f"cannot find {name}: {_line(error)}") from error
+    if not callable(found) or isinstance(found, nn.Module):
+        return found
+    try:
+        return found()
+    except Exception as error:  # whatever code of a user raises
+        raise UsageError(f"{name}() raised {type(error).__name__}: {_line(error)}") from error
+
+
+def inputs(name: str) -> Inputs:
+    """Inputs by the name of what makes them, or of a file that `torch.save` wrote.
+
+    They are one tensor, a tuple of arguments, a dict of arguments by name, or a tuple and a dict.
+
+    Raises:
+        UsageError: there is no such code or file, or it gives something else.
+    """
+    if is_code(name):
+        return _as_inputs(made(name), name)
+    try:
+        found = torch.load(name, weights_only=True)
+    except Exception as error:  # torch raises many kinds
+        raise UsageError(
+            f"cannot read inputs from {name}: {_line(error)}; give a file that torch.save wrote, "
+            "or MODULE:FUNCTION"
+        ) from error
+    return _as_inputs(found, name)
+
+
+def _as_inputs(found: Any, name: str) -> Inputs:
+    match found:
+        case Tensor():
+            return (found,), {}
+        case dict():
+            return (), found
+        case (tuple() | list() as args, dict() as kwargs):
+            return tuple(args), kwargs
+        case tuple() | list() if found:
+            return tuple(found), {}
+    raise UsageError(
+        f"{name} gives a {type(found).__name__}: inputs are a tensor, a tuple of them, a dict by "
+        "name, or a tuple and a dict"
+    )
+
+
+def _module(home: str) -> Any:
+    if not home.endswith(".py"):
+        here = str(Path.cwd())
+        if here not in sys.path:  # a command does not have it there, as `python` has
+            sys.path.insert(0, here)
+        return importlib.import_module(home)
+    spec = importlib.util.spec_from_file_location(Path(home).stem, home)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
