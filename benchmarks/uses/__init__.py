@@ -1,0 +1,1 @@
+"""Uses of split models: see `__main__.py`."""

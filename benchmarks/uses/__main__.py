@@ -1,0 +1,97 @@
+"""Search for what is silently wrong: models times uses, split and whole, on real gloo ranks.
+
+    python -m benchmarks.uses                              all models, all uses, on 2 ranks
+    python -m benchmarks.uses --tp 3 causal/llama          one model, on 3
+    python -m benchmarks.uses --use hidden_states          one use of all models
+
+Each use runs on the whole model and on the split one; outputs, and gradients of all parameters, are
+compared. A use that the whole model cannot do is not counted. Prints what is not equal and a
+count of each verdict; `--json FILE` writes all rows. Exits with 1 if anything is wrong, or raises
+something else than one of our errors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.uses.case import VERDICTS, compared
+from benchmarks.uses.models import names
+from benchmarks.uses.subject import USES
+from benchmarks.zoo import write
+from benchmarks.zoo_ranks import sweep
+
+BAD = ("wrong", "raw")
+
+
+@click.command()
+@click.argument("models", nargs=-1)
+@click.option("--use", "uses", multiple=True, help="Only these.")
+@click.option("--tp", default=2, help="Ranks.")
+@click.option("--groups", default=1, help="Models compared at once.")
+@click.option("--part", default="1/1", help="K/N: the Kth of N parts of the models.")
+@click.option("--limit", default=120.0, help="Seconds for a use of a model.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows here.")
+def main(
+    models: tuple[str, ...],
+    uses: tuple[str, ...],
+    tp: int,
+    groups: int,
+    part: str,
+    limit: float,
+    path: Path | None,
+) -> None:
+    """Run uses of split models and compare them with the whole ones."""
+    k, n = map(int, part.split("/"))
+    chosen = (models or tuple(names()))[k - 1 :: n]
+    if unknown := {*uses} - USES.keys():
+        raise click.UsageError(f"no such use: {', '.join(sorted(unknown))}")
+    jobs = [(model, use) for model in chosen for use in uses or USES]
+    console, rows = Console(stderr=True), []
+    found = sweep(jobs, tp, compared, groups, limit)
+    for row in track(found, "uses", len(jobs), console=console, disable=not console.is_terminal):
+        if "error" in row:  # a rank ended, or all wait for each other
+            row |= {"tp": tp, "verdict": "raw", "text": row.pop("error")}
+        rows.append(row)
+        if path:
+            write(path, {"rows": rows})
+    Console(width=150).print(report(rows))
+    bad = [row for row in rows if row["verdict"] in BAD]
+    print(summary(rows))
+    sys.exit(1 if bad else 0)
+
+
+def report(rows: list[dict[str, Any]]) -> Table:
+    """What is neither equal nor unfit, a row for each use and text."""
+    out = Table(title="uses that are not equal", title_justify="left")
+    for title in ("VERDICT", "USE", "MODELS", "TEXT"):
+        out.add_column(title)
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row["verdict"] not in ("equal", "unfit"):
+            text = row["text"].splitlines()[0] if row["text"] else ""
+            groups.setdefault((row["verdict"], row["name"], text[:110]), []).append(row["kind"])
+    order = sorted(groups.items(), key=lambda g: (-VERDICTS.index(g[0][0]), g[0][1]))
+    for (verdict, use, text), models in order:
+        who = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
+        out.add_row(verdict, use, who, text)
+    return out
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """How many of each verdict."""
+    count = Counter(row["verdict"] for row in rows)
+    words = ", ".join(f"{count[v]} {v}" for v in VERDICTS if count[v])
+    models, uses = len({r["kind"] for r in rows}), len({r["name"] for r in rows})
+    return f"{models} models x {uses} uses: {words}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What people read and change inside of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.uses.subject import Subject, Unfit, blocks, tensors, use, weigh
+
+
+@use()
+def hooks_on_blocks(s: Subject) -> Any:
+    """What forward hooks read of blocks."""
+    read: list[Any] = []
+    found = blocks(s.model)
+    if not found:
+        raise Unfit
+    hooks = [b.register_forward_hook(lambda _, __, out: read.append(out)) for _, b in found]
+    s.call()
+    for hook in hooks:
+        hook.remove()
+    return [tensors(out)[0] for out in read]
+
+
+@use()
+def hooks_on_blocks_with_gradients(s: Subject) -> Any:
+    """A loss of what forward hooks read of blocks."""
+    read: list[Any] = []
+    found = blocks(s.model)
+    if not found:
+        raise Unfit
+    for _, block in found:
+        block.register_forward_hook(lambda _, __, out: read.append(tensors(out)[0]))
+    s.call()
+    weigh(read).backward()
+    return read
+
+
+@use(may_refuse=True)
+def hooks_on_projections(s: Subject) -> Any:
+    """What forward hooks read of linear layers: of split ones a part, unless it is refused."""
+    read: list[Any] = []
+    for module in s.model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _, __, out: read.append(out))
+    s.call()
+    if not read:
+        raise Unfit
+    return read
+
+
+@use()
+def hooks_that_change_blocks(s: Subject) -> Any:
+    """Steering: a hook adds to what a block gives."""
+    found = blocks(s.model)
+    if not found:
+        raise Unfit
+
+    def steer(_: Any, __: Any, out: Any) -> Any:
+        if isinstance(out, Tensor):
+            return out + 0.1
+        return (out[0] + 0.1, *out[1:]) if isinstance(out, tuple) else out
+
+    found[0][1].register_forward_hook(steer)
+    out = s.call()
+    weigh(out).backward()
+    return out
+
+
+@use()
+def full_backward_hooks(s: Subject) -> Any:
+    """Gradients that hooks read of blocks."""
+    read: list[Any] = []
+    found = blocks(s.model)
+    if not found:
+        raise Unfit
+    for _, block in found:
+        block.register_full_backward_hook(lambda _, __, grads: read.append(tensors(grads)[0]))
+    weigh(s.call()).backward()
+    return read
+
+
+@use(may_refuse=True)
+def norms_of_weights(s: Subject) -> Any:
+    """`weight.norm()`, as logs and regularizers take it."""
+    return [p.norm() for p in s.model.parameters()]
+
+
+@use(may_refuse=True)
+def weight_decay_in_the_loss(s: Subject) -> Any:
+    """A penalty on parameters."""
+    loss = weigh(s.call()) + 0.1 * torch.stack([p.pow(2).sum() for p in s.model.parameters()]).sum()
+    loss.backward()
+    return loss
+
+
+@use(may_refuse=True)
+def shapes_of_parameters(s: Subject) -> Any:
+    """How many numbers the model has."""
+    return torch.tensor([p.numel() for p in s.model.parameters()]).double()
