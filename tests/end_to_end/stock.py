@@ -19,6 +19,7 @@ from torch.testing import assert_close
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import shardwright
+from tests import planning
 
 IDS = torch.randint(0, 48, (4, 7), generator=torch.Generator().manual_seed(1))
 WEIGHTS = torch.randn(4, 7, 48, generator=torch.Generator().manual_seed(2)).double()
@@ -56,7 +57,7 @@ def main(folder: str) -> None:
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     options: Any = {"phase": "train", "batch": 4, "seq": 7, "sequence_parallel": True}
-    plan = shardwright.plan(copy.deepcopy(model), tp=2, **options)
+    plan = planning.plan(copy.deepcopy(model), tp=2, **options)
     split: Any = shardwright.apply(copy.deepcopy(model), plan, mesh["tp"])
     for layer in split.model.layers:
         fully_shard(layer, mesh=mesh["dp"])
@@ -70,7 +71,7 @@ def main(folder: str) -> None:
     state = dict(zip("mo", get_state_dict(split, optimizer), strict=True))
     dcp.save(state, checkpoint_id=folder)
     four = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
-    again = shardwright.apply(model, shardwright.plan(copy.deepcopy(model), tp=4), four)
+    again = shardwright.apply(model, planning.plan(copy.deepcopy(model), tp=4), four)
     other = torch.optim.AdamW(again.parameters(), lr=1e-2, eps=1e-3)
     state = dict(zip("mo", get_state_dict(again, other), strict=True))
     dcp.load(state, checkpoint_id=folder)
