@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.forked import Ended, run_forked
 from tests.planning import plan
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and children inherit that
 
 Start = Callable[..., list[Ended]]
 
