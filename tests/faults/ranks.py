@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime import agreement, processes
+from shardwright.runtime import processes
 
 CPU = torch.device("cpu")
 
@@ -55,13 +55,6 @@ def dies_between_groups(plan: Path, timeout: float) -> None:
 
 def starts(plan: Path, timeout: float) -> None:
     processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
-
-
-def timeouts(plan: Path, timeout: float) -> None:
-    """Print those of all groups: of all ranks, and of each mesh dim."""
-    mesh = processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
-    for group in (agreement.world(), *mesh.get_all_groups()):
-        print(group._get_backend(CPU).options._timeout.total_seconds())
 
 
 # --- in a forward pass
