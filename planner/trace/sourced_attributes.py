@@ -20,7 +20,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
 
     Gives what is noted of sizes while `top` runs, which has `root` in it.
     """
-    provenance = Provenance()
+    provenance = Provenance({id(module): name for name, module in root.named_modules()})
     undo = [(m, dict(m.__dict__), dict(m._buffers)) for m in root.modules()]
     for path, module in root.named_modules():
         _mark(module.__dict__, path, "", provenance)
