@@ -1,6 +1,7 @@
 """Models as people write them, whose attention reads sizes off its input.
 
-A GPT, a ViT, a DiT, a Swin, a RetNet; each with a twin whose attention takes the same sizes from attributes of its own.
+A GPT, a ViT, a DiT, a Swin, a RetNet; each with a twin whose attention takes the same sizes from
+attributes of its own.
 """
 
 from __future__ import annotations
