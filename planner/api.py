@@ -29,6 +29,7 @@ from shardwright.planner.strategies.sequence import open_sequence
 from shardwright.planner.trace.folded_trace import trace_all
 from shardwright.planner.trace.one_at_a_time import apart
 from shardwright.planner.trace.source import Source, read_source
+from shardwright.runtime.hub import Hub
 
 
 @apart
@@ -56,6 +57,10 @@ def plan(
     dump: str | Path | None = None,
     write_model: str | Path | None = None,
     trust_remote_code: bool = False,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
 ) -> Plan:
     """The cheapest correct way to split `model` over ranks; no weights are read.
 
@@ -101,6 +106,10 @@ def plan(
         write_model: A file for the CP-SAT model, in CP-SAT's text format: an integer for each axis
             of a tensor, over which sub-axes it is split, and for what is Partial over each.
         trust_remote_code: Whether to run code that comes with the model: else that is refused.
+        revision: Branch, tag or commit of a hub id, as transformers has it.
+        cache_dir: Folder that downloads are kept in.
+        local_files_only: Whether to fetch nothing.
+        token: Of who asks the hub; by default that of `hf auth login`.
 
     Raises:
         UsageError: an argument that cannot be meant.
@@ -115,6 +124,7 @@ def plan(
         model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
         optimizer_bytes=optimizer_bytes, trust_remote_code=trust_remote_code,
+        revision=revision, cache_dir=cache_dir, local_files_only=local_files_only, token=token,
     )  # fmt: skip
     with dumping(dump, task, write_model) as tell:
         return run(task, Asked(solver, time_limit, memory, objective), tell)
@@ -156,8 +166,11 @@ def prepare(
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
     trust_remote_code: bool = False,
+    **hub: Any,
 ) -> Task:
     """Read and trace a model: all that `plan` does before it looks for the cheapest way.
+
+    `hub` says where a hub id leads: `revision`, `cache_dir`, `local_files_only`, `token`.
 
     Raises:
         UsageError: an argument that cannot be meant.
@@ -177,7 +190,7 @@ def prepare(
     wanted = dict(pins or {})
     as_pins(wanted)  # what cannot be meant should not wait for the trace
     stage("read")
-    source = read_source(model, args, kwargs, dtype, trust_remote_code)
+    source = read_source(model, args, kwargs, dtype, trust_remote_code, Hub(**hub))
     if tp_plan is not None:
         wanted = hand_written_pins(table_of(tp_plan, source.module), source.module) | wanted
     workload = Workload(
