@@ -26,7 +26,7 @@ from shardwright.planner.search.solution import Asked
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
-from shardwright.planner.trace.folded_trace import trace_all
+from shardwright.planner.trace.example_values import trace_with_values
 from shardwright.planner.trace.one_at_a_time import apart
 from shardwright.planner.trace.source import Source, read_source
 from shardwright.runtime.hub import Hub
@@ -71,7 +71,9 @@ def plan(
         mesh: Mesh dims and their ranks: "tp" splits the model, all others share the batch:
             {"dp": 2, "tp": 4} is two copies of a model over four ranks each.
         args: Example inputs, or the only one, needed for a module that is no transformers text
-            model. Let sizes that vary at run time be 3 (batch) and 19 (sequence).
+            model. Let sizes that vary at run time be 3 (batch) and 19 (sequence). Where code
+            computes sizes from integers among them (a grid of patches, the places of an image),
+            they must be valid, and not on meta.
         kwargs: Example inputs by name.
         objective: What is to be least. "time": the predicted time of the phases, where a byte that
             a rank holds counts as the part of it that its room for more sequences is worth (see
@@ -222,7 +224,7 @@ def _traced(
     stage("trace")
     if workload.sequence_parallel:
         source = replace(source, more=())
-    traced, folding, unfolded = trace_all(source, pins, workload.sequence_parallel)
+    traced, folding, unfolded = trace_with_values(source, pins, workload.sequence_parallel)
     unmasked = bool(source.padded) and not traced.padded
     stage("axes")
     length = TRACE_SEQ if workload.sequence_parallel else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
+from shardwright.planner.trace.values import remember
 from shardwright.runtime.config import read_config
 from shardwright.runtime.hub import USUAL, Hub
 from shardwright.runtime.identity import config_hash
@@ -48,6 +49,18 @@ class Source:
     """Runs that use parameters which the one with `args` and `kwargs` does not."""
     padded: tuple[Run, ...] = ()
     """That with `args` and `kwargs` for sequences of several lengths."""
+
+    valued: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    """The same `args` and `kwargs`, which remember the whole numbers that they were made of."""
+    by_value: bool = False
+    """Whether those are what is traced."""
+
+    def with_values(self) -> Source | None:
+        """The same, traced with values; None where there are none."""
+        if self.valued is None:
+            return None
+        args, kwargs = self.valued
+        return replace(self, args=args, kwargs=kwargs, by_value=True)
 
     @property
     def runs(self) -> list[Run]:
@@ -91,7 +104,9 @@ def read_source(
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
     if args or kwargs:
-        return Source(module, to_meta(args), to_meta(kwargs or {}), *identity)
+        given = args, kwargs or {}
+        on_meta = to_meta(given)
+        return Source(module, *on_meta, *identity, valued=remember(given, on_meta))
     named = text_inputs(module)
     more = more_runs(module, Run("", (), named))
     return Source(module, (), named, *identity, more, padded(module, named))
