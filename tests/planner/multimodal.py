@@ -16,10 +16,14 @@ from torch import Tensor, nn
 Made = tuple[nn.Module, Callable[[int, int], dict[str, Any]]]
 
 IMAGE, START, END = 7, 5, 6
-VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-          "num_attention_heads": 4, "image_size": 20, "patch_size": 4, "projection_dim": 32}  # fmt: skip
-TEXT = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 96}  # fmt: skip
+VISION = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "image_size": 20, "patch_size": 4, "projection_dim": 32,
+}  # fmt: skip
+TEXT = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 96,
+}  # fmt: skip
 
 
 def random(*shape: int) -> Tensor:
