@@ -19,7 +19,10 @@ from shardwright.planner.strategies.state import REPLICATED, State
 
 
 def module_plans(
-    root: nn.Module, layouts: Layouts, attributes: Mapping[tuple[str, str], layout.Dim]
+    root: nn.Module,
+    layouts: Layouts,
+    attributes: Mapping[tuple[str, str], layout.Dim],
+    sizes: Mapping[tuple[str, str], str],
 ) -> dict[str, ModulePlan]:
     """The plan of every module that changes, by its full name.
 
@@ -27,6 +30,7 @@ def module_plans(
         root: The model.
         layouts: Of its folded graph.
         attributes: Local values of integers that code takes from (module, attribute).
+        sizes: The dims that (module, call in its code) is to be given.
 
     Raises:
         Differs: there is no such plan.
@@ -35,7 +39,10 @@ def module_plans(
     local: dict[str, dict[str, str]] = {}
     for (module, name), dim in attributes.items():
         local.setdefault(module, {})[name] = str(simplify(dim))
-    changed = parameters.keys() | {module for module, _ in changes} | local.keys()
+    given: dict[str, dict[str, str]] = {}
+    for (module, call), text in sizes.items():
+        given.setdefault(module, {})[call] = text
+    changed = parameters.keys() | {module for module, _ in changes} | local.keys() | given.keys()
     return {
         name: ModulePlan(
             layer=_layer(root.get_submodule(name), parameters.get(name, {})),
@@ -43,6 +50,7 @@ def module_plans(
             inputs=changes.get((name, "in"), []),
             outputs=changes.get((name, "out"), []),
             attributes=local.get(name, {}),
+            sizes=given.get(name, {}),
         )
         for name in sorted({n for n, _ in root.named_modules()} & changed)
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
+from shardwright.planner.trace.values import remember
 from shardwright.runtime.config import read_config
+from shardwright.runtime.hub import USUAL, Hub
 from shardwright.runtime.identity import config_hash
 
 MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
@@ -48,6 +50,18 @@ class Source:
     padded: tuple[Run, ...] = ()
     """That with `args` and `kwargs` for sequences of several lengths."""
 
+    valued: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    """The same `args` and `kwargs`, which remember the whole numbers that they were made of."""
+    by_value: bool = False
+    """Whether those are what is traced."""
+
+    def with_values(self) -> Source | None:
+        """The same, traced with values; None where there are none."""
+        if self.valued is None:
+            return None
+        args, kwargs = self.valued
+        return replace(self, args=args, kwargs=kwargs, by_value=True)
+
     @property
     def runs(self) -> list[Run]:
         """All runs that a plan must hold for; what it costs is what the first does."""
@@ -60,6 +74,7 @@ def read_source(
     kwargs: dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
+    hub: Hub = USUAL,
 ) -> Source:
     """Prepare `model` for tracing; no weights are read or allocated.
 
@@ -70,6 +85,7 @@ def read_source(
         kwargs: Example inputs by name.
         dtype: Of the parameters; else the config's own, else float32.
         trust_remote_code: Whether to run code that comes with the model.
+        hub: Where a hub id leads.
 
     Raises:
         ModelError: not a model, unknown to transformers, or inputs are missing.
@@ -77,18 +93,20 @@ def read_source(
     if by_name.is_code(model):
         model = by_name.made(model)
     if isinstance(model, (str, Path)):
-        model = read_config(model, trust_remote_code)
+        model = read_config(model, trust_remote_code, hub)
     made = not isinstance(model, nn.Module)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     if not made:
         _refuse_compiled(model)
     if made:
-        model = from_config(model, dtype, trust_remote_code)
+        model = from_config(model, dtype, trust_remote_code, hub)
     module = model if made else copy_on_meta(model)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
     if args or kwargs:
-        return Source(module, to_meta(args), to_meta(kwargs or {}), *identity)
+        given = args, kwargs or {}
+        on_meta = to_meta(given)
+        return Source(module, *on_meta, *identity, valued=remember(given, on_meta))
     named = text_inputs(module)
     more = more_runs(module, Run("", (), named))
     return Source(module, (), named, *identity, more, padded(module, named))
@@ -104,7 +122,10 @@ def _refuse_compiled(model: nn.Module) -> None:
 
 
 def from_config(
-    config: Any, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+    config: Any,
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    hub: Hub = USUAL,
 ) -> nn.Module:
     """A model of this config on meta, tied as transformers ties it.
 
@@ -118,7 +139,7 @@ def from_config(
             f"cannot plan a {type(config).__name__}: "
             "give a hub id, a directory, a config or a module"
         )
-    cls: Any = model_class(config, trust_remote_code)
+    cls: Any = model_class(config, trust_remote_code, hub)
     chosen = dtype or getattr(config, "dtype", None) or torch.float32
     with building(cls, config), alone(), torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
