@@ -18,7 +18,6 @@ from shardwright.planner.solvers.decompose.model import model
 from shardwright.planner.solvers.decompose.network import Network
 from shardwright.planner.solvers.decompose.parallel import side_by_side
 from shardwright.planner.solvers.decompose.part import Free, improve
-from shardwright.planner.solvers.decompose.support import supported
 from shardwright.planner.solvers.limits import Limits, Use
 from shardwright.planner.solvers.problem import Problem, Result, Row
 

@@ -39,6 +39,8 @@ class Ascent:
         degrees = [len(near) for near in network.near]
         self.shares = [1 / max(n, d - n, 1) for n, d in zip(later, degrees, strict=True)]
         self.costs = network.costs
+        self.least = [0] * len(sizes)
+        """The values of the least entries that `backward` summed up."""
 
     def price(self, prices: Array) -> None:
         """Add prices of the limits' rows to the costs of values."""
@@ -79,7 +81,8 @@ class Ascent:
             total = self.costs[v]
             for e, _, _ in near:
                 total = total + messages[e ^ 1]
-            least = total.min()
+            self.least[v] = int(total.argmin())
+            least = total[self.least[v]]
             bound += least
             total = shares[v] * (total - least)
             for e, w, table in near:
@@ -127,6 +130,25 @@ class Ascent:
                     values[w] = values[w] + left.min(0)
                     entries += 4
         return Reduced(float(bound - entries * largest * ULPS), values)
+
+    def within(self, reduced: Reduced, gap: float) -> list[Array]:
+        """The tables without pairs of values that cost more than `gap` above the bound."""
+        network = self.network
+        rests: list[Array] = []
+        for v, near in enumerate(network.near):
+            total = self.costs[v]
+            for e, _, _ in near:
+                total = total + self.messages[e ^ 1]
+            rests.append(self.shares[v] * (total - total.min()))
+        out: list[Array] = []
+        for k, ((a, b), table) in enumerate(zip(network.pairs, network.tables, strict=True)):
+            own = rests[b] - self.messages[2 * k]
+            left = table + own[None, :] - self.messages[2 * k + 1][:, None]
+            left -= left.min()
+            rest_a, rest_b = reduced.values[a] - left.min(1), reduced.values[b] - left.min(0)
+            above = left + rest_a[:, None] + rest_b[None, :]
+            out.append(np.where(above <= gap, table, np.inf))
+        return out
 
 
 def _largest(a: Array) -> float:

@@ -47,6 +47,18 @@ class Spans:
         total = np.concatenate([[0.0], np.cumsum(prices)])
         return total[self.last] - total[self.first]
 
+    def least(self, values: Array) -> Array:
+        """Per span the least of its rows' values; infinity for one without rows."""
+        out = np.full(len(self.first), np.inf)
+        wide, width = values.astype(float), 1
+        while width <= len(values):  # wide[row] is the least of `width` rows from there on
+            long = self.last - self.first
+            own = (width <= long) & (long < 2 * width)
+            out[own] = np.minimum(wide[self.first[own]], wide[self.last[own] - width])
+            wide = np.minimum(wide[:-width], wide[width:])
+            width *= 2
+        return out
+
     @cached_property
     def of(self) -> dict[int, list[int]]:
         """Per variable its spans that are not empty."""

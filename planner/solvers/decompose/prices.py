@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -39,13 +39,6 @@ HALF = 1e-3
 """Costs are whole: what is bounded by less than this below the next is not better."""
 
 
-class Start(NamedTuple):
-    """Where to begin: messages and prices of a network with more values, cut to this one's."""
-
-    messages: list[Array]
-    prices: Array
-
-
 @dataclass
 class Prices:
     """Prices of a network's rows, improved step by step; `best` are those of the best bound."""
@@ -54,25 +47,23 @@ class Prices:
     offer: Callable[[list[int]], float]
     """Takes an assignment to look at; returns the least cost known."""
     deadline: float
-    start: Start | None = None
+    start: Array | None = None
+    """Prices to begin with, of a unit of each row."""
     bound: float = -np.inf
     ascent: Ascent = field(init=False)
 
     def __post_init__(self) -> None:
         self.ascent = Ascent(self.network)
-        if self.start is not None:
-            self.ascent.messages = self.start.messages
         entries = sum(t.size for t in self.network.tables) + 1
         self.sends = min(max(ENTRIES // entries, FEWEST), MOST)
         self.scale = np.maximum(self.network.limits.bounds, 1.0)
         self.room = self.network.limits.bounds / self.scale
-        self.now = self.best = np.zeros(len(self.scale))
-        if self.start is not None:
-            self.now = self.best = self.start.prices
+        self.now = self.best = self.scale * (0.0 if self.start is None else self.start)
         self.rows = dict.fromkeys(np.flatnonzero(self.now).tolist())
         self.found: list[list[int]] = []
         self.cuts: list[tuple[float, Array]] = []
         self.box = 0.0
+        self.fits = False
         self.done = False
         self.ceiling = self.model = np.inf
         self.log: list[float] = []
@@ -94,6 +85,10 @@ class Prices:
                 break
             if len(sent) >= self.sends and not first:
                 break
+        if not self.fits:  # what is left of the tables says how the bound goes, if nothing else
+            past = self.network.limits.usage(self.ascent.least) / self.scale - self.room
+            self.cuts.append((sent[-1] - float(self.now @ past), past))
+        self.fits = False
         gain = sent[-1] - self.bound
         if gain > 0:
             self.bound, self.best = sent[-1], self.now
@@ -125,6 +120,7 @@ class Prices:
                 worst = max(run, key=past.__getitem__)
                 self.rows[worst] = None
         cost = self.network.cost(found)
+        self.fits |= cost < np.inf
         if cost < np.inf and not any(c == cost and (p == past).all() for c, p in self.cuts[-3:]):
             self.cuts.append((cost, past))
         self.ceiling = self.offer(found)
