@@ -20,6 +20,9 @@ from shardwright.planner.solvers.decompose.network import Array, Network
 PARTS = 1000
 """What is too much of a row is counted in this part of its bound."""
 
+BITS = 60
+"""CP-SAT counts to 2^63."""
+
 
 class Free(NamedTuple):
     """What to solve: variables, and per variable the values that it may take."""
@@ -80,6 +83,9 @@ def improve(
     forbidden = top * (1 + 64 * PARTS * len(excess))
     terms.literals += broken
     terms.weights += [forbidden] * len(broken)
+    shift = max(sum(terms.weights).bit_length() - BITS, 0)
+    if shift:  # about what it costs: who asked knows how much it is
+        terms.weights = [max(w >> shift, 1) for w in terms.weights]
     model.minimize(cp.LinearExpr.weighted_sum(terms.literals, terms.weights))
     solver = cp.CpSolver()
     parameters = solver.parameters
@@ -95,7 +101,7 @@ def improve(
         int(own[next(i for i, q in enumerate(group) if solver.value(q))])
         for own, group in zip(free.values, literals, strict=True)
     ]
-    return Found(values, status == cp.OPTIMAL)
+    return Found(values, status == cp.OPTIMAL and not shift)
 
 
 BROKEN = -1.0

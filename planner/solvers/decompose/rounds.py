@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardwright.errors import SolverError
 from shardwright.planner.solvers.decompose.branch import Node, Visited, dive
 from shardwright.planner.solvers.decompose.contract import Contracted, contract
 from shardwright.planner.solvers.decompose.model import Model, model
@@ -30,6 +31,8 @@ MUCH = 0.01
 """While a round makes the best assignment better by this part, all workers search on."""
 SIZE = 6_000.0
 """Pairs of values in a part at first."""
+EXACT = 2**53
+"""Floats tell whole numbers apart up to here."""
 
 
 @dataclass
@@ -74,7 +77,7 @@ class _State:
     def done(self) -> bool:
         """Whether the time is over, or nothing better can be."""
         late = time.monotonic() >= self.began + self.seconds
-        return late or self.lower() > self.ceiling - 1 + HALF
+        return late or self.lower() > min(self.ceiling, EXACT) - 1 + HALF
 
     def until(self, part: float) -> float:
         """When a task that may take so much of the time must end."""
@@ -165,7 +168,8 @@ def solve(
         seed: Of the search; the same seed finds the same, up to where the clock ends it.
 
     Raises:
-        SolverError: OR-tools is not installed, or what was found breaks the problem.
+        SolverError: OR-tools is not installed, the least cost is 2^53 or more (above what every
+            table costs at least), or what was found breaks the problem.
     """
     began = time.monotonic()
     made = model(problem, component, caps)
@@ -191,6 +195,12 @@ def _result(
 ) -> Result:
     """What is known, in terms of the problem."""
     lower = state.lower()
+    known = state.best is not None and state.best[0].whole
+    if (known or lower < math.inf) and min(lower, state.ceiling) + whole.constant >= EXACT:
+        raise SolverError(
+            "what is to be minimised is 2^53 or more, and decompose counts in floats: "
+            "divide all costs by one number, or use cpsat"
+        )
     least = lower if lower == math.inf else made.constant + math.ceil(whole.constant + lower)
     if state.best is None or not state.best[0].whole:
         return Result("infeasible", None, 0) if least == math.inf else Result("unknown", None, least)
