@@ -19,6 +19,8 @@ import numpy as np
 from shardwright.planner.solvers.decompose.network import Array, Network
 
 ULPS = 2.0**-50
+FAR = 2.0**40
+"""The most that a message moves: sums over a thousand neighbours stay exact."""
 
 
 class Reduced(NamedTuple):
@@ -131,24 +133,33 @@ class Ascent:
                     entries += 4
         return Reduced(float(bound - entries * largest * ULPS), values)
 
-    def within(self, reduced: Reduced, gap: float) -> list[Array]:
-        """The tables without pairs of values that cost more than `gap` above the bound."""
+    def moved(self, reduced: Reduced, gap: float) -> Network:
+        """The network with its messages moved into it, and nothing that costs `gap` above the bound.
+
+        Every assignment that is left costs what it did, to the last digit: what is moved is whole.
+        Here messages can begin anew, from nothing.
+        """
         network = self.network
+        sent = [np.clip(np.round(m), -FAR, FAR) for m in self.messages]
+        costs: list[Array] = []
         rests: list[Array] = []
         for v, near in enumerate(network.near):
-            total = self.costs[v]
+            total, own = self.costs[v], network.costs[v]
             for e, _, _ in near:
                 total = total + self.messages[e ^ 1]
+                own = own + sent[e ^ 1]
             rests.append(self.shares[v] * (total - total.min()))
-        out: list[Array] = []
+            costs.append(np.where(reduced.values[v] <= gap, own, np.inf))
+        tables: list[Array] = []
         for k, ((a, b), table) in enumerate(zip(network.pairs, network.tables, strict=True)):
             own = rests[b] - self.messages[2 * k]
             left = table + own[None, :] - self.messages[2 * k + 1][:, None]
             left -= left.min()
             rest_a, rest_b = reduced.values[a] - left.min(1), reduced.values[b] - left.min(0)
             above = left + rest_a[:, None] + rest_b[None, :]
-            out.append(np.where(above <= gap, table, np.inf))
-        return out
+            moved = table - sent[2 * k][None, :] - sent[2 * k + 1][:, None]
+            tables.append(np.where(above <= gap, moved, np.inf))
+        return Network(costs, network.pairs, tables, network.limits)
 
 
 def _largest(a: Array) -> float:

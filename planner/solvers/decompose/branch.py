@@ -111,17 +111,17 @@ def _visit(node: Node, seen: _Seen, deadline: float) -> tuple[list[Node], Hints]
     if time.monotonic() > deadline:
         return [node], hints
     keep = [values <= gap for values in reduced.values]
-    tables = prices.ascent.within(reduced, gap)
     sides = split(node.network, prices, keep)
-    children = [cut(node, tables, side) for side in sides if all(k.any() for k in side)]
+    node = node._replace(network=prices.ascent.moved(reduced, gap))
+    children = [cut(node, side) for side in sides if all(k.any() for k in side)]
     return [child for child in children if child is not None], hints
 
 
-def cut(node: Node, tables: list[Array], keep: list[Array]) -> Node | None:
-    """The node with these tables and values, made small; None where no solution is left."""
+def cut(node: Node, keep: list[Array]) -> Node | None:
+    """The node with these values, made small; None where no solution is left."""
     network = node.network
     costs = [np.where(k, c, np.inf) for c, k in zip(network.costs, keep, strict=True)]
-    left = contract(Network(costs, network.pairs, tables, network.limits))
+    left = contract(Network(costs, network.pairs, network.tables, network.limits))
     if left is None:
         return None
     prices = None if node.prices is None else node.prices[left.rows]

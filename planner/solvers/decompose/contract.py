@@ -10,12 +10,12 @@ its best value follows from theirs (U. Bertelè and F. Brioschi, "Nonserial Dyna
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.planner.solvers.decompose.network import Array, Network, Spans, empty
+from shardwright.planner.solvers.decompose.network import Array, Network, empty
 from shardwright.planner.solvers.decompose.rows import scarce
 
 
@@ -225,7 +225,7 @@ class _Work:
             [self.costs[v] for v in variables],
             [(at[v], at[w]) for v, w in pairs],
             [np.ascontiguousarray(self.near[v][w]) for v, w in pairs],
-            Spans(own, limits.first, limits.last, limits.weights, limits.bounds),
+            replace(limits, variable=own),
         )
         way = Way(variables, [self.kept[v] for v in variables], self.gone)
         return Contracted(network, self.constant, self.rows, way)

@@ -210,7 +210,7 @@ def _limits(
             weights += [int(w) for w in taken[k]]
         past = usage[row] - limits.bounds[row]
         if past > 0:
-            part = max(int(limits.bounds[row]) // PARTS, 1)
+            part = max(int(limits.units[row]) // PARTS, 1)
             excess = model.new_int_var(0, int(past) // part + 1, "")
             out.append(excess)
             used.append(excess)

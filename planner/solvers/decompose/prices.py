@@ -56,7 +56,7 @@ class Prices:
         self.ascent = Ascent(self.network)
         entries = sum(t.size for t in self.network.tables) + 1
         self.sends = min(max(ENTRIES // entries, FEWEST), MOST)
-        self.scale = np.maximum(self.network.limits.bounds, 1.0)
+        self.scale = self.network.limits.units
         self.room = self.network.limits.bounds / self.scale
         self.now = self.best = self.scale * (0.0 if self.start is None else self.start)
         self.rows = dict.fromkeys(np.flatnonzero(self.now).tolist())

@@ -19,9 +19,7 @@ def scarce(limits: Spans) -> tuple[Spans, Array]:
     least = np.array([w.min() for w in limits.weights])
     bounds = limits.bounds - limits.spread(least)
     weights = [w - low for w, low in zip(limits.weights, least.tolist(), strict=True)]
-    most = Spans(limits.variable, limits.first, limits.last, weights, bounds).spread(
-        np.array([w.max() for w in weights])
-    )
+    most = limits.spread(np.array([w.max() for w in weights]))
     spread = np.array([w.max() > 0 for w in weights], dtype=bool)
     rows = _widest(limits, bounds, np.flatnonzero(most > bounds), spread)
     first, last = np.searchsorted(rows, limits.first), np.searchsorted(rows, limits.last)
@@ -30,8 +28,9 @@ def scarce(limits: Spans) -> tuple[Spans, Array]:
         key = int(limits.variable[k]), int(first[k]), int(last[k])
         spans[key] = spans[key] + weights[k] if key in spans else weights[k]
     keys = np.array(list(spans), dtype=int).reshape(-1, 3)
-    left = Spans(keys[:, 0], keys[:, 1], keys[:, 2], list(spans.values()), bounds[rows])
-    return left, rows
+    weights = list(spans.values())
+    units = limits.units[rows]
+    return Spans(keys[:, 0], keys[:, 1], keys[:, 2], weights, bounds[rows], units), rows
 
 
 def _widest(limits: Spans, bounds: Array, rows: Array, spread: Array) -> Array:

@@ -116,7 +116,7 @@ class Search:
             return self.random.choice(broken or [0])
         limits = network.limits
         if self.score[1]:
-            row = int(np.argmax(limits.usage(x) / np.maximum(limits.bounds, 1)))
+            row = int(np.argmax((limits.usage(x) - limits.bounds) / limits.units))
             inside = (limits.first <= row) & (row < limits.last)
             return int(self.random.choice(limits.variable[inside].tolist()))
         if self.random.random() < 0.5:
