@@ -25,7 +25,7 @@ PATIENCE = 8
 """Sends without much gain after which messages have settled."""
 SETTLED = 1e-4
 """Part of the bound that is much."""
-ENTRIES, FEWEST, MOST = 30_000_000, 2, 30
+ENTRIES, FEWEST, MOST = 10_000_000, 2, 30
 """Entries of tables to send over for one set of prices, but for the first; sends for that."""
 STEPS, WORTH = 4, 0.05
 """Prices are left where as many steps gain less than this part of the gap."""
@@ -33,6 +33,8 @@ NEAR = 0.2
 """Part of the bound that the gap is at most taken for: solutions known may be far from the best."""
 CUTS = 100
 """Cuts that are kept."""
+SCANT = 0.01
+"""Prices are of a row's bound, but of no less than this part of what it was before contraction."""
 BOX = 0.05
 """Part of the bound that the first box spans."""
 HALF = 1e-3
@@ -56,7 +58,10 @@ class Prices:
         self.ascent = Ascent(self.network)
         entries = sum(t.size for t in self.network.tables) + 1
         self.sends = min(max(ENTRIES // entries, FEWEST), MOST)
-        self.scale = self.network.limits.units
+        limits = self.network.limits
+        self.rough = self.sends < MOST  # a large one: what fits is looked for first
+        self.past, self.broken = np.zeros(len(limits.bounds)), True
+        self.scale = np.maximum(limits.bounds, SCANT * limits.units)
         self.room = self.network.limits.bounds / self.scale
         self.now = self.best = self.scale * (0.0 if self.start is None else self.start)
         self.rows = dict.fromkeys(np.flatnonzero(self.now).tolist())
@@ -70,7 +75,7 @@ class Prices:
 
     def step(self) -> None:
         """Send messages at these prices until they settle, and choose the next."""
-        first = not self.log
+        first, most = not self.log, FEWEST if self.rough else self.sends
         self.ascent.price(self.now / self.scale)
         paid = float(self.now @ self.room)
         sent: list[float] = []
@@ -83,7 +88,7 @@ class Prices:
             closing = gained > 0 and gained * MOST > self.ceiling - sent[-1]
             if gained < SETTLED * max(abs(sent[-1]), 1.0) and not closing:
                 break
-            if len(sent) >= self.sends and not first:
+            if len(sent) >= most and (self.rough or not first):
                 break
         if not self.fits:  # what is left of the tables says how the bound goes, if nothing else
             past = self.network.limits.usage(self.ascent.least) / self.scale - self.room
@@ -92,14 +97,26 @@ class Prices:
         gain = sent[-1] - self.bound
         if gain > 0:
             self.bound, self.best = sent[-1], self.now
+        self.log.append(self.bound)
+        if self.rough:
+            self.box = BOX * max(abs(self.bound), 1.0)
+            self._raise()
+            return
         if first:
             self.box = BOX * max(abs(self.bound), 1.0)
         elif gain > 0:
             self.box *= 2 if gain > 0.5 * (self.model - self.bound + gain) else 1
         else:
             self.box /= 3
-        self.log.append(self.bound)
         self._choose()
+
+    def _raise(self) -> None:
+        """Double the prices of rows that are over their bounds, until what is found fits."""
+        over = self.past > 0
+        least = BOX * max(abs(self.bound), 1.0) / max(over.sum(), 1)
+        self.now = np.where(over, np.maximum(2 * self.now, least), self.now)
+        self.rough = bool(self.broken or over.any())
+        self.done = time.monotonic() > self.deadline
 
     def polish(self, sends: int) -> Reduced:
         """Send messages at the best prices, and give what they prove."""
@@ -121,6 +138,7 @@ class Prices:
                 self.rows[worst] = None
         cost = self.network.cost(found)
         self.fits |= cost < np.inf
+        self.past, self.broken = past, cost == np.inf
         if cost < np.inf and not any(c == cost and (p == past).all() for c, p in self.cuts[-3:]):
             self.cuts.append((cost, past))
         self.ceiling = self.offer(found)
