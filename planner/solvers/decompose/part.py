@@ -39,7 +39,12 @@ class Found(NamedTuple):
 
 
 def improve(
-    network: Network, x: Sequence[int], free: Free, effort: float, seconds: float = 3600
+    network: Network,
+    x: Sequence[int],
+    free: Free,
+    effort: float,
+    seconds: float = 3600,
+    ceiling: float = np.inf,
 ) -> Found | None:
     """The best values of `free.variables` that CP-SAT finds at an effort; None: none found.
 
@@ -49,6 +54,7 @@ def improve(
         free: Variables and values; those of `x` are among them.
         effort: CP-SAT's deterministic time.
         seconds: The most time to take.
+        ceiling: What x costs, where it breaks nothing: what alone costs more is left out.
     """
     from ortools.sat.python import cp_model as cp
 
@@ -61,11 +67,13 @@ def improve(
     for v, k in at.items():
         for e, w, table in network.near[v]:
             if w not in at:
-                unary[k] = unary[k] + _mended(table[free.values[k], x[w]], free.values[k] == x[v])
+                unary[k] = unary[k] + _mended(
+                    table[free.values[k], x[w]], free.values[k] == x[v], ceiling
+                )
             elif e % 2 == 0:
                 mine, other = free.values[k], free.values[at[w]]
                 now = (mine == x[v])[:, None] & (other == x[w])[None, :]
-                inner.append((k, at[w], _mended(table[np.ix_(mine, other)], now)))
+                inner.append((k, at[w], _mended(table[np.ix_(mine, other)], now, ceiling)))
     for group, costs in zip(literals, unary, strict=True):
         model.add_exactly_one(group)
         _priced(model, terms, group, costs)
@@ -108,8 +116,9 @@ BROKEN = -1.0
 """Stands in a table for what is forbidden but holds now."""
 
 
-def _mended(table: Array, now: Array) -> Array:
-    """A table where what is forbidden and holds now is marked instead."""
+def _mended(table: Array, now: Array, ceiling: float) -> Array:
+    """A table without what costs too much, where what is forbidden and holds now is marked."""
+    table = np.where(table > ceiling, np.inf, table)
     broken = now & np.isinf(table)
     return np.where(broken, BROKEN, table) if broken.any() else table
 

@@ -27,6 +27,8 @@ SETTLED = 1e-4
 """Part of the bound that is much."""
 ENTRIES, FEWEST, MOST = 10_000_000, 2, 30
 """Entries of tables to send over for one set of prices, but for the first; sends for that."""
+DOUBLINGS = 16
+"""Times that prices double at most."""
 STEPS, WORTH = 4, 0.05
 """Prices are left where as many steps gain less than this part of the gap."""
 NEAR = 0.2
@@ -59,7 +61,7 @@ class Prices:
         entries = sum(t.size for t in self.network.tables) + 1
         self.sends = min(max(ENTRIES // entries, FEWEST), MOST)
         limits = self.network.limits
-        self.rough = self.sends < MOST  # a large one: what fits is looked for first
+        self.rough = self.start is None  # what fits is looked for first
         self.past, self.broken = np.zeros(len(limits.bounds)), True
         self.scale = np.maximum(limits.bounds, SCANT * limits.units)
         self.room = self.network.limits.bounds / self.scale
@@ -115,7 +117,7 @@ class Prices:
         over = self.past > 0
         least = BOX * max(abs(self.bound), 1.0) / max(over.sum(), 1)
         self.now = np.where(over, np.maximum(2 * self.now, least), self.now)
-        self.rough = bool(self.broken or over.any())
+        self.rough = bool(self.broken or over.any()) and len(self.log) < DOUBLINGS
         self.done = time.monotonic() > self.deadline
 
     def polish(self, sends: int) -> Reduced:

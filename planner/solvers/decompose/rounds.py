@@ -27,6 +27,8 @@ ROOT, VISIT = 0.4, 0.1
 """Parts of the time for the first visit and for each other one, at most."""
 PARTS, DIVE = 12, 4
 """What a worker does in a round: parts of the best assignment solved, or nodes visited."""
+EFFORT = 8.0
+"""For a part, at most."""
 MUCH = 0.01
 """While a round makes the best assignment better by this part, all workers search on."""
 SIZE = 6_000.0
@@ -53,6 +55,8 @@ class _State:
     most: float = math.inf
     """No assignment costs more."""
     size: float = SIZE
+    effort: float = 1.0
+    """For a part: it doubles while nothing is gained."""
     fresh: bool = True
     """Whether the best assignment is not one of a search."""
     rounds: int = 0
@@ -95,7 +99,8 @@ class _State:
         if self.best is not None:
             for k in range(self.workers - len(tasks)):
                 search = self.searching(k)
-                tasks.append(lambda search=search: search.run(PARTS, deadline))
+                parts = max(round(PARTS / self.effort), 2)
+                tasks.append(lambda search=search: search.run(parts, deadline))
         self.rounds += 1
         before = self.best
         for found in side_by_side(tasks):
@@ -128,7 +133,7 @@ class _State:
             lead = self.leads.pop(0)
             return Search(self.root.network, lead, self.hints, seed)
         x = list(self.best[1])
-        return Search(self.root.network, x, self.hints, seed, self.size, self.fresh)
+        return Search(self.root.network, x, self.hints, seed, self.size, self.effort, self.fresh)
 
     def visited(self, seen: Visited) -> None:
         """Take over what a visit found."""
@@ -186,6 +191,7 @@ def solve(
         before = state.cost
         state.round(0 if searching else max(cores // 2, 1))
         gained = state.cost < (1 - MUCH) * before
+        state.effort = 1.0 if gained else min(2 * state.effort, EFFORT)
         searching = gained or (cores == 1 and not searching)
     return _result(state, made, whole, caps, component)
 
