@@ -20,7 +20,7 @@ from shardwright.planner.solvers.decompose.network import Array, Network
 
 ULPS = 2.0**-50
 FAR = 2.0**40
-"""The most that a message moves: sums over a thousand neighbours stay exact."""
+"""The most that a message moves: what a thousand neighbours send is far below 2^52."""
 
 
 class Reduced(NamedTuple):
@@ -104,10 +104,7 @@ class Ascent:
         bound, largest, entries = -paid, abs(paid), 1
         rests: list[Array] = []
         values: list[Array] = []
-        for v, near in enumerate(self.network.near):
-            total = self.costs[v]
-            for e, _, _ in near:
-                total = total + self.messages[e ^ 1]
+        for v, (near, total) in enumerate(zip(self.network.near, self._totals(), strict=True)):
             least = total.min()
             bound += least
             rests.append(total - least)
@@ -123,8 +120,7 @@ class Ascent:
         for v, near in enumerate(self.network.near):
             for e, w, table in near:
                 if w < v:
-                    own = self.shares[v] * rests[v] - self.messages[e ^ 1]
-                    left = own[:, None] + table - self.messages[e][None, :]
+                    left = self._left(v, rests[v], e, table)
                     least = left.min()
                     bound += least
                     left -= least
@@ -134,32 +130,37 @@ class Ascent:
         return Reduced(float(bound - entries * largest * ULPS), values)
 
     def moved(self, reduced: Reduced, gap: float) -> Network:
-        """The network with its messages moved into it, and nothing that costs `gap` above the bound.
+        """The network with its messages moved into it, without what costs more above the bound.
 
         Every assignment that is left costs what it did, to the last digit: what is moved is whole.
         Here messages can begin anew, from nothing.
         """
-        network = self.network
+        network, values = self.network, reduced.values
         sent = [np.clip(np.round(m), -FAR, FAR) for m in self.messages]
         costs: list[Array] = []
-        rests: list[Array] = []
-        for v, near in enumerate(network.near):
-            total, own = self.costs[v], network.costs[v]
-            for e, _, _ in near:
-                total = total + self.messages[e ^ 1]
+        tables = list(network.tables)
+        for v, (near, total) in enumerate(zip(network.near, self._totals(), strict=True)):
+            own = network.costs[v]
+            for e, w, table in near:
                 own = own + sent[e ^ 1]
-            rests.append(self.shares[v] * (total - total.min()))
-            costs.append(np.where(reduced.values[v] <= gap, own, np.inf))
-        tables: list[Array] = []
-        for k, ((a, b), table) in enumerate(zip(network.pairs, network.tables, strict=True)):
-            own = rests[b] - self.messages[2 * k]
-            left = table + own[None, :] - self.messages[2 * k + 1][:, None]
-            left -= left.min()
-            rest_a, rest_b = reduced.values[a] - left.min(1), reduced.values[b] - left.min(0)
-            above = left + rest_a[:, None] + rest_b[None, :]
-            moved = table - sent[2 * k][None, :] - sent[2 * k + 1][:, None]
-            tables.append(np.where(above <= gap, moved, np.inf))
+                if w < v:
+                    left = self._left(v, total - total.min(), e, table)
+                    left -= left.min()
+                    above = left + (values[v] - left.min(1))[:, None] + (values[w] - left.min(0))
+                    now = table - sent[e ^ 1][:, None] - sent[e]
+                    tables[e // 2] = np.where(above <= gap, now, np.inf).T
+            costs.append(np.where(values[v] <= gap, own, np.inf))
         return Network(costs, network.pairs, tables, network.limits)
+
+    def _totals(self) -> list[Array]:
+        """Per variable what its values cost with all messages to it."""
+        near = enumerate(self.network.near)
+        return [sum((self.messages[e ^ 1] for e, _, _ in own), self.costs[v]) for v, own in near]
+
+    def _left(self, v: int, rest: Array, e: int, table: Array) -> Array:
+        """What is left of the table of a directed pair from v to an earlier variable."""
+        own = self.shares[v] * rest - self.messages[e ^ 1]
+        return own[:, None] + table - self.messages[e][None, :]
 
 
 def _largest(a: Array) -> float:

@@ -33,8 +33,8 @@ MUCH = 0.01
 """While a round makes the best assignment better by this part, all workers search on."""
 SIZE = 6_000.0
 """Pairs of values in a part at first."""
-EXACT = 2**53
-"""Floats tell whole numbers apart up to here."""
+EXACT = 2**52
+"""Floats tell whole numbers apart up to twice this: what messages move fits besides."""
 
 
 @dataclass
@@ -97,9 +97,9 @@ class _State:
             lambda node=node: dive(node, count, ceiling, deadline) for node in self.chosen(nodes)
         ]
         if self.best is not None:
+            parts = max(round(PARTS / self.effort), 2)
             for k in range(self.workers - len(tasks)):
                 search = self.searching(k)
-                parts = max(round(PARTS / self.effort), 2)
                 tasks.append(lambda search=search: search.run(parts, deadline))
         self.rounds += 1
         before = self.best
@@ -173,7 +173,7 @@ def solve(
         seed: Of the search; the same seed finds the same, up to where the clock ends it.
 
     Raises:
-        SolverError: OR-tools is not installed, the least cost is 2^53 or more (above what every
+        SolverError: OR-tools is not installed, the least cost is 2^52 or more (above what every
             table costs at least), or what was found breaks the problem.
     """
     began = time.monotonic()
@@ -204,14 +204,15 @@ def _result(
     known = state.best is not None and state.best[0].whole
     if (known or lower < math.inf) and min(lower, state.ceiling) + whole.constant >= EXACT:
         raise SolverError(
-            "what is to be minimised is 2^53 or more, and decompose counts in floats: "
+            "what is to be minimised is 2^52 or more, and decompose counts in floats: "
             "divide all costs by one number, or use cpsat"
         )
-    least = lower if lower == math.inf else made.constant + math.ceil(whole.constant + lower)
-    if state.best is None or not state.best[0].whole:
-        return Result("infeasible", None, 0) if least == math.inf else Result("unknown", None, least)
+    if state.best is None or not known:
+        if lower == math.inf:
+            return Result("infeasible", None, 0)
+        return Result("unknown", None, made.constant + math.ceil(whole.constant + lower))
     found = made.assignment(whole.way.expand(state.best[1]))
     cost = made.problem.accept(found, caps)[component]
     if lower > state.ceiling - 1 + HALF:
         return Result("optimal", found, cost)
-    return Result("feasible", found, min(least, cost))
+    return Result("feasible", found, min(made.constant + math.ceil(whole.constant + lower), cost))
