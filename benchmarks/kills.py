@@ -31,7 +31,7 @@ from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.forked import Ended, run_forked
+from benchmarks.forked import Ended, agent_store, run_forked
 from benchmarks.kills_rank import EVENTS, Kill, work
 
 TIMEOUT = 8.0
@@ -144,7 +144,7 @@ class Kills:
             self.folder,
             limit=TIMEOUT + SLACK,
             environ=environ,
-            agent=case.agent,
+            agent=agent_store() if case.agent else None,
             doomed=case.kill.victim if case.kill.stop else None,
         )
 

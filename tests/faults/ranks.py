@@ -34,6 +34,11 @@ def never_comes(plan: Path, timeout: float) -> None:
     processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
 
 
+def rank_0_never_comes(plan: Path, timeout: float) -> None:
+    if rank() != 0:
+        processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+
+
 def dies_before_it_comes(plan: Path, timeout: float) -> None:
     if rank() == 1:
         die()
@@ -57,6 +62,24 @@ def starts(plan: Path, timeout: float) -> None:
     processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
 
 
+def starts_again(model: Path, plan: Path, late: int, victim: int) -> None:
+    """With a store that an earlier start has left: one rank is late, so its entries are not new."""
+    if rank() == late:
+        time.sleep(1)
+    split = loaded(model, plan, timeout=30)
+    if rank() == victim:
+        die()
+    print(split(torch.zeros(1, 5, dtype=torch.int64)).logits.abs().sum().item())
+
+
+def timeouts(plan: Path, timeout: float) -> None:
+    """Print those of all groups: of all ranks, and of each mesh dim."""
+    mesh = processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+    groups: list[Any] = [dist.group.WORLD, *mesh.get_all_groups()]
+    print(*(group._get_backend(CPU).options._timeout.total_seconds() for group in groups))
+    wait_for_others(plan.parent)  # rank 0 keeps the store, and others may still form a group
+
+
 # --- in a forward pass
 
 
@@ -77,8 +100,8 @@ def dies_in_forward(model: Path, plan: Path, victim: int, stays: bool) -> None:
         raise
 
 
-def wait_for_others(folder: Path, victim: int) -> None:
-    """Until all ranks but one are here, by files: the group has ended."""
+def wait_for_others(folder: Path, victim: int = -1) -> None:
+    """Until all ranks but the victim are here, by files: the group may have ended."""
     ranks, port = int(os.environ["WORLD_SIZE"]), os.environ["MASTER_PORT"]
     (folder / f"here-{port}-{rank()}").touch()
     for _ in range(300):

@@ -57,3 +57,8 @@ def test_environment_that_is_not_of_torchrun(folder: Path, start: Start) -> None
         "DistributedError: the environment's WORLD_SIZE is 'x', which is not a number: start the "
         "ranks with torchrun"
     ]
+
+
+def test_timeout_holds_for_all_groups(folder: Path, start: Start) -> None:
+    ends = start(4, ranks.timeouts, folder / "plan-mesh.json", 77.0)
+    assert [end.log.splitlines() for end in ends] == [["77.0 77.0 77.0", "all here"]] * 4, ends
