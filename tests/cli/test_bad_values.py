@@ -71,7 +71,7 @@ CONTENTS = {
 def test_json_without_bounds(
     run: Run, model: Path, tmp_path: Path, content: str, where: str, option: str | None, code: int
 ) -> None:
-    """In configs, pins, profiles and tables of transformers; of plans, see `test_consistency.py`."""
+    """In configs, pins, profiles and tables of transformers; plans are in `test_consistency.py`."""
     file, (text, why) = tmp_path / "config.json", CONTENTS[content]
     file.write_text(text)
     words = ["--compare-tp-plan"] if option == "--tp-plan" else []
