@@ -48,6 +48,7 @@ class Draft:
         made: whether the folder was made for it.
         lock: an open file that keeps other savers away; it is let go when the process ends.
         files: names of the draft -> final names, in the order in which they are put in place.
+        placed: final names of those that are in place, of a checkpoint that is not committed.
     """
 
     folder: Path
@@ -55,6 +56,7 @@ class Draft:
     lock: int
     token: str = field(default_factory=lambda: secrets.token_hex(4))
     files: dict[Path, Path] = field(default_factory=dict)
+    placed: list[Path] = field(default_factory=list)
 
     @classmethod
     def begin(cls, folder: Path, config: Any = None) -> Draft:
@@ -68,6 +70,8 @@ class Draft:
             CheckpointError: it is a file, another process saves into it, or it holds a checkpoint
                 with another config.
         """
+        if "\0" in str(folder):
+            raise CheckpointError("no directory has a name with a NUL character: give another")
         if folder.exists() and not folder.is_dir():
             raise CheckpointError(f"{folder} is a file: give a directory to save into")
         made = not folder.exists()
@@ -126,19 +130,19 @@ class Draft:
         for draft, final in self.files.items():
             if draft != last:
                 draft.replace(final)
+                self.placed.append(final)
         _flush(self.folder)
         kept = {*self.files.values()}
         last.replace(self.files[last])
         if index in kept:
             single.unlink(missing_ok=True)
-        self.files.clear()
+        self.placed.clear()
         _flush(self.folder)
         self._remove(path for path in self._weights() if path not in kept)
 
     def close(self) -> None:
         """Remove what was not committed, and let other savers in."""
-        in_place = (final for draft, final in self.files.items() if not draft.exists())
-        self._remove(f for f in in_place if self.made or f.suffix == ".safetensors")
+        self._remove(f for f in self.placed if self.made or f.suffix == ".safetensors")
         self._remove(self.folder.glob(f"{PREFIX}*"))
         if self.made and not any(self.folder.iterdir()):
             self.folder.rmdir()
@@ -178,11 +182,13 @@ class Draft:
 
     @staticmethod
     def _remove(paths: Iterable[Path]) -> None:
+        """Remove what nobody reads; what cannot be removed now goes with the next save."""
         for path in list(paths):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
 
 
 def _locked(folder: Path) -> int:

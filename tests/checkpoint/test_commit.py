@@ -1,6 +1,8 @@
 """At any moment a folder holds one checkpoint: wholly the old one, or wholly the new."""
 
 import os
+import resource
+import signal
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -41,22 +43,30 @@ def held(folder: Path) -> set[float]:
     return {float(v) for p in model.parameters() for v in p.detach().unique()}
 
 
-def killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be killed before the file operation of that number, in a save."""
+OPERATIONS = ((Path, "replace"), (Path, "unlink"), (Path, "write_text"), (os, "fsync"))
+
+
+def failing_at(step: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the file operation of that number in a save, and it alone, raise an error."""
     numbers = count()
 
-    def dying(owner: Any, name: str) -> None:
+    def failing(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if next(numbers) == step:
-                raise Killed
+                raise error
             return original(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, call)
 
-    for owner, name in ((Path, "replace"), (Path, "unlink"), (Path, "write_text"), (os, "fsync")):
-        dying(owner, name)
+    for owner, name in OPERATIONS:
+        failing(owner, name)
+
+
+def killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be killed before the file operation of that number, in a save."""
+    failing_at(step, Killed(), monkeypatch)
     monkeypatch.setattr(Draft, "close", lambda draft: os.close(draft.lock))
 
 
@@ -90,25 +100,49 @@ def test_killed_at_any_step(
 
 
 @pytest.mark.parametrize("new", SIZES)
-def test_an_error_in_the_middle_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str
+@pytest.mark.parametrize("old", SIZES)
+def test_an_error_at_any_step_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str
 ) -> None:
-    out = tmp_path / "out"
-    save(filled(1), out, {}, ALONE, max_shard_size=SIZES["several"])
+    """Or the new one where it was committed before; and says that it cannot write."""
+    out, seen, errors = tmp_path / "out", set[float](), 0
+    save(filled(1), out, {}, ALONE, max_shard_size=SIZES[old])
     before = {p.name for p in out.iterdir()}
-    with monkeypatch.context() as patch:
-        calls = count()
+    for step in count():
+        with monkeypatch.context() as patch:
+            failing_at(step, OSError(28, "No space left on device"), patch)
+            try:
+                save(filled(2), out, {}, ALONE, max_shard_size=SIZES[new])
+                break
+            except CheckpointError as error:
+                assert str(error) == f"cannot write {out}: No space left on device"
+        seen |= (values := held(out))
+        errors += 1
+        if values == {1.0}:
+            assert {p.name for p in out.iterdir()} - {INDEX} == before - {INDEX}
+        if values == {2.0}:
+            save(filled(1), out, {}, ALONE, max_shard_size=SIZES[old])
+            before = {p.name for p in out.iterdir()}
+    assert errors >= 5 and 1.0 in seen and held(out) == {2.0}
 
-        def full(path: Path, target: Path) -> Path:
-            if next(calls) == 1:
-                raise OSError(28, "No space left on device")
-            return original(path, target)
 
-        original = Path.replace
-        patch.setattr(Path, "replace", full)
-        with pytest.raises(CheckpointError, match="cannot write .*out: No space left on device"):
+@pytest.mark.parametrize("new", SIZES)
+@pytest.mark.parametrize("old", SIZES)
+def test_a_full_disk_leaves_the_old_one(tmp_path: Path, old: str, new: str) -> None:
+    """No file may be longer than 1000 bytes here, which safetensors meets before it has one."""
+    out = tmp_path / "out"
+    save(filled(1), out, {}, ALONE, max_shard_size=SIZES[old])
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write .*out/model.*File too large"):
             save(filled(2), out, {}, ALONE, max_shard_size=SIZES[new])
-    assert held(out) == {1.0} and {p.name for p in out.iterdir()} == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
 
 
 def test_an_error_leaves_no_directory_that_was_not_there(
