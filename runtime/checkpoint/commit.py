@@ -1,7 +1,7 @@
 """A folder that holds one checkpoint at any time: the old one, until one step makes it the new.
 
 Readers take `model.safetensors` where there is one, else the files that the index names. So a new
-checkpoint is written beside the old one, under names that nobody reads, and then one step commits:
+checkpoint is written into a folder within, which nobody reads, and then one step commits:
 
 one file        it is renamed to `model.safetensors`, whatever was there before
 several files   the index is renamed to its name; over a checkpoint of one file, which readers would
@@ -31,7 +31,7 @@ from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.source import INDEX, SINGLE
 
 PREFIX = ".shardwright-"
-"""What begins so is part of a checkpoint that is not committed: nobody reads it."""
+"""A folder that begins so has a checkpoint that is not committed: nobody reads it."""
 
 STEM = SINGLE.removesuffix(".safetensors")
 
@@ -101,7 +101,7 @@ class Draft:
 
     def add_configs(self, model: Any) -> None:
         """Write config.json and generation_config.json, as `save_pretrained` of each does."""
-        inside = self.folder / f"{PREFIX}{self.token}"
+        inside = self._inside() / "configs"
         inside.mkdir()
         model.config.save_pretrained(inside)
         generation = getattr(model, "generation_config", None)
@@ -150,9 +150,15 @@ class Draft:
 
     def _named(self, final: str) -> Path:
         """The file of the draft that becomes `final`."""
-        draft = self.folder / f"{PREFIX}{self.token}-{final}"
+        draft = self._inside() / final
         self.files[draft] = self.folder / final
         return draft
+
+    def _inside(self) -> Path:
+        """Where the draft is written, and what safetensors writes on the way to a file of its."""
+        inside = self.folder / f"{PREFIX}{self.token}"
+        inside.mkdir(exist_ok=True)
+        return inside
 
     def _weights(self) -> Iterable[Path]:
         """Weight files and index of checkpoints that were saved here."""

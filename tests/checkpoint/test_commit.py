@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 from transformers import LlamaForCausalLM
@@ -97,6 +98,26 @@ def test_killed_at_any_step(
     assert not [p for p in out.iterdir() if p.name.startswith(".")]  # nothing is left behind
     named = {e.file for e in Checkpoint.open(out).tensors.values()}
     assert {*out.glob("*.safetensors")} == named
+
+
+def test_killed_while_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Safetensors has a temporary file of its own beside the one that it writes."""
+    out = tmp_path / "out"
+    save(filled(1), out, {}, ALONE)
+    names = {p.name for p in out.iterdir()}
+
+    def killed(tensors: Any, file: str, **_: Any) -> None:
+        Path(file).with_name(".tmp0a1b2c").write_bytes(bytes(1000))
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.torch, "save_file", killed)
+        patch.setattr(Draft, "close", lambda draft: os.close(draft.lock))
+        with pytest.raises(Killed):
+            save(filled(2), out, {}, ALONE)
+    assert held(out) == {1.0}
+    save(filled(3), out, {}, ALONE)
+    assert held(out) == {3.0} and {p.name for p in out.iterdir()} == names
 
 
 @pytest.mark.parametrize("new", SIZES)
