@@ -17,14 +17,14 @@ def in_time(ends: list[Ended]) -> bool:
     return all(end.how != "hangs" for end in ends)
 
 
-@pytest.mark.parametrize("plan", ["plan-4.json", "plan-mesh.json"])
 @pytest.mark.parametrize(
-    "missing",
+    "missing, plan",
     [
-        ranks.never_comes,
-        ranks.dies_before_it_comes,
-        ranks.dies_when_all_have_come,
-        ranks.dies_between_groups,
+        (ranks.never_comes, "plan-4.json"),
+        (ranks.dies_before_it_comes, "plan-4.json"),
+        (ranks.dies_when_all_have_come, "plan-4.json"),
+        (ranks.dies_between_groups, "plan-4.json"),
+        (ranks.dies_between_groups, "plan-mesh.json"),
     ],
 )
 def test_a_rank_that_does_not_come_is_named(
