@@ -1,6 +1,6 @@
 """How fast a split model is: beside one process, transformers' own split, and its own limit.
 
-    python -m benchmarks.speed [--json FILE] [--ranks 2] [--rounds 5] [--models dense mixture]
+    python -m benchmarks.speed [--json FILE] [--ranks 2] [--rounds 4] [--models dense mixture]
     python -m benchmarks.speed --device cuda --dtype bfloat16 --ranks 8
 
 Models of about 100 M parameters are made for the run (`speed_models.py`), planned for least memory,
@@ -12,7 +12,7 @@ the median and the range of the middle half.
     prefill    a prompt of 512 tokens, scores of the last one
     decode     a token with a KV cache, from 64 on
     train      forward and backward of 256 tokens
-    load       until the model is there; transformers maps files, and reads them later
+    load       once more, until the model is there; transformers maps files, and reads them later
 
 "stubbed" are our ranks with collectives that talk to nobody: their limit. "all cores" is one
 process with as many threads as there are cores. Counts are of one run on rank 0, and hang on no
@@ -102,12 +102,11 @@ def _free_port() -> int:
 
 @contextmanager
 def teams(ranks: int, common: dict[str, Any]) -> Iterator[dict[str, Team]]:
-    """The processes of all ways, which have loaded once."""
+    """The processes of all ways."""
     made: dict[str, Team] = {}
     try:
         for way in speed_rank.LOADERS:
             made[way] = Team(way, 1 if way == "one" else ranks, common)
-            made[way].ask("load")
         yield made
     finally:
         for team in made.values():
@@ -128,15 +127,15 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     common = {"folder": str(model), "plan": str(file), "size": size}
     common |= {"device": given.device, "dtype": given.dtype}
     seconds: dict[str, dict[str, list[float]]] = {p: {w: [] for w in WAYS} for p in PHASES}
-    anonymous: dict[str, list[int]] = {}
     with teams(given.ranks, common) as of:
+        first = {way: of[way].ask("load") or [] for way in of}
+        anonymous = {way: max(a["anonymous"] for a in first[way]) for way in of if first[way]}
         for turn in range(given.rounds + 1):  # the first is to warm up
             for phase in PHASES:
                 for way, (who, variant) in WAYS.items():
                     if phase == "load":
                         answers = None if variant else of[who].ask("load")
                         times = [a["seconds"] for a in answers or ()]
-                        anonymous[way] = [a["anonymous"] for a in answers or ()]
                     else:
                         times = of[who].ask("run", phase, variant)
                     if times and turn:
@@ -150,7 +149,7 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
         "model": name,
         "parameters": parameters,
         "seconds": seconds,
-        "anonymous": {way: max(values) for way, values in anonymous.items() if values},
+        "anonymous": anonymous,
         "counts": counts,
         "errors": errors,
     }
@@ -178,7 +177,8 @@ def show(row: dict[str, Any]) -> None:
             if time_ is None or ratio is None:
                 cells.append("-")
             else:
-                cells.append(f"{time_[0] * 1e3:.1f} ({ratio[0]:.2f}: {ratio[1]:.2f}-{ratio[2]:.2f})")
+                times = "{:.2f}: {:.2f}-{:.2f}".format(*ratio)
+                cells.append(f"{time_[0] * 1e3:.1f} ({times})")
         print(f"  {phase:26}" + "".join(f"{cell:>26}" for cell in cells))
     shown = (f"{way} {bytes_ >> 20} MiB" for way, bytes_ in row["anonymous"].items())
     print(f"  anonymous memory after loading: {', '.join(shown)}")
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--models", nargs="+", default=["dense", "fused", "mixture"])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tiny", action="store_true", help="models of no size, to try the script")
@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(rows[-1])
         if given.json:
             about = {"ranks": given.ranks, "device": given.device, "dtype": given.dtype}
-            about |= {"cores": os.cpu_count(), "machine": platform.processor() or platform.machine()}
+            about |= {"cores": os.cpu_count(), "machine": platform.machine()}
             given.json.write_text(json.dumps({"about": about, "models": rows}, indent=1) + "\n")
     print(f"\n{time.monotonic() - begun:.0f} s")
     return int(any(row["errors"] for row in rows))

@@ -1,4 +1,4 @@
-"""The models of `speed.py`: llama-like, with fused projections, and with experts; random weights."""
+"""The models of `speed.py`: dense, with fused projections, with experts; random weights."""
 
 from __future__ import annotations
 
