@@ -126,12 +126,13 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     plan(model, tp=given.ranks, objective="memory", phase="prefill,decode,train").save(file)
     common = {"folder": str(model), "plan": str(file), "size": size}
     common |= {"device": given.device, "dtype": given.dtype}
-    seconds: dict[str, dict[str, list[float]]] = {p: {w: [] for w in WAYS} for p in PHASES}
+    seconds: dict[str, dict[str, list[float]]]
+    seconds = {phase: {way: [] for way in WAYS} for phase in given.phases}
     with teams(given.ranks, common) as of:
         first = {way: of[way].ask("load") or [] for way in of}
         anonymous = {way: max(a["anonymous"] for a in first[way]) for way in of if first[way]}
         for turn in range(given.rounds + 1):  # the first is to warm up
-            for phase in PHASES:
+            for phase in given.phases:
                 for way, (who, variant) in WAYS.items():
                     if phase == "load":
                         answers = None if variant else of[who].ask("load")
@@ -142,7 +143,8 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
                         seconds[phase][way].append(max(times))
         counts = {
             phase: {way: (of[way].ask("count", phase) or [None])[0] for way in of}
-            for phase in PHASES[:-1]
+            for phase in given.phases
+            if phase != "load"
         }
         errors = {way: team.error for way, team in of.items() if team.error}
     return {
@@ -169,7 +171,7 @@ def show(row: dict[str, Any]) -> None:
     """The figures of a model as tables."""
     print(f"\n{row['model']}: {row['parameters'] / 1e6:.0f} M parameters")
     print(f"  {'ms (times as fast as one)':26}" + "".join(f"{way:>26}" for way in WAYS))
-    for phase in PHASES:
+    for phase in row["seconds"]:
         cells = []
         for way in WAYS:
             mine, one = row["seconds"][phase][way], row["seconds"][phase]["one"]
@@ -199,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", default=["dense", "fused", "mixture"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tiny", action="store_true", help="models of no size, to try the script")

@@ -15,12 +15,13 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from shardwright.runtime.failure import failed
 from shardwright.runtime.mesh import Group
-from shardwright.runtime.shared_memory.channel import DTYPES, Channel
-from shardwright.runtime.shared_memory.connect import channel_of
+from shardwright.runtime.shared_memory.channel import DTYPES
 
 _ops = torch.ops._c10d_functional
 
@@ -68,55 +69,54 @@ def _run(group: Group, op: Callable[..., Tensor], x: Tensor, *rest: object) -> T
 
     A compiled graph does not come back here when it runs: there, the backend's own error is raised.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
         return _ops.wait_tensor(op(x, *rest, group.name))
-    kind, run = EAGER[op.__name__]
-    _tell(kind, x)
-    assert group.pg is not None
+    if _len_torch_dispatch_stack():
+        _tell(KINDS[op.__name__], x)
     try:
-        return run(group.pg, x, *rest)
+        return RUN[op.__name__](group, x, *rest)
     except RuntimeError as error:
         raise failed(op.__name__, error, group.pg) from error
 
 
-def _reduced(pg: dist.ProcessGroup, x: Tensor, op: str) -> Tensor:
-    if channel := _channel(pg, x, reduces=True):
+# Through memory if `x` can, which is the same on all ranks; else by the backend, in place.
+
+
+def _reduced(group: Group, x: Tensor, op: str) -> Tensor:
+    if x.is_cpu and x.dtype in DTYPES and (channel := group.channel) is not None:
         return channel.all_reduce(x, op)
     out = x.clone()
-    dist.all_reduce(out, REDUCTIONS[op], pg)
+    dist.all_reduce(out, REDUCTIONS[op], group.pg)
     return out
 
 
-def _gathered(pg: dist.ProcessGroup, x: Tensor, ranks: int) -> Tensor:
-    if channel := _channel(pg, x, reduces=False):
+def _gathered(group: Group, x: Tensor, ranks: int) -> Tensor:
+    if x.is_cpu and (channel := group.channel) is not None:
         return channel.all_gather(x)
     out = x.new_empty(ranks * x.numel())
-    dist.all_gather_into_tensor(out, x, pg)
+    dist.all_gather_into_tensor(out, x, group.pg)
     return out
 
 
-def _scattered(pg: dist.ProcessGroup, x: Tensor, op: str, ranks: int) -> Tensor:
-    if channel := _channel(pg, x, reduces=True):
+def _scattered(group: Group, x: Tensor, op: str, ranks: int) -> Tensor:
+    if x.is_cpu and x.dtype in DTYPES and (channel := group.channel) is not None:
         return channel.reduce_scatter(x)
     out = x.new_empty(x.numel() // ranks)
-    dist.reduce_scatter_tensor(out, x, REDUCTIONS[op], pg)
+    dist.reduce_scatter_tensor(out, x, REDUCTIONS[op], group.pg)
     return out
 
 
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-EAGER: dict[str, tuple[str, Callable[..., Tensor]]] = {
-    "all_reduce": ("all_reduce", _reduced),
-    "all_gather_into_tensor": ("all_gather", _gathered),
-    "reduce_scatter_tensor": ("reduce_scatter", _scattered),
+KINDS = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
 }
-"""Functional op -> kind, and what is done in its place outside of compiled graphs."""
-
-
-def _channel(pg: dist.ProcessGroup, x: Tensor, reduces: bool) -> Channel | None:
-    """What `x` can go through instead of the backend; the same on all ranks."""
-    if x.device.type != "cpu" or (reduces and x.dtype not in DTYPES):
-        return None
-    return channel_of(pg)
+"""Functional op -> what it is in plans."""
+RUN: dict[str, Callable[..., Tensor]] = dict(
+    zip(KINDS, (_reduced, _gathered, _scattered), strict=True)
+)
+"""Functional op -> what is done in its place outside of compiled graphs."""
 
 
 def _pretend(kind: str, x: Tensor) -> Tensor:
