@@ -7,7 +7,7 @@ Models of about 100 M parameters are made for the run (`speed_models.py`), plann
 and held by processes of one thread: one process, our ranks, and those of transformers' own tensor
 parallelism. What is measured is done in turn, a round after the other, while all others wait, so
 that what else the machine does hits all alike; a ratio is that of one round, and what is shown is
-the median and the range of the middle half.
+the median and the range of the middle half. On a busy machine the least times say most.
 
     prefill    a prompt of 512 tokens, scores of the last one
     decode     a token with a KV cache, from 64 on
@@ -182,6 +182,10 @@ def show(row: dict[str, Any]) -> None:
                 times = "{:.2f}: {:.2f}-{:.2f}".format(*ratio)
                 cells.append(f"{time_[0] * 1e3:.1f} ({times})")
         print(f"  {phase:26}" + "".join(f"{cell:>26}" for cell in cells))
+        least = (
+            f"{min(mine) * 1e3:.1f}" if mine else "-" for mine in row["seconds"][phase].values()
+        )
+        print(f"  {'  the least':26}" + "".join(f"{cell:>26}" for cell in least))
     shown = (f"{way} {bytes_ >> 20} MiB" for way, bytes_ in row["anonymous"].items())
     print(f"  anonymous memory after loading: {', '.join(shown)}")
     heads = ("python_calls", "aten_calls", "copies", "allocations", "collectives", "bytes")
