@@ -45,7 +45,7 @@ def library() -> ctypes.CDLL:
     """
     try:
         loaded = ctypes.CDLL(str(_compiled()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         raise UnavailableError(str(error).strip().splitlines()[0]) from error
     for name, (returns, takes) in FUNCTIONS.items():
         function = getattr(loaded, f"shardwright_{name}")
@@ -63,8 +63,9 @@ def _compiled() -> Path:
     """The file: made by one process, under a lock, and moved into its place when it is whole."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwright"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise OSError(f"{folder} belongs to somebody else")
+    about = folder.stat()
+    if about.st_uid != os.getuid() or about.st_mode & 0o022:
+        raise OSError(f"{folder} can be written by others, and what is in it is run")
     file = folder / f"collectives-{version()}.so"
     if file.exists():
         return file
