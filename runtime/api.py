@@ -260,8 +260,11 @@ def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5
     write.save(model, directory, placements(model), mesh, max_shard_size=max_shard_size)
 
 
-def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
-    """Change every module that `plan` speaks of, in place, whoever `model` is."""
+def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) -> None:
+    """Change every module that `plan` speaks of, in place, whoever `model` is.
+
+    Where it may not `defer` that, scores are gathered for a loss as well.
+    """
     split_by_heads(model)
     tensors, lengths = LocalTensors(), Lengths()
     done = set()
@@ -270,7 +273,7 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
         spec = plan.module(name)
         if spec is not None and id(module) not in done:
             done.add(id(module))
-            deferred = any(c.deferred for c in spec.outputs)
+            deferred = defer and any(c.deferred for c in spec.outputs)
             apply_module(
                 module, spec, mesh, tensors=tensors, path=name, defer=deferred, lengths=lengths
             )
@@ -282,4 +285,4 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
     tensors.check_ties(model)
     link_origins(model)
     block_fast_paths(model)
-    wrap_root(model, lengths)
+    wrap_root(model, lengths, plan.calls)

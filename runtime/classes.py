@@ -26,6 +26,7 @@ def local_class(
     members["forward"] = like(original, LocalModule.forward)
     members["__doc__"] = original.__doc__
     members["__module__"] = original.__module__
+    members["__qualname__"] = original.__qualname__  # by which others keep facts on classes
     name = layer if len(bases) == 1 else f"{layer}[{original.__name__}]"
     return type(name, bases, members)
 

@@ -237,7 +237,9 @@ FROM_RUNTIME = {
     "planner.prove.prover": {"runtime.identity"},
     "planner.report.explain": {"runtime.identity"},
     "planner.trace.duplicate": {"runtime.closures"},
+    "planner.trace.boundaries": {"runtime.slots"},
     "planner.trace.on_fake": {"runtime.attention"},
+    "planner.trace.recorder": {"runtime.slots"},
     "planner.trace.source": {"runtime.build", "runtime.config", "runtime.identity"},
     "planner.trace.trace": {"runtime.attention"},
 }  # fmt: skip

@@ -123,7 +123,7 @@ class _Unfolder:
             out.alike |= {copy: copies[0][0] for (copy,) in copies[1:]}
         out.pinned, out.unpriced = g.pinned, g.unpriced
         out.inputs = list(g.inputs)
-        out.outputs = [self.outside.tensors[n] for n in g.outputs]
+        out.outputs = [copy for n in g.outputs for (copy,) in self.everywhere((n,))]
         return Unfolded(out, self.origin)
 
     def add_blocks(self, path: str, traced_call: int, first: bool) -> None:

@@ -16,6 +16,12 @@ def pattern(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
+def slot_pattern(slot: str) -> str:
+    """`slot` with * for each number in it but the first: one element of a tuple is not another."""
+    first, dot, rest = slot.partition(".")
+    return first + dot + pattern(rest)
+
+
 def is_within(name: str, around: str) -> bool:
     """Whether `name` is that of the module `around`, or of something in it."""
     return f"{name}.".startswith(f"{around}.")

@@ -106,6 +106,9 @@ class Marks:
     made_up: set[tuple[str, int]] = _dims()
     """Dims that are as long as data says."""
 
+    sized: set[tuple[str, int]] = _dims()
+    """Dims of inputs that are as long as the model is made, in each call."""
+
     fixed: set[tuple[str, int]] = _dims()
     """Dims that the code gives a bare number, or computes with: never split."""
 

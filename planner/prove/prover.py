@@ -154,7 +154,7 @@ class Prover:
 
     def _run(self, task: Task, plan: Plan, layouts: Layouts) -> None:
         """Run the model's own code on meta, once for plans that do the same."""
-        runtime = {"model", "mesh", "batch_dims", "sub_axes", "modules"}
+        runtime = {"model", "mesh", "batch_dims", "sub_axes", "modules", "calls"}
         what = plan.model_dump_json(include=runtime)
         if what in self._tried:
             return

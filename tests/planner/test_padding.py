@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.trace.source import padded, read_source, text_inputs
+from shardwright.planner.trace.further_runs import padding
+from shardwright.planner.trace.source import read_source, text_inputs
 from shardwright.runtime.api import apply
 from tests import planning, zoo
 from tests.planner.test_unused import TOKENS, WIDTH, Text, is_split, text
@@ -86,9 +87,10 @@ def test_which_masks_there_are() -> None:
     ids = torch.zeros(3, 19, dtype=torch.int64)
     assert read_source(made(Masks), kwargs={"input_ids": ids}).runs[1:] == []
     _, both = zoo.build("t5", kind="seq2seq")
-    (run,) = padded(both, text_inputs(both))
-    assert run.kwargs["attention_mask"].shape == run.kwargs["input_ids"].shape
-    assert run.kwargs["decoder_attention_mask"].shape == run.kwargs["decoder_input_ids"].shape
+    given = text_inputs(both)
+    masks = padding(both, given)
+    assert masks["attention_mask"].shape == given["input_ids"].shape
+    assert masks["decoder_attention_mask"].shape == given["decoder_input_ids"].shape
 
 
 def test_what_it_costs_is_the_call_without() -> None:
