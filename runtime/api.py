@@ -31,7 +31,7 @@ from shardwright.runtime.layers import apply_module
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.local import link_origins, mesh_of, placements
 from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.parameters import LocalTensors
+from shardwright.runtime.parameters import LocalTensors, distribute
 from shardwright.runtime.processes import device_mesh_for, end_in_order, pick_device
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import wrap_root
@@ -115,6 +115,7 @@ def load(
     )
     agree("loading", failure, groups=groups)
     out.shardwright_report = report  # type: ignore[assignment]
+    distribute(out, ranks)
     average_gradients(out, [ranks[name] for name in plan.batch_dims])
     return out.eval()
 
@@ -202,6 +203,7 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
     alike = {"plan": facts.of_plan(plan), "model": facts.of_module(model)} if groups else {}
     agree("applying the plan", failure, alike, groups)
     mesh = _split(model, plan, mesh)
+    distribute(model, mesh)
     average_gradients(model, [mesh[name] for name in plan.batch_dims])
     return model
 
