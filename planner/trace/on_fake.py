@@ -22,12 +22,13 @@ from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.scripted import as_python
 from shardwright.planner.trace.traced_calls import Run, Runner, cast
-from shardwright.runtime.attention import by_heads
+from shardwright.runtime.attention import by_heads, split_by_heads
 
 
 def calls_of(root: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Calls | None:
     """What the code of each module calls in `runs` of `root` as it is; None if it does not run."""
     module = duplicate(root)
+    split_by_heads(module)  # before `follow` looks at its forwards
     try:
         return run_and_note(module, runs, follow(module), opaque)
     except Exception:  # whatever model code raises: run as a part it will raise it again
