@@ -15,90 +15,34 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from shardwright.errors import UsageError
+from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Atom, Concat, Dim, Product, atoms
 from shardwright.planner.contract.mesh import TP, Coords, sub_axes_of, together, with_sub_axes
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.ranges import local_ranges
+from shardwright.runtime.arranged import Arranged
 from shardwright.runtime.collectives import all_gather
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.reshard import take_local
 
 
-class Arranged(Shard):
-    """Shard of a whole that lies in the order of the ranks, or in parts that torch would not make.
-
-    A fused weight is one: rank 0 has its part of q, of k and of v. All that goes element by element
-    or sums over elements is right on it; what shows it whole would have to undo the order, which
-    torch cannot, so it raises.
-
-    It equals a `Shard` of its dim, as torch wants of all that are like one, and differs from it as
-    a key.
-    """
-
-    layout: str
-
-    def __new__(cls, dim: int, layout: str) -> Arranged:
-        """Shard of `dim`, laid out as `layout`."""
-        return super().__new__(cls, dim)
-
-    def __init__(self, dim: int, layout: str) -> None:
-        super().__init__(dim)
-        self.layout = layout
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Arranged):
-            return (self.dim, self.layout) == (other.dim, other.layout)
-        return isinstance(other, Shard) and self.dim == other.dim
-
-    def __hash__(self) -> int:
-        return hash((self.dim, self.layout))
-
-    def __repr__(self) -> str:
-        return f"Arranged(dim={self.dim}, layout={self.layout!r})"
-
-    def __copy__(self) -> Arranged:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Arranged:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Arranged, (self.dim, self.layout)
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise UsageError(
-            f"a tensor laid out as '{self.layout}' is stored in the order of its ranks, which "
-            "torch cannot undo: take it whole with shardwright.full_tensors(model, {name: tensor})"
-        )
-
-    _split_tensor = _to_replicate_tensor = _to_new_shard_dim = _refuse
-    _local_shard_size_and_offset = _refuse
-    local_shard_size_and_offset: Any = _refuse
-    _shard_tensor = _reduce_shard_tensor = _refuse
-
-
-def placements_of(placement: Placement, mesh: Mesh) -> tuple[Shard | Replicate, ...] | None:
-    """How torch says `placement` for the sub-axes of tp, in their order; None if it cannot.
-
-    It cannot where a part of a dim is split and the rest of it shared: a fused q|k|v whose k and v
-    all ranks have.
-    """
+def placements_of(placement: Placement, mesh: Mesh) -> tuple[Shard | Replicate, ...]:
+    """How torch says `placement` for the sub-axes of tp, in their order."""
     every = _coords_of_all(mesh)
     out: list[Shard | Replicate] = []
     for axis in axes_of(mesh):
         split = [d for d, dim in enumerate(placement.dims) if _named(dim, axis, every[0])]
-        if not split:
-            out.append(Replicate())
-        elif len(split) == 1 and _covers(placement.dims[split[0]], axis, every[0]):
-            out.append(Shard(split[0]))
-        else:
-            return None
+        if len(split) > 1:
+            raise PlanError(f"'{placement}' splits two dims over {axis}")
+        out.append(Shard(split[0]) if split else Replicate())
     for dim in {p.dim for p in out if isinstance(p, Shard)}:
         if not _as_torch(placement, dim, out, mesh, every):
             layout = str(placement)
-            out = [Arranged(dim, layout) if p == Shard(dim) else p for p in out]
+            for i, axis in enumerate(axes_of(mesh)):
+                if out[i] == Shard(dim):
+                    shared = not _covers(placement.dims[dim], axis, every[0])
+                    out[i] = Arranged(dim, layout, shared)
     return tuple(out)
 
 
@@ -173,8 +117,6 @@ def distributed(
     for name, tensor in tensors.items():
         placement = known.get(id(tensor))
         placements = whole if placement is None else placements_of(placement, mesh)
-        if placements is None:
-            return f"'{name}', laid out as '{placement}',"
         if device_mesh is None or type(tensor.data) is not Tensor:
             return f"'{name}', a {type(tensor).__name__},"
         shape = tensor.shape if placement is None else torch.Size(cast(Any, placement.shape))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.arranged import watch_propagation
 from shardwright.runtime.dtensors import distributed
 from shardwright.runtime.guard import Guard, GuardedRoot, watch_registrations
 from shardwright.runtime.local import placements
@@ -93,5 +94,6 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
         )
         return
     watch_registrations()
+    watch_propagation()
     see_locals(model, made, Calls(mesh), GuardedRoot)
     model._shardwright_guard = Guard(model)  # type: ignore[assignment]

@@ -15,7 +15,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import shardwright
 from shardwright.errors import UsageError
 from shardwright.planner.contract.notation import parse
-from shardwright.runtime.dtensors import Arranged, placements_of
+from shardwright.runtime.arranged import Arranged
+from shardwright.runtime.dtensors import placements_of
 from shardwright.runtime.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
