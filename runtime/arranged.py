@@ -173,7 +173,7 @@ Held = list["Arrangement | None"]
 
 def _wrong(out: OutputSharding, schema: OpSchema, held: Held) -> set[int]:
     """The columns for which `out` is not right as it is."""
-    results = _results(out)
+    results = _results(out, len(held))
     if out.use_val_from_redistribute_schema or len(held) not in (1, len(results)):
         return {i for i, at in enumerate(held) if at}  # sizes of parts as torch would make them
     given, wanted = _columns(schema), _columns(out.redistribute_schema or schema)
@@ -190,11 +190,12 @@ def _wrong(out: OutputSharding, schema: OpSchema, held: Held) -> set[int]:
 
 def _as_held(out: OutputSharding, held: Held) -> OutputSharding:
     """`out` with what torch has as shards arranged."""
-    results = _results(out)
+    results = _results(out, len(held))
     columns = held if len(held) == len(results) else held[:1] * len(results)
     made = [s and _arranged(s, at) for s, at in zip(results, columns, strict=True)]
     given: Any = out.output_spec
-    out.output_spec = type(given)(made) if isinstance(given, (list, tuple)) else made[0]
+    if given is not None:
+        out.output_spec = type(given)(made) if isinstance(given, (list, tuple)) else made[0]
     if out.redistribute_schema is not None:
         out.redistribute_schema = _mapped(
             out.redistribute_schema, lambda spec, i: _arranged(spec, held[i])
@@ -202,8 +203,10 @@ def _as_held(out: OutputSharding, held: Held) -> OutputSharding:
     return out
 
 
-def _results(out: OutputSharding) -> list[DTensorSpec | None]:
+def _results(out: OutputSharding, columns: int) -> list[DTensorSpec | None]:
     given: Any = out.output_spec
+    if given is None:
+        return [None] * columns
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 

@@ -80,11 +80,8 @@ class GuardedRoot(Seeing):
         if calls.changed:
             self._shardwright_guard.check(self)  # type: ignore[arg-type]
             calls.changed = False
-        calls.depth += 1
-        try:
+        with calls.running.forward():
             return super().forward(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            calls.depth -= 1
 
     def _shardwright_save_pretrained(
         self, save_directory: Any, max_shard_size: int | str = "5GB", **options: Any

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.alone import Running
 from shardwright.runtime.arranged import watch_propagation
 from shardwright.runtime.dtensors import distributed
 from shardwright.runtime.guard import Guard, GuardedRoot, watch_registrations
@@ -95,5 +96,6 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
         return
     watch_registrations()
     watch_propagation()
-    see_locals(model, made, Calls(mesh), GuardedRoot)
+    running = model.__dict__.get("_shardwright_running") or Running()
+    see_locals(model, made, Calls(mesh, running), GuardedRoot)
     model._shardwright_guard = Guard(model)  # type: ignore[assignment]

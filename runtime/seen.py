@@ -19,31 +19,33 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
+from shardwright.runtime.alone import Running
 from shardwright.runtime.classes import like
 from shardwright.runtime.dtensors import axes_of, cut
 from shardwright.runtime.mesh import Mesh
 
 
 class Calls:
-    """Whether the modules of one model are computing."""
+    """What the modules of one model share."""
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.depth = 0
-        """How many calls of the root are running, within each other."""
+    def __init__(self, mesh: Mesh, running: Running) -> None:
+        self.mesh, self.running = mesh, running
         self.changed = False
         """Whether modules or parameters were put into the model since its last call."""
-        self.mesh = mesh
         self.axes = len(axes_of(mesh))
         """Dims of the mesh of parameters: FSDP2 stores them over more."""
 
     def inside(self) -> bool:
         """Whether the code that asks runs in a call of a module of the model."""
-        if self.depth or torch.compiler.is_compiling():
+        if self.running.now or torch.compiler.is_compiling():
             return True
-        # A module called by itself, or again for the backward pass: seldom, so that looking for it
-        # takes no time where the root is called.
+        # A module called by itself of which nothing is split, or what runs again for a backward
+        # pass: seldom, so that looking for it takes no time where the root is called.
+        again = torch._C._current_graph_task_id() != -1
         frame = sys._getframe(2)
         while frame is not None:
+            if again and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+                return True
             if frame.f_code is _CALL:
                 owner = frame.f_locals.get("self")
                 if owner is not None and owner.__dict__.get("_shardwright_calls") is self:
@@ -105,7 +107,7 @@ def _seen(name: str, used: bool) -> property:
             raise AttributeError(
                 f"'{type(self).__name__}' object has no attribute '{name}'"
             ) from None
-        if not calls.depth and (stored is None or not calls.inside()):
+        if not calls.running.now and (stored is None or not calls.inside()):
             return stored
         local = _local(stored, calls, self, name)
         if not used or local is stored:  # FSDP2 takes what it reads here for the parameter

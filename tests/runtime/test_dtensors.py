@@ -4,20 +4,23 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import shardwright
 from shardwright.errors import UsageError
 from shardwright.planner.contract.notation import parse
-from shardwright.runtime.arranged import Arranged
-from shardwright.runtime.dtensors import placements_of
+from shardwright.runtime.arranged import Arranged, watch_propagation
+from shardwright.runtime.dtensors import as_dtensor, cut, placements_of
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.reshard import take_local
 from tests import planning
 from tests.ranks import run_ranks
 
@@ -56,9 +59,8 @@ def backward(model: Any) -> None:
     (model(IDS).logits * WEIGHTS).sum().backward()
 
 
-def whole(norm: torch.Tensor) -> torch.Tensor:
-    assert isinstance(norm, DTensor)
-    return norm.full_tensor()
+def whole(x: torch.Tensor) -> torch.Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 @pytest.mark.parametrize(("model", "tp"), [(llama, 2), (llama, 4), (gpt2, 2), (gpt2, 3)])
@@ -84,20 +86,58 @@ def test_clipping_takes_the_norm_of_the_whole(model: Any, tp: int) -> None:
     run_ranks(tp, work)
 
 
-def test_what_torch_would_show_in_the_wrong_order_raises() -> None:
-    def work(mesh: Mesh) -> None:
-        found = [placements_of(parse(text), mesh) for text in ("8@tp, 4", "4@tp + 4@tp, 4", "5@tp")]
-        assert [isinstance(f[0], Arranged) for f in found if f] == [False, True, False]
-        assert placements_of(parse("4@tp + 2, 4"), mesh) is None
-        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
-        weight = split.transformer.h[0].attn.c_attn.weight
-        with pytest.raises(UsageError, match="full_tensors"):
-            weight.full_tensor()
-        with pytest.raises(UsageError, match="full_tensors"):
-            torch.zeros_like(weight).full_tensor()
+COMPUTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "itself": lambda w, v: w,
+    "element by element": lambda w, v: w * 2 + v,
+    "transposed": lambda w, v: w.T,
+    "product": lambda w, v: w @ v.T,
+    "norm": lambda w, v: w.norm(),
+    "mean": lambda w, v: w.mean(),
+    "mean of rows": lambda w, v: w.mean(0),
+    "rows of norm 1": lambda w, v: w / w.norm(dim=-1, keepdim=True),
+    "some rows": lambda w, v: w[1:4],
+    "in a row": lambda w, v: torch.cat([w, v]).flatten(),
+    "in order": lambda w, v: w.cumsum(0),
+    "triangle": lambda w, v: w.triu(),
+    "in place": lambda w, v: w.clone().lerp_(v, 0.25),
+    "list": lambda w, v: torch._foreach_mul([v, w], 2.0)[1],
+    "norms": lambda w, v: torch._foreach_norm([v, w])[1],
+}
 
-    base = made(gpt2)
-    plan = planning.plan(copy.deepcopy(base), tp=2)
+
+@pytest.mark.parametrize("layout", ["3@tp*2, 4", "4@tp + 4@tp, 8", "8, 3@tp*2", "4@tp + 2, 4"])
+def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
+    """Parts that are uneven, fused, or partly shared."""
+    placement = parse(layout)
+    torch.manual_seed(0)
+    w, v = (torch.randn(*placement.shape, dtype=torch.float64) for _ in range(2))  # type: ignore[arg-type]
+
+    def work(mesh: Mesh) -> None:
+        watch_propagation()
+        device_mesh = mesh.parameter_mesh()
+        assert device_mesh is not None
+        spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
+        assert any(isinstance(p, Arranged) for p in spec.placements)
+        like = as_dtensor(take_local(w, placement, mesh), w.shape, spec)
+        mine = [cut(x, like, mesh) for x in (w, v)]
+        for name, compute in COMPUTED.items():
+            got = whole(compute(*mine))
+            torch.testing.assert_close(got, compute(w, v), msg=lambda m, n=name: f"{n}: {m}")
+        torch_s = DTensor.from_local(v, device_mesh, [Replicate()]).redistribute(
+            placements=[Shard(0)]
+        )
+        torch.testing.assert_close(whole(mine[0] + torch_s), w + v)
+        with pytest.raises(RuntimeError, match="full_tensors"):
+            mine[0].add_(torch_s)
+
+    run_ranks(2, work)
+
+
+def test_what_torch_shares_evenly_is_a_plain_shard() -> None:
+    def work(mesh: Mesh) -> None:
+        for layout in ("8@tp, 4", "5@tp"):
+            assert all(type(p) is Shard for p in placements_of(parse(layout), mesh))
+
     run_ranks(2, work)
 
 
