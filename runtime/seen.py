@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
@@ -72,10 +71,13 @@ class _Local(torch.autograd.Function):
         return local.view_as(local)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> DTensor:  # type: ignore[override]
         """The gradient, laid out as the parameter is."""
-        return DTensor(grad.contiguous(), ctx.spec, requires_grad=False)
+        spec, grad = ctx.spec, grad.contiguous()
+        if torch.is_grad_enabled():  # it will be differentiated again
+            at = (spec.mesh, spec.placements)
+            return DTensor.from_local(grad, *at, shape=spec.shape, stride=spec.stride)
+        return DTensor.__new__(DTensor, grad, spec, requires_grad=False)
 
 
 def _local(stored: Any, calls: Calls, owner: nn.Module, name: str) -> Any:
