@@ -9,9 +9,7 @@ code works on and back, and the modules within do what they do in the model.
 from __future__ import annotations
 
 import inspect
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -26,27 +24,6 @@ from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import Reshard
 from shardwright.runtime.slots import map_slots, returned
-
-
-class Running(threading.local):
-    """Shared by the modules of one split model: whether a forward of it, or in it, runs."""
-
-    now = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Running:
-        return memo.setdefault(id(self), Running())
-
-    def __reduce__(self) -> Any:
-        return Running, ()
-
-    @contextmanager
-    def forward(self) -> Iterator[None]:
-        """A forward: what is called within is called by it."""
-        outer, self.now = self.now, True
-        try:
-            yield
-        finally:
-            self.now = outer
 
 
 class Alone:

@@ -20,7 +20,8 @@ from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.slots import Keys, replace
 
 if TYPE_CHECKING:
-    from shardwright.runtime.alone import Alone, Running
+    from shardwright.runtime.alone import Alone
+    from shardwright.runtime.running import Running
     from shardwright.runtime.split_logits import LossScope, SplitHead
 
 

@@ -13,15 +13,15 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.names import slot_pattern
 from shardwright.planner.contract.plan_file import TracedCall
-from shardwright.runtime.alone import Running
 from shardwright.runtime.classes import like
 from shardwright.runtime.lengths import Lengths
-from shardwright.runtime.slots import is_own, leaves, positions, returned
+from shardwright.runtime.proven import Proven
+from shardwright.runtime.running import Running
+from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import LossScope, Seal
 
 ROOT_CLASSES: dict[type, type] = {}
@@ -35,10 +35,7 @@ class RootModule:
     _shardwright_lengths: Lengths
     _shardwright_positions: dict[str, int]
     _shardwright_running: Running
-    _shardwright_proven: frozenset[str]
-    _shardwright_given_before: frozenset[str]
-    _shardwright_arguments: frozenset[str]
-    _shardwright_named: bool
+    _shardwright_proven: Proven | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward; with labels, logits stay split until it returns.
@@ -57,11 +54,10 @@ class RootModule:
                 "output_attentions=True on a split model: each rank computes the attention weights "
                 "of its own heads, never those of all: take them from the unsplit model"
             )
-        as_tuple = False
-        if self._shardwright_proven:
-            self._shardwright_check_given(args, kwargs)
-            if self._shardwright_named:
-                args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs)
+        as_tuple, proven = False, self._shardwright_proven
+        known = proven is not None and proven.check_given(args, kwargs)
+        if proven is not None and proven.named:
+            args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs)
         scope, outer = self._shardwright_scope, self._shardwright_scope.seal
         labels = self._shardwright_given("labels", args, kwargs)
         # Dynamo takes nn.CrossEntropyLoss for its own business and wants a tensor: gather, then.
@@ -75,32 +71,9 @@ class RootModule:
             scope.seal = outer
             if seal is not None:
                 seal.closed = True
-        if self._shardwright_proven:
-            self._shardwright_check(output)
-        return output.to_tuple() if as_tuple else output
-
-    def _shardwright_check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise UsageError if something comes in that was given in no call that was traced."""
-        names = (*self._shardwright_positions, *(f"*{n}" for n in range(len(args))))
-        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-            if name in self._shardwright_given_before or value is None or is_own(value):
-                continue
-            if any(isinstance(x, Tensor) and x.is_floating_point() for _, x in leaves(value)):
-                raise UsageError(
-                    f"argument '{name}' of {type(self).__name__} was given in no call that the "
-                    "plan was made for, so parts may be joined with what is whole: plan with "
-                    "example inputs (kwargs) that have it"
-                )
-
-    def _shardwright_check(self, output: Any) -> None:
-        """Raise UsageError if something leaves that was given out in no call that was traced."""
-        for slot, leaf in returned(output, self._shardwright_arguments):
-            if slot_pattern(slot) not in self._shardwright_proven or not isinstance(leaf, Tensor):
-                raise UsageError(
-                    f"output '{slot}' of {type(self).__name__} was given in no call that the plan "
-                    "was made for, so a rank may have a part of it or of its gradient: plan with "
-                    "example inputs (kwargs) with which the model gives it"
-                )
+        if proven is not None and known:
+            proven.check_output(output)
+        return output.to_tuple() if as_tuple and hasattr(output, "to_tuple") else output
 
     def _shardwright_by_name(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -130,12 +103,12 @@ class RootModule:
 
 
 def wrap_root(
-    model: nn.Module, lengths: Lengths | None = None, calls: Sequence[TracedCall] = ()
+    model: nn.Module, lengths: Lengths | None = None, calls: Sequence[TracedCall] | None = None
 ) -> None:
     """Make `model` the root of its split modules, in place; after the last `apply_module`.
 
-    `lengths` are those that `apply_module` was given, `calls` those that the plan is proven for; a
-    plan of an older version does not say. A model of which nothing is split stays as it is.
+    `lengths` are those that `apply_module` was given, `calls` those that the plan is proven for; by
+    default any. A model of which nothing is split stays as it is.
     """
     if isinstance(model, RootModule):
         return
@@ -156,19 +129,7 @@ def wrap_root(
     model._shardwright_scope = scope  # type: ignore[assignment]
     model._shardwright_lengths = lengths  # type: ignore[assignment]
     model._shardwright_running = running  # type: ignore[assignment]
-    proven = frozenset(slot for call in calls if not call.module for slot in call.outputs)
-    parameters = inspect.signature(original.forward).parameters
-    parts = any(call.module for call in calls)  # what they give is joined by code not traced
-    model._shardwright_proven = frozenset() if parts else proven  # type: ignore[assignment]
-    given = frozenset(name for call in calls for name in call.inputs)
-    model._shardwright_given_before = given  # type: ignore[assignment]
-    model._shardwright_arguments = frozenset(parameters)  # type: ignore[assignment]
-    takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    model._shardwright_named = bool(  # type: ignore[assignment]
-        ("return_dict" in parameters or takes_more)
-        and hasattr(getattr(model, "config", None), "return_dict")
-        and not any(slot[:1].isdigit() for slot in proven)
-    )
+    model._shardwright_proven = None if calls is None else Proven.of(model, calls)  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]
     if original not in ROOT_CLASSES:
         # The same name: checkpoints and configs record it as the architecture.

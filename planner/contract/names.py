@@ -9,6 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
+"""Arguments that say which tokens are padding -> that with the tokens."""
+
 
 @lru_cache(maxsize=1 << 16)
 def pattern(name: str) -> str:

@@ -87,6 +87,9 @@ class Marks:
     )
     """Tensors before and after such a pass changes them."""
 
+    collected: set[str] = _tensors(Demand.REPLICATED, "what is made of all blocks is replicated")
+    """Tensors that code reads from every block of a stack, and what it makes of them."""
+
     logits: set[str] = _tensors(Demand.SUMMED, "the scores of a loss are not Partial")
     """Tensors that become the scores of a loss, which then gathers nothing."""
 

@@ -111,10 +111,11 @@ class Prover:
         except (SolverError, Unsolvable, Differs) as error:
             raise PlanError(f"the plan does not hold: {error}") from None
         found = of_solution(task, layouts, unfolded, bill, modules, formulation.costs, optimum)
-        same(plan, found, figures)
-        self._run(task, plan, layouts)
+        same(task.source.module, plan, found, figures)
+        proven = rewritten(plan, found)
+        self._run(task, proven, layouts)
         return Proven(
-            rewritten(plan, found),
+            proven,
             tuple(sorted({0, plan.world_size - 1})) if task.tp > 1 else (0,),
             sum(len(run.watched) for run in task.dry_runs),
             len(unfolded.graph.ops),

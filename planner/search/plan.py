@@ -22,7 +22,9 @@ from shardwright.planner.search.solution import Solution, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.trace.boundaries import argument_names
 
-UNPROVEN = "not proven for calls with a mask for padding: they cannot be traced"
+UNPROVEN = (
+    "calls with a mask for padding cannot be traced, and are refused: give one with example inputs"
+)
 """The note of a plan of a model that takes such masks, where that is so."""
 
 T = TypeVar("T")

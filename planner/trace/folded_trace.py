@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 
 from shardwright.errors import ModelError
 from shardwright.planner.blocks.fold import Folding, Unfoldable, fold
@@ -30,22 +31,24 @@ def trace_all(
         of = replace(source, more=source.more[:more], further=tuple(further))
         return of, *trace_folded(of, pins, ends, whole)
 
-    every = len(source.more)
     with suppress(ModelError, Unfoldable):
-        return tried(every, source.further, False)
+        return tried(len(source.more), source.further, False)
     best = tried(0, (), True)
-    for count in range(every, 0, -1):
+    for count in range(len(source.more), 0, -1):
         with suppress(ModelError):
             best = tried(count, (), True)
             break
-    whole, more = not best[1].stacks, len(best[0].more)
-    if whole and source.further:
+    more = len(best[0].more)
+    if source.further and not best[1].stacks:
         with suppress(ModelError):
             return tried(more, source.further, True)
     for wish in source.wishes:
-        for run in wish:
+        folded = bool(best[1].stacks)
+        # Masks are too common to leave them out: for these all blocks may be traced.
+        ways = (False, True) if folded and wish is source.wishes[0] else (not folded,)
+        for way, run in product(ways, wish):
             with suppress(ModelError, Unfoldable):
-                best = tried(more, (*best[0].further, run), whole)
+                best = tried(more, (*best[0].further, run), way)
                 break
     return best
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shardwright.planner.contract.names import MASKS
 from shardwright.planner.trace.traced_calls import Run
 
 Wish = tuple[Run, ...]
 """Calls of which one is traced, the first that can be."""
-
-MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
-"""Arguments that say which tokens are padding -> that with the tokens."""
 
 EMBEDDED = {"inputs_embeds": "input_ids", "decoder_inputs_embeds": "decoder_input_ids"}
 """Arguments for what tokens are looked up as -> that with the tokens."""
@@ -37,12 +36,9 @@ SPANS = ("start_positions", "end_positions")
 """Labels that are one number for each sequence."""
 
 
-def wishes(module: nn.Module, inputs: Mapping[str, Any], masked: bool = True) -> tuple[Wish, ...]:
-    """What to trace besides the call of `module` with these inputs, by name.
-
-    Masks for padding only where it may be `masked`.
-    """
-    masks = padding(module, inputs) if masked else {}
+def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
+    """What to trace besides the call of `module` with these inputs, by name."""
+    masks = padding(module, inputs)
     more = {name: True for name in SWITCHES if _switch(module, name) and name not in inputs}
     labels = list(_labels(_names(module), inputs))
     full = [*({**masks, **more, **found} for found in labels), {**masks, **more}]
@@ -59,7 +55,8 @@ def padding(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     """The masks that `module` takes for sequences of several lengths, where it is given none."""
     names = _names(module)
     missing = [m for m in MASKS if m in names and inputs.get(m) is None]
-    return {m: inputs[MASKS[m]].clone() for m in missing if MASKS[m] in inputs}
+    tokens = {m: inputs.get(MASKS[m]) for m in missing}
+    return {m: ids.clone() for m, ids in tokens.items() if isinstance(ids, Tensor)}
 
 
 def _run(inputs: Mapping[str, Any]) -> Run:
@@ -92,8 +89,10 @@ def _labels(names: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[dic
 
 def _embedded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
     """Embeddings in place of tokens, where it takes those; None for what they stand for."""
-    find: Any = getattr(module, "get_input_embeddings", None)
-    table = getattr(find() if find else None, "weight", None)
+    table = None
+    with suppress(NotImplementedError, AttributeError):  # models say so, each in its way
+        found: Any = module.get_input_embeddings()  # type: ignore[operator]
+        table = found.weight
     out: dict[str, Tensor | None] = {}
     for name, tokens in EMBEDDED.items():
         given = inputs.get(tokens)

@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
+from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace import by_name
 from shardwright.planner.trace.duplicate import duplicate
-from shardwright.planner.trace.further_runs import MASKS, SHOWS, Wish, wishes
+from shardwright.planner.trace.further_runs import SHOWS, Wish, wishes
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
@@ -99,7 +100,7 @@ def read_source(
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
     given = to_meta(kwargs or {}) if args or kwargs else text_inputs(module)
-    further = () if args else wishes(module, given, masked=not kwargs)
+    further = () if args else wishes(module, given)
     more = () if args or kwargs else more_runs(module, Run("", (), given))
     fullest = tuple(wish[0] for wish in further)
     return Source(module, to_meta(args), given, *identity, more, fullest, further)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardwright.errors import UsageError
+from shardwright.planner.search.plan import UNPROVEN
 from shardwright.planner.trace.further_runs import padding
 from shardwright.planner.trace.source import read_source, text_inputs
 from shardwright.runtime.api import apply
@@ -82,10 +84,12 @@ def test_with_and_without_a_mask(make: Callable[[], nn.Module]) -> None:
 
 
 def test_which_masks_there_are() -> None:
-    """None for what takes none, one for each sequence of tokens; given inputs are all."""
+    """None for what takes none, one for each sequence of tokens, given ones included."""
     assert read_source(text()).runs[1:] == []
     ids = torch.zeros(3, 19, dtype=torch.int64)
-    assert read_source(made(Masks), kwargs={"input_ids": ids}).runs[1:] == []
+    (masked,) = read_source(made(Masks), kwargs={"input_ids": ids}).runs[1:]
+    assert masked.kwargs.keys() == {"input_ids", "attention_mask"} and not masked.priced
+    assert read_source(made(Masks), kwargs=dict(masked.kwargs)).runs[1:] == []
     _, both = zoo.build("t5", kind="seq2seq")
     given = text_inputs(both)
     masks = padding(both, given)
@@ -94,13 +98,24 @@ def test_which_masks_there_are() -> None:
 
 
 def test_what_it_costs_is_the_call_without() -> None:
-    plain = planning.plan(made(Masks), tp=2, kwargs={"input_ids": torch.zeros(3, 19).long()})
+    plain = planning.plan(made(Masks), tp=2, args=(torch.zeros(3, 19).long(),))
+    assert "attention_mask" not in {name for call in plain.calls for name in call.inputs}
     assert planning.plan(made(Masks), tp=2).predicted == plain.predicted
 
 
 def test_a_mask_that_cannot_be_traced() -> None:
-    """The plan is that of the plain call, and says so."""
-    plan = planning.plan(made(Refuses), tp=2)
+    """The plan is that of the plain call, and says so; the other is refused."""
+    model = made(Refuses)
+    plan = planning.plan(model, tp=2)
     assert is_split(plan, "mlp.up.weight")
-    assert plan.solver.note == "not proven for calls with a mask for padding: they cannot be traced"
+    assert plan.solver.note == UNPROVEN
     assert not planning.plan(made(Masks), tp=2).solver.note
+    ids = torch.zeros(2, 5).long()
+
+    def run(mesh: Any) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        torch.testing.assert_close(local(ids), model(ids))
+        with pytest.raises(UsageError, match="'attention_mask' of Refuses was given in no call"):
+            local(ids, torch.ones(2, 5))
+
+    run_ranks(2, run)
