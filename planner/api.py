@@ -224,9 +224,9 @@ def _traced(
     """
     stage("trace")
     if workload.sequence_parallel:
-        source = replace(source, more=())
+        source = source.along_sequence()
     traced, folding, unfolded = trace_with_values(source, pins, workload.sequence_parallel)
-    unmasked = bool(source.padded) and not traced.padded
+    unmasked = bool(source.masks() - traced.masks())
     stage("axes")
     length = TRACE_SEQ if workload.sequence_parallel else None
     axes = refine(folding.graph, length)
