@@ -59,6 +59,8 @@ class _State:
     """For a part: it doubles while nothing is gained."""
     fresh: bool = True
     """Whether the best assignment is not one of a search."""
+    useful: bool = True
+    """Whether search is worth half of the workers: it found something when it was last tried."""
     rounds: int = 0
 
     @property
@@ -102,13 +104,14 @@ class _State:
                 search = self.searching(k)
                 tasks.append(lambda search=search: search.run(parts, deadline))
         self.rounds += 1
+        self.useful = nodes == self.workers  # then it is time to search again
         before = self.best
         for found in side_by_side(tasks):
             if isinstance(found, Visited):
                 self.visited(found)
             else:
                 self.size = found.size
-                self.offer(found.x)
+                self.useful |= self.offer(found.x)
                 self.fresh = False
                 if before is not None and self.best is not None:  # what another worker changed
                     both = zip(before[1], found.x, self.best[1], strict=True)
@@ -189,7 +192,7 @@ def solve(
     searching = True
     while not state.done():
         before = state.cost
-        state.round(0 if searching else max(cores // 2, 1))
+        state.round(0 if searching else max(cores // 2, 1) if state.useful else cores)
         gained = state.cost < (1 - MUCH) * before
         state.effort = 1.0 if gained else min(2 * state.effort, EFFORT)
         searching = gained or (cores == 1 and not searching)
