@@ -105,7 +105,7 @@ def _visit(node: Node, seen: _Seen, deadline: float) -> tuple[list[Node], Hints]
     while not prices.done:
         prices.step()
     reduced = prices.polish(PATIENCE // 2)
-    hints = Hints(reduced.values, prices.best)
+    hints = Hints(reduced.values, prices.best / prices.scale)
     bound = max(node.bound, reduced.bound + node.constant)
     gap = prices.ceiling - 1 + HALF - reduced.bound
     if gap < 0:
