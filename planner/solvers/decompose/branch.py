@@ -15,9 +15,12 @@ import numpy as np
 
 from shardwright.planner.solvers.decompose.contract import Way, contract
 from shardwright.planner.solvers.decompose.network import Array, Network, Score
+from shardwright.planner.solvers.decompose.part import Free, improve
 from shardwright.planner.solvers.decompose.prices import HALF, PATIENCE, Prices
 from shardwright.planner.solvers.decompose.search import Hints
 
+LEAF, EFFORT = 40_000, 2.0
+"""Pairs of values that CP-SAT is given at once, and its deterministic time for them."""
 LEADS = (100.0, 10.0)
 """What passing a bound by a part of it counts, in costs of an assignment: by each, the best one."""
 
@@ -102,7 +105,7 @@ def _visit(node: Node, seen: _Seen, deadline: float) -> tuple[list[Node], Hints]
     while not prices.done:
         prices.step()
     reduced = prices.polish(PATIENCE // 2)
-    hints = Hints(reduced.values, prices.best)
+    hints = Hints(reduced.values, prices.best / prices.scale)
     bound = max(node.bound, reduced.bound + node.constant)
     gap = prices.ceiling - 1 + HALF - reduced.bound
     if gap < 0:
@@ -113,6 +116,15 @@ def _visit(node: Node, seen: _Seen, deadline: float) -> tuple[list[Node], Hints]
     keep = [values <= gap for values in reduced.values]
     sides = split(node.network, prices, keep)
     node = node._replace(network=prices.ascent.moved(reduced, gap))
+    if sum(int(np.isfinite(t).sum()) for t in node.network.tables) <= LEAF:
+        x = min(prices.found, key=node.network.score)
+        free = Free(list(range(len(x))), [np.flatnonzero(k) for k in keep])
+        x = [int(i if k[i] else k.argmax()) for i, k in zip(x, keep, strict=True)]
+        leaf = improve(node.network, x, free, EFFORT, deadline - time.monotonic())
+        if leaf is not None:
+            seen.take(node, leaf.values)
+            if leaf.proven:
+                return [], hints
     children = [cut(node, side) for side in sides if all(k.any() for k in side)]
     return [child for child in children if child is not None], hints
 

@@ -112,7 +112,7 @@ def improve(
     return Found(values, status == cp.OPTIMAL and not shift)
 
 
-BROKEN = -1.0
+BROKEN = -np.inf
 """Stands in a table for what is forbidden but holds now."""
 
 
@@ -135,11 +135,12 @@ class _Terms:
 
 def _priced(model: Any, terms: _Terms, literals: list[Any], costs: Array) -> None:
     """Give exactly one of literals its costs; what is forbidden is false."""
-    whole = costs[np.isfinite(costs) & (costs >= 0)]
+    costs = np.where(np.isnan(costs), np.inf, costs)  # forbidden, and broken besides
+    whole = costs[np.isfinite(costs)]
     least = float(whole.min()) if whole.size else 0.0
     most = 0
     for literal, cost in zip(literals, costs.tolist(), strict=True):
-        if cost < 0:
+        if cost == BROKEN:
             terms.broken.append(literal)
         elif cost == np.inf:
             model.add(literal == 0)
@@ -159,7 +160,7 @@ def _pair(
     hints: tuple[Array, Array],
 ) -> None:
     """A literal for each pair of values that may be, equal in sums to those of values."""
-    rows, columns = np.nonzero(np.isfinite(table))
+    rows, columns = np.nonzero(table < np.inf)
     flat = table[rows, columns]
     if not flat.any() and len(flat) == table.size:
         return

@@ -54,11 +54,15 @@ class _State:
     """Assignments that pass bounds, for workers to mend."""
     most: float = math.inf
     """No assignment costs more."""
+    target: float = math.inf
+    """Nodes are of solutions that cost less."""
     size: float = SIZE
     effort: float = 1.0
     """For a part: it doubles while nothing is gained."""
     fresh: bool = True
     """Whether the best assignment is not one of a search."""
+    useful: bool = True
+    """Whether search is worth half of the workers: it found something when it was last tried."""
     rounds: int = 0
 
     @property
@@ -75,8 +79,24 @@ class _State:
         return cost + self.most * (broken + over)
 
     def lower(self) -> float:
-        """A bound on what may be in the nodes that are open."""
-        return min([node.bound for node in self.open], default=math.inf)
+        """A bound on what may be in the nodes that are open, or costs what is aimed at or more."""
+        rest = self.target if self.target < self.ceiling else math.inf
+        return min([rest, *[node.bound for node in self.open]])
+
+    def aim(self) -> None:
+        """Look for what costs less than halfway from the bound to the best one known, first.
+
+        So much more is cut. Where there is none, that is a bound, and the tree begins anew.
+        """
+        worth = min(self.ceiling, self.target) - 1 + HALF
+        self.open = [node for node in self.open if node.bound <= worth]
+        missed = not self.open and self.target < self.ceiling
+        first = self.target == math.inf and self.ceiling <= self.most
+        if self.hints is not None and (missed or first):
+            bound = self.lower()
+            close = self.ceiling - bound < MUCH * self.ceiling
+            self.target = self.ceiling if close else math.ceil((bound + self.ceiling) / 2)
+            self.open = [self.root._replace(bound=bound, prices=self.hints.prices)]
 
     def done(self) -> bool:
         """Whether the time is over, or nothing better can be."""
@@ -92,7 +112,7 @@ class _State:
         """Visit so many nodes, and let the other workers search."""
         known = self.best is not None
         count, deadline = (DIVE, self.until(VISIT)) if known else (1, self.until(ROOT))
-        ceiling = self.ceiling
+        ceiling = min(self.ceiling, self.target)
         tasks: list[Callable[[], Visited | Searched]] = [
             lambda node=node: dive(node, count, ceiling, deadline) for node in self.chosen(nodes)
         ]
@@ -102,13 +122,14 @@ class _State:
                 search = self.searching(k)
                 tasks.append(lambda search=search: search.run(parts, deadline))
         self.rounds += 1
+        self.useful = nodes == self.workers  # then it is time to search again
         before = self.best
         for found in side_by_side(tasks):
             if isinstance(found, Visited):
                 self.visited(found)
             else:
                 self.size = found.size
-                self.offer(found.x)
+                self.useful |= self.offer(found.x)
                 self.fresh = False
                 if before is not None and self.best is not None:  # what another worker changed
                     both = zip(before[1], found.x, self.best[1], strict=True)
@@ -118,7 +139,6 @@ class _State:
         """Open nodes to visit, by turns the one of the least bound and the last one made."""
         if self.best is not None and self.until(1.5 * VISIT) == self.began + self.seconds:
             return []  # a visit of a large one ends late
-        self.open = [node for node in self.open if node.bound <= self.ceiling - 1 + HALF]
         out: list[Node] = []
         while self.open and len(out) < count:
             least = min(range(len(self.open)), key=lambda k: (self.open[k].bound, -k))
@@ -189,7 +209,9 @@ def solve(
     searching = True
     while not state.done():
         before = state.cost
-        state.round(0 if searching else max(cores // 2, 1))
+        if not searching:
+            state.aim()
+        state.round(0 if searching else max(cores // 2, 1) if state.useful else cores)
         gained = state.cost < (1 - MUCH) * before
         state.effort = 1.0 if gained else min(2 * state.effort, EFFORT)
         searching = gained or (cores == 1 and not searching)
