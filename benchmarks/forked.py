@@ -14,6 +14,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +73,7 @@ def run_forked(
         agent: The store of the ranks, as torchrun's agent keeps it; by default rank 0 does.
         doomed: A rank that is killed when the others have ended, as it does not end by itself.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, fn.__module__])
+    context = _server(fn.__module__)
     port = _free_port() if agent is None else agent.port
     processes, begun = [], time.monotonic()
     for rank in range(ranks):
@@ -93,6 +94,21 @@ def run_forked(
             process.join()
         ends[rank] = _ended(folder / f"rank-{rank}", hangs, process.exitcode or 0, seconds)
     return [ends[rank] for rank in range(ranks)]
+
+
+@cache
+def _server(module: str) -> ForkServerContext:
+    """What forks; when it is ready, since its imports take long on a busy machine."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED, module])
+    first = context.Process(target=_nothing)
+    first.start()
+    first.join()
+    return context
+
+
+def _nothing() -> None:
+    pass
 
 
 def _free_port() -> int:

@@ -34,6 +34,9 @@ def made(name: str) -> Any:
         found = reduce(getattr, path.split("."), _module(home))
     except (ImportError, AttributeError, OSError, SyntaxError) as error:
         raise UsageError(f"cannot find {name}: {_line(error)}") from error
+    except (Exception, SystemExit) as error:  # whatever code of a user raises as it is imported
+        kind = type(error).__name__
+        raise UsageError(f"cannot import {home or 'nothing'}: {kind}: {_line(error)}") from error
     if not callable(found) or isinstance(found, nn.Module):
         return found
     try:

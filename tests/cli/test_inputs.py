@@ -88,12 +88,17 @@ def test_inputs_in_a_file(net: str, tmp_path: Path) -> None:
     [
         ("no_such_package:Net", "cannot find no_such_package:Net: No module named"),
         ("{net}:Nothing", "has no attribute 'Nothing'"),
+        (":Net", "cannot import nothing: ValueError: Empty module name"),
+        ("{own}/fails.py:Net", "fails.py: ZeroDivisionError: division by zero"),
+        ("{own}/leaves.py:Net", "leaves.py: SystemExit: 3"),
         ("{net}:broken", "raised RuntimeError: no such thing"),
     ],
 )
-def test_code_that_is_not_there(net: str, name: str, text: str) -> None:
+def test_code_that_is_not_there(net: str, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "fails.py").write_text("1 / 0")
+    (tmp_path / "leaves.py").write_text("import sys; sys.exit(3)")
     with pytest.raises(UsageError, match=text):
-        made(name.format(net=net))
+        made(name.format(net=net, own=tmp_path))
 
 
 def test_what_is_no_input(net: str) -> None:
