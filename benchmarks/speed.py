@@ -115,6 +115,7 @@ def teams(ranks: int, common: dict[str, Any]) -> Iterator[dict[str, Team]]:
 
 def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All figures of one model."""
+    begun, share = time.monotonic(), given.minutes * 60 / len(given.models)
     import torch
 
     from benchmarks import speed_models
@@ -131,7 +132,11 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     with teams(given.ranks, common) as of:
         first = {way: of[way].ask("load") or [] for way in of}
         anonymous = {way: max(a["anonymous"] for a in first[way]) for way in of if first[way]}
+        round_ = 0.0
         for turn in range(given.rounds + 1):  # the first is to warm up
+            started = time.monotonic()
+            if turn > 1 and started + round_ - begun > share:
+                break
             for phase in given.phases:
                 for way, (who, variant) in WAYS.items():
                     if phase == "load":
@@ -141,6 +146,7 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
                         times = of[who].ask("run", phase, variant)
                     if times and turn:
                         seconds[phase][way].append(max(times))
+            round_ = time.monotonic() - started
         counts = {
             phase: {way: (of[way].ask("count", phase) or [None])[0] for way in of}
             for phase in given.phases
@@ -205,6 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", default=["dense", "fused", "mixture"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--minutes", type=float, default=7.0, help="for fewer rounds if need be")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="float32")
