@@ -15,8 +15,8 @@ the median and the range of the middle half. On a busy machine the least times s
     load       once more, until the model is there; transformers maps files, and reads them later
 
 "all cores" is one process with as many threads as there are cores. "stubbed" are our ranks with
-collectives that talk to nobody: their limit; "functional" with those that compiled graphs have, over
-the backend. Counts are of one run on rank 0, and hang on no clock: ATen calls have views among
+collectives that talk to nobody: their limit; "functional" with those that compiled graphs have,
+over the backend. Counts are of one run on rank 0, and hang on no clock: ATen calls have views among
 them, allocations are results in new memory.
 """
 
