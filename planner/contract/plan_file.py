@@ -6,7 +6,15 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from shardwright.errors import PlanError
@@ -69,6 +77,21 @@ class Redistribution(_Part):
     )
 
 
+class Placed(_Part):
+    """A tensor that a module takes or gives as it is, and how it lies there."""
+
+    slot: str = Field(description="as in `Redistribution`, * for a number within")
+    placement: str
+
+
+class TracedCall(_Part):
+    """A call that the plan is proven for."""
+
+    module: str = Field(default="", description="that was called; empty for the model itself")
+    inputs: list[str] = Field(default=[], description="names of what was given; numbers without")
+    outputs: list[str] = Field(default=[], description="slots of what was returned")
+
+
 class ParameterPlan(_Part):
     """A parameter or buffer: how it is stored, and how its module sees it if that differs."""
 
@@ -86,11 +109,26 @@ class ModulePlan(_Part):
     parameters: dict[str, ParameterPlan] = {}
     inputs: list[Redistribution] = []
     outputs: list[Redistribution] = []
+    takes: list[Placed] = Field(
+        default=[], description="what enters as it is: needed where it is called by itself"
+    )
+    gives: list[Placed] = Field(default=[], description="what leaves as it is")
     attributes: dict[str, str] = Field(
         default={},
         description="integers to replace by local ones, as dims: {'num_heads': '4@tp'}; "
         "'config.x' is read through the module's own copy of its config",
     )
+    sizes: dict[str, str] = Field(
+        default={},
+        description="sizes that calls in the module's own code are given, to replace by local "
+        "ones: {'forward.view.0': '?, ?, 4@tp'} is the first call of a `view` in the source of "
+        "`forward`; left out where there are none",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_no_sizes(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        out = write(self)
+        return out if self.sizes else {k: v for k, v in out.items() if k != "sizes"}
 
 
 class Replicated(_Part):
@@ -216,6 +254,9 @@ class Plan(_Part):
     workload: Workload
     objective: Objective = Field(description="what was to be least")
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
+    calls: list[TracedCall] = Field(
+        default=[], description="what it is proven for; the first is priced"
+    )
     replicated: list[Replicated] = []
     opaque: dict[str, Count] = Field(default={}, description="ops without a rule -> occurrences")
     pins: dict[str, str] = Field(

@@ -17,7 +17,8 @@ class Layouts:
 
     def __init__(self, graph: Graph, states: States, assignment: Assignment) -> None:
         self.graph, self.states, self.assignment = graph, states, assignment
-        dims = [find(d) for name in graph.inputs for d in states.axes.dims[name]]
+        given = ((n, k, d) for n in graph.inputs for k, d in enumerate(states.axes.dims[n]))
+        dims = [find(d) for n, k, d in given if (n, k) not in graph.marks.sized]
         self.run_time = {d.id for d in dims} | {a.id for d in dims for a in leaves_of(d)}
         self.known = {
             a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in leaves_of(d)
@@ -45,6 +46,11 @@ class Layouts:
             self.states.sub.texts(state.partial),
             self.states.sub.texts(state.grad_partial),
         )
+
+    def dim(self, name: str, k: int) -> layout.Dim:
+        """One dim of a tensor, with sizes that vary at run time left open."""
+        state, dim = self.assignment[name], self.states.axes.dims[name][k]
+        return self._dim(dim, cut_of(state.shards, k), True)
 
     def length(self, *states: State) -> str | None:
         """The name of the run-time axis that one of `states` splits; None if none does."""

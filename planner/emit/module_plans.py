@@ -8,10 +8,11 @@ from torch import nn
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import is_split, simplify
-from shardwright.planner.contract.names import fold
+from shardwright.planner.contract.names import fold, slot_pattern
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Placed
 from shardwright.planner.contract.styles import LOCAL, styles
+from shardwright.planner.emit.interfaces import gates, interfaces
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
 from shardwright.planner.graph.graph import Use
@@ -19,7 +20,10 @@ from shardwright.planner.strategies.state import REPLICATED, State
 
 
 def module_plans(
-    root: nn.Module, layouts: Layouts, attributes: Mapping[tuple[str, str], layout.Dim]
+    root: nn.Module,
+    layouts: Layouts,
+    attributes: Mapping[tuple[str, str], layout.Dim],
+    sizes: Mapping[tuple[str, str], str],
 ) -> dict[str, ModulePlan]:
     """The plan of every module that changes, by its full name.
 
@@ -27,6 +31,7 @@ def module_plans(
         root: The model.
         layouts: Of its folded graph.
         attributes: Local values of integers that code takes from (module, attribute).
+        sizes: The dims that (module, call in its code) is to be given.
 
     Raises:
         Differs: there is no such plan.
@@ -35,7 +40,16 @@ def module_plans(
     local: dict[str, dict[str, str]] = {}
     for (module, name), dim in attributes.items():
         local.setdefault(module, {})[name] = str(simplify(dim))
-    changed = parameters.keys() | {module for module, _ in changes} | local.keys()
+    given: dict[str, dict[str, str]] = {}
+    for (module, call), text in sizes.items():
+        given.setdefault(module, {})[call] = text
+    changed = parameters.keys() | {module for module, _ in changes} | local.keys() | given.keys()
+    every = interfaces(layouts, changed | gates(changed))
+
+    def as_it_is(name: str, side: str, placed: list[Placed]) -> list[Placed]:
+        changing = {slot_pattern(c.slot) for c in changes.get((name, side), [])}
+        return [p for p in placed if slot_pattern(p.slot) not in changing]
+
     return {
         name: ModulePlan(
             layer=_layer(root.get_submodule(name), parameters.get(name, {})),
@@ -43,8 +57,11 @@ def module_plans(
             inputs=changes.get((name, "in"), []),
             outputs=changes.get((name, "out"), []),
             attributes=local.get(name, {}),
+            sizes=given.get(name, {}),
+            takes=as_it_is(name, "in", every[name].takes) if name in every else [],
+            gives=as_it_is(name, "out", every[name].gives) if name in every else [],
         )
-        for name in sorted({n for n, _ in root.named_modules()} & changed)
+        for name in sorted({n for n, _ in root.named_modules()} & (changed | every.keys()))
     }
 
 

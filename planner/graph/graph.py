@@ -84,12 +84,16 @@ class SizeArgument:
     `expression` is a nested tuple: ("attribute", module, name, value), ("constant", n),
     ("read", n, number, dim) for a size read off a tensor, or (operator, left, right).
     For a slice bound, `tensor` is the result of the slice and `bound` says start or stop.
+    `place` says which of the sizes it is of a call, and `caller` (of `trace/callers.py`) which call
+    of a module's own code that was, where it is known.
     """
 
     expression: tuple[Any, ...]
     tensor: str
     dim: int
     bound: str = ""
+    place: int = -1
+    caller: Any = None
 
 
 class Block(NamedTuple):
@@ -142,6 +146,13 @@ class Graph:
 
     watched: list[tuple[str, str, str]] = field(default_factory=list)
     """(module, slot, tensor) of every module output, in the order of the calls."""
+
+    crossed: list[Boundary] = field(default_factory=list)
+    """Every tensor that enters or leaves a module, in the order of the calls, those included that
+    cannot change there."""
+
+    given: list[list[str]] = field(default_factory=list)
+    """Of each traced call, the slots of the tensors that it returns."""
 
     alike: dict[str, str] = field(default_factory=dict)
     """Tensor of a folded block -> its like in the first block of the kind: in the same state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
+from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace import by_name
 from shardwright.planner.trace.duplicate import duplicate
+from shardwright.planner.trace.further_runs import SHOWS, Wish, wishes
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
+from shardwright.planner.trace.values import remember
 from shardwright.runtime.config import read_config
+from shardwright.runtime.hub import USUAL, Hub
 from shardwright.runtime.identity import config_hash
-
-MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
-"""Arguments that say which tokens are padding -> that with the tokens."""
 
 OF_A_TRACE = (FakeTensor, FunctionalTensor)
 """What tensors are that model code makes while it is traced: it may plan a model with them."""
@@ -45,13 +46,39 @@ class Source:
     dtype: torch.dtype
     more: tuple[Run, ...] = ()
     """Runs that use parameters which the one with `args` and `kwargs` does not."""
-    padded: tuple[Run, ...] = ()
-    """That with `args` and `kwargs` for sequences of several lengths."""
+    further: tuple[Run, ...] = ()
+    """What else users call: with masks for padding, labels, hidden states."""
+    wishes: tuple[Wish, ...] = ()
+    """Where from these are: what may be traced in place of each."""
+    valued: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    """The same `args` and `kwargs`, which remember the whole numbers that they were made of."""
+    by_value: bool = False
+    """Whether those are what is traced."""
+
+    def masks(self) -> set[str]:
+        """The masks for padding that further runs have."""
+        return {name for run in self.further for name in run.kwargs if name in MASKS}
+
+    def along_sequence(self) -> Source:
+        """The same for hidden states that are split along the sequence: nobody is given those."""
+        kept = tuple(
+            run for wish in self.wishes[:1] for run in wish if not run.kwargs.keys() & SHOWS
+        )
+        wishes = (kept,) if kept else ()
+        return replace(self, more=(), further=kept[:1], wishes=wishes)
+
+    def with_values(self) -> Source | None:
+        """The same, traced with values; None where there are none."""
+        if self.valued is None:
+            return None
+        args, kwargs = self.valued
+        calls = _further(self.module, args, kwargs)
+        return replace(self, args=args, kwargs=kwargs, by_value=True, **calls)
 
     @property
     def runs(self) -> list[Run]:
         """All runs that a plan must hold for; what it costs is what the first does."""
-        return [Run("", self.args, self.kwargs), *self.more, *self.padded]
+        return [Run("", self.args, self.kwargs), *self.more, *self.further]
 
 
 def read_source(
@@ -60,6 +87,7 @@ def read_source(
     kwargs: dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
+    hub: Hub = USUAL,
 ) -> Source:
     """Prepare `model` for tracing; no weights are read or allocated.
 
@@ -70,6 +98,7 @@ def read_source(
         kwargs: Example inputs by name.
         dtype: Of the parameters; else the config's own, else float32.
         trust_remote_code: Whether to run code that comes with the model.
+        hub: Where a hub id leads.
 
     Raises:
         ModelError: not a model, unknown to transformers, or inputs are missing.
@@ -77,21 +106,31 @@ def read_source(
     if by_name.is_code(model):
         model = by_name.made(model)
     if isinstance(model, (str, Path)):
-        model = read_config(model, trust_remote_code)
+        model = read_config(model, trust_remote_code, hub)
     made = not isinstance(model, nn.Module)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     if not made:
         _refuse_compiled(model)
     if made:
-        model = from_config(model, dtype, trust_remote_code)
+        model = from_config(model, dtype, trust_remote_code, hub)
     module = model if made else copy_on_meta(model)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
-    if args or kwargs:
-        return Source(module, to_meta(args), to_meta(kwargs or {}), *identity)
-    named = text_inputs(module)
-    more = more_runs(module, Run("", (), named))
-    return Source(module, (), named, *identity, more, padded(module, named))
+    identity = type(model).__name__, config_hash(module), own
+    given = args, kwargs or {}
+    if not args and not kwargs:
+        named = text_inputs(module)
+        more = more_runs(module, Run("", (), named))
+        return Source(module, (), named, *identity, more, **_further(module, (), named))
+    on_meta = to_meta(given)
+    valued = remember(given, on_meta)
+    return Source(module, *on_meta, *identity, **_further(module, *on_meta), valued=valued)
+
+
+def _further(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What else users call than with these inputs."""
+    found = () if args else wishes(module, kwargs)
+    return {"further": tuple(wish[0] for wish in found), "wishes": found}
 
 
 def _refuse_compiled(model: nn.Module) -> None:
@@ -104,7 +143,10 @@ def _refuse_compiled(model: nn.Module) -> None:
 
 
 def from_config(
-    config: Any, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+    config: Any,
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    hub: Hub = USUAL,
 ) -> nn.Module:
     """A model of this config on meta, tied as transformers ties it.
 
@@ -118,7 +160,7 @@ def from_config(
             f"cannot plan a {type(config).__name__}: "
             "give a hub id, a directory, a config or a module"
         )
-    cls: Any = model_class(config, trust_remote_code)
+    cls: Any = model_class(config, trust_remote_code, hub)
     chosen = dtype or getattr(config, "dtype", None) or torch.float32
     with building(cls, config), alone(), torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
@@ -193,11 +235,3 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
     if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
         inputs["use_cache"] = False
     return inputs
-
-
-def padded(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Run, ...]:
-    """The call with these inputs for sequences of several lengths; none if it takes no masks."""
-    names = inspect.signature(module.forward).parameters
-    takes = (m for m in MASKS if m in names and m not in inputs)
-    of = {m: inputs[MASKS[m]] for m in takes if MASKS[m] in inputs}
-    return (Run("", (), {**inputs, **{m: ids.clone() for m, ids in of.items()}}),) if of else ()

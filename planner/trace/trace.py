@@ -31,7 +31,10 @@ from shardwright.planner.trace.translate import translate
 from shardwright.runtime.attention import by_heads
 
 ON_META = "give inputs with which its forward runs on meta tensors"
-IN_A_MODULE = "put the code that needs data into a module within it, which then stays whole"
+IN_A_MODULE = (
+    "give example inputs with integers that its forward runs on, not on meta, or put the code that "
+    "needs data into a module within it, which then stays whole"
+)
 """What to do where the root does not run, and where its own code depends on data."""
 
 
@@ -40,11 +43,8 @@ def trace(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     more: Sequence[Run] = (),
-    unpriced: int = 0,
 ) -> Graph:
     """Trace `module(*args, **kwargs)`, and then `more` runs of it, without running it on data.
-
-    The last of them, `unpriced` in number, cost nothing.
 
     Use distinct primes for sizes that vary at run time (batch, sequence), so that they can be told
     from sizes of the model.
@@ -58,8 +58,8 @@ def trace(
     if not as_long_as_the_model_says(graph):
         opaque.drop_stand_ins()
         graph = _traced(module, runs, opaque)
-    last = len(runs) - unpriced
-    graph.unpriced = frozenset(i for i, (run, _) in enumerate(graph.branch_paths) if run >= last)
+    paths = enumerate(graph.branch_paths)
+    graph.unpriced = frozenset(i for i, (run, _) in paths if not runs[run].priced)
     return graph
 
 

@@ -36,6 +36,11 @@ def never_comes(plan: Path, timeout: float) -> None:
     processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
 
 
+def rank_0_never_comes(plan: Path, timeout: float) -> None:
+    if rank() != 0:
+        processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+
+
 def dies_before_it_comes(plan: Path, timeout: float) -> None:
     if rank() == 1:
         die()
@@ -59,6 +64,24 @@ def starts(plan: Path, timeout: float) -> None:
     processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
 
 
+def starts_again(model: Path, plan: Path, late: int, victim: int) -> None:
+    """With a store that an earlier start has left: one rank is late, so its entries are not new."""
+    if rank() == late:
+        time.sleep(1)
+    split = loaded(model, plan, timeout=30)
+    if rank() == victim:
+        die()
+    print(split(torch.zeros(1, 5, dtype=torch.int64)).logits.abs().sum().item())
+
+
+def timeouts(plan: Path, timeout: float) -> None:
+    """Print those of all groups: of all ranks, and of each mesh dim."""
+    mesh = processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+    groups: list[Any] = [dist.group.WORLD, *mesh.get_all_groups()]
+    print(*(group._get_backend(CPU).options._timeout.total_seconds() for group in groups))
+    wait_for_others(plan.parent)  # rank 0 keeps the store, and others may still form a group
+
+
 # --- in a forward pass
 
 
@@ -75,26 +98,39 @@ def dies_in_forward(model: Path, plan: Path, victim: int, stays: bool) -> None:
         split(torch.zeros(1, 5, dtype=torch.int64))
     except shardwright.DistributedError:
         if stays:
-            wait_for_others(plan.parent, victim)
+            wait_for_others(plan.parent, dead=1)
         raise
 
 
-def wait_for_others(folder: Path, victim: int) -> None:
-    """Until all ranks but one are here, by files: the group has ended."""
-    ranks, port = int(os.environ["WORLD_SIZE"]), os.environ["MASTER_PORT"]
-    (folder / f"here-{port}-{rank()}").touch()
+def wait_for_others(folder: Path, dead: int = 0) -> None:
+    """Until all ranks but so many are here, by files: the group may have ended."""
+    be_here(folder)
     for _ in range(300):
-        if all((folder / f"here-{port}-{r}").exists() for r in range(ranks) if r != victim):
+        if len([*folder.glob(f"here-{_start()}-*")]) == int(os.environ["WORLD_SIZE"]) - dead:
             print("all here")
             return
         time.sleep(0.1)
 
 
+def be_here(folder: Path) -> None:
+    (folder / f"here-{_start()}-{rank()}").touch()
+
+
+def _start() -> str:
+    return os.environ["MASTER_PORT"]
+
+
 def hangs_in_forward(model: Path, plan: Path, victim: int) -> None:
+    """It goes on when all others have given up."""
     split = loaded(model, plan, timeout=4)
     if rank() == victim:
-        split.get_submodule("model.layers.1").register_forward_pre_hook(lambda *_: time.sleep(30))
-    split(torch.zeros(1, 5, dtype=torch.int64))
+        late = split.get_submodule("model.layers.1")
+        late.register_forward_pre_hook(lambda *_: wait_for_others(plan.parent))
+    try:
+        split(torch.zeros(1, 5, dtype=torch.int64))
+    except shardwright.DistributedError:
+        be_here(plan.parent)
+        raise
 
 
 # --- with other things in hand
