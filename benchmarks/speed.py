@@ -14,9 +14,10 @@ the median and the range of the middle half. On a busy machine the least times s
     train      forward and backward of 256 tokens
     load       once more, until the model is there; transformers maps files, and reads them later
 
-"stubbed" are our ranks with collectives that talk to nobody: their limit. "all cores" is one
-process with as many threads as there are cores. Counts are of one run on rank 0, and hang on no
-clock: ATen calls have views among them, allocations are results in new memory.
+"all cores" is one process with as many threads as there are cores. "stubbed" are our ranks with
+collectives that talk to nobody: their limit; "functional" with those that compiled graphs have,
+over the backend. Counts are of one run on rank 0, and hang on no clock: ATen calls have views among
+them, allocations are results in new memory.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ WAYS: dict[str, tuple[str, str]] = {
     "all cores": ("one", "all cores"),
     "ours": ("ours", ""),
     "transformers": ("transformers", ""),
+    "functional": ("ours", "functional"),
     "stubbed": ("ours", "stubbed"),
 }
 LIMIT = 300.0
@@ -115,6 +117,7 @@ def teams(ranks: int, common: dict[str, Any]) -> Iterator[dict[str, Team]]:
 
 def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All figures of one model."""
+    begun, share = time.monotonic(), given.minutes * 60 / len(given.models)
     import torch
 
     from benchmarks import speed_models
@@ -131,7 +134,11 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     with teams(given.ranks, common) as of:
         first = {way: of[way].ask("load") or [] for way in of}
         anonymous = {way: max(a["anonymous"] for a in first[way]) for way in of if first[way]}
+        round_ = 0.0
         for turn in range(given.rounds + 1):  # the first is to warm up
+            started = time.monotonic()
+            if turn > 1 and started + round_ - begun > share:
+                break
             for phase in given.phases:
                 for way, (who, variant) in WAYS.items():
                     if phase == "load":
@@ -141,6 +148,7 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
                         times = of[who].ask("run", phase, variant)
                     if times and turn:
                         seconds[phase][way].append(max(times))
+            round_ = time.monotonic() - started
         counts = {
             phase: {way: (of[way].ask("count", phase) or [None])[0] for way in of}
             for phase in given.phases
@@ -170,7 +178,7 @@ def middle(values: Sequence[float]) -> tuple[float, float, float] | None:
 def show(row: dict[str, Any]) -> None:
     """The figures of a model as tables."""
     print(f"\n{row['model']}: {row['parameters'] / 1e6:.0f} M parameters")
-    print(f"  {'ms (times as fast as one)':26}" + "".join(f"{way:>26}" for way in WAYS))
+    print(f"  {'ms (times as fast as one)':24}" + "".join(f"{way:>25}" for way in WAYS))
     for phase in row["seconds"]:
         cells = []
         for way in WAYS:
@@ -181,20 +189,20 @@ def show(row: dict[str, Any]) -> None:
             else:
                 times = "{:.2f}: {:.2f}-{:.2f}".format(*ratio)
                 cells.append(f"{time_[0] * 1e3:.1f} ({times})")
-        print(f"  {phase:26}" + "".join(f"{cell:>26}" for cell in cells))
+        print(f"  {phase:24}" + "".join(f"{cell:>25}" for cell in cells))
         least = (
             f"{min(mine) * 1e3:.1f}" if mine else "-" for mine in row["seconds"][phase].values()
         )
-        print(f"  {'  the least':26}" + "".join(f"{cell:>26}" for cell in least))
+        print(f"  {'  the least':24}" + "".join(f"{cell:>25}" for cell in least))
     shown = (f"{way} {bytes_ >> 20} MiB" for way, bytes_ in row["anonymous"].items())
     print(f"  anonymous memory after loading: {', '.join(shown)}")
     heads = ("python_calls", "aten_calls", "copies", "allocations", "collectives", "bytes")
-    print(f"  {'counts':26}" + "".join(f"{head:>14}" for head in heads))
+    print(f"  {'counts':24}" + "".join(f"{head:>14}" for head in heads))
     for phase, ways in row["counts"].items():
         for way, found in ways.items():
             if found:
                 cells = "".join(f"{found[head]:>14,}" for head in heads)
-                print(f"  {phase + ', ' + way:26}{cells}")
+                print(f"  {phase + ', ' + way:24}{cells}")
     for way, error in row["errors"].items():
         print(f"  {way} failed: {error}")
 
@@ -205,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", default=["dense", "fused", "mixture"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--minutes", type=float, default=7.0, help="for fewer rounds if need be")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="float32")

@@ -71,7 +71,7 @@ class Rank:
         transformers.utils.logging.disable_progress_bar()
         torch.set_num_threads(1)
         self.job, self.torch = job, torch
-        self.device = torch.device(job.device, job.rank if job.device == "cuda" else None)
+        self.device = torch.device(f"cuda:{job.rank}" if job.device == "cuda" else job.device)
         if job.device == "cuda":
             torch.cuda.set_device(self.device)
         if job.ranks > 1:
@@ -148,7 +148,7 @@ class Rank:
 def _one(rank: Rank) -> Any:
     from transformers import AutoModelForCausalLM
 
-    loaded = AutoModelForCausalLM.from_pretrained(rank.job.folder, dtype=rank.job.dtype)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(rank.job.folder, dtype=rank.job.dtype)
     return loaded.to(rank.device).eval()
 
 
@@ -198,8 +198,21 @@ def _alone(group: Any, op: Any, x: Any, *_: Any) -> Any:
     return x[: x.numel() // group.size].clone() if "scatter" in kind else x.clone()
 
 
+@contextmanager
+def _functional(rank: Rank) -> Iterator[None]:
+    """All collectives are functional ones of the backend's."""
+    from shardwright.runtime import collectives
+
+    def run(group: Any, op: Any, x: Any, *rest: Any) -> Any:
+        return rank.torch.ops._c10d_functional.wait_tensor(op(x, *rest, group.name))
+
+    with mock.patch.object(collectives, "_run", run):
+        yield
+
+
 VARIANTS: dict[str, Callable[[Rank], Any]] = {
     "": lambda _: nullcontext(),
     "all cores": _all_cores,
+    "functional": _functional,
     "stubbed": _stubbed,
 }

@@ -188,7 +188,7 @@ def shares_memory(plan: Path, expected: bool) -> None:
     for turn, group in enumerate(groups * 2):
         assert group.pg is not None
         later = torch.tensor([group.rank])
-        waiting = dist.all_reduce(later, group=group.pg, async_op=True)
+        waiting: Any = dist.all_reduce(later, group=group.pg, async_op=True)
         torch.manual_seed(group.rank + turn)
         for x in (
             torch.randn(6, 4, dtype=torch.float64).t(),
