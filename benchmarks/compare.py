@@ -17,7 +17,7 @@ from torch import nn
 
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.trace.source import padded
+from shardwright.planner.trace.further_runs import padding
 from shardwright.runtime.api import apply
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.gather import full_tensors
@@ -139,15 +139,13 @@ def decode_step(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor | N
 
 def padded_logits(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor | None:
     """Logits where all sequences but the first begin with padding; None if it takes no masks."""
-    runs = padded(model, inputs)
-    if not runs:
+    masks = {name: torch.ones_like(mask) for name, mask in padding(model, inputs).items()}
+    if not masks:
         return None
-    masked = dict(runs[0].kwargs)
-    for name in masked.keys() - inputs.keys():
-        masked[name] = torch.ones_like(masked[name])
-        masked[name][1:, :PADDING] = 0
+    for mask in masks.values():
+        mask[1:, :PADDING] = 0
     with torch.no_grad():
-        return logits_of(_seeded(model, masked))
+        return logits_of(_seeded(model, {**inputs, **masks}))
 
 
 def compare(

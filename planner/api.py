@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 
 from shardwright.errors import PlanError, UsageError
+from shardwright.planner.contract.consistency import LARGEST
 from shardwright.planner.contract.mesh import read_mesh, replicas
 from shardwright.planner.contract.plan_file import ObjectiveName, Phase, Plan, Workload
 from shardwright.planner.cost.phases import parse_phases
@@ -182,12 +183,12 @@ def prepare(
     dims = read_mesh(tp, mesh)
     copies = replicas(dims)
     batch = copies if batch is None else batch
-    if batch < 1 or seq < 1:
-        raise UsageError(f"batch and seq must be at least 1, not {batch} and {seq}")
+    for name, value in (("batch", batch), ("seq", seq), ("optimizer_bytes", optimizer_bytes)):
+        least = 0 if name == "optimizer_bytes" else 1
+        if not least <= value <= LARGEST:
+            raise UsageError(f"{name} must be from {least} to {LARGEST:,}")
     if batch < copies:
         raise UsageError(f"a batch of {batch} cannot be shared by {copies} copies of the model")
-    if optimizer_bytes < 0:
-        raise UsageError(f"optimizer_bytes must be at least 0, not {optimizer_bytes}")
     phases = parse_phases(phase)
     wanted = dict(pins or {})
     as_pins(wanted)  # what cannot be meant should not wait for the trace
@@ -223,9 +224,9 @@ def _traced(
     """
     stage("trace")
     if workload.sequence_parallel:
-        source = replace(source, more=())
+        source = source.along_sequence()
     traced, folding, unfolded = trace_with_values(source, pins, workload.sequence_parallel)
-    unmasked = bool(source.padded) and not traced.padded
+    unmasked = bool(source.masks() - traced.masks())
     stage("axes")
     length = TRACE_SEQ if workload.sequence_parallel else None
     axes = refine(folding.graph, length)

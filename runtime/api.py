@@ -33,7 +33,7 @@ from shardwright.runtime.layers import apply_module
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.local import link_origins, mesh_of, placements
 from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.parameters import LocalTensors
+from shardwright.runtime.parameters import LocalTensors, distribute
 from shardwright.runtime.processes import device_mesh_for, end_in_order, pick_device
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import wrap_root
@@ -114,25 +114,26 @@ def load(
     assert out is not None
     conversions = Conversions(out)
     ranks = _split(out, plan, ranks)
-    average_gradients(out, [ranks[name] for name in plan.batch_dims])
     if checkpoint is None:
         without_weights(out, where)
-        return out.eval()
-    report, failure = _tried(
-        lambda: load_weights(
-            out,
-            checkpoint,
-            placements(out),
-            ranks.coords,
-            device=where,
-            dtype=dtype,
-            allow_surplus=allow_surplus,
-            progress=progress,
-            conversions=conversions,
+    else:
+        report, failure = _tried(
+            lambda: load_weights(
+                out,
+                checkpoint,
+                placements(out),
+                ranks.coords,
+                device=where,
+                dtype=dtype,
+                allow_surplus=allow_surplus,
+                progress=progress,
+                conversions=conversions,
+            )
         )
-    )
-    agree("loading", failure, groups=groups)
-    out.shardwright_report = report  # type: ignore[assignment]
+        agree("loading", failure, groups=groups)
+        out.shardwright_report = report  # type: ignore[assignment]
+    distribute(out, ranks)
+    average_gradients(out, [ranks[name] for name in plan.batch_dims])
     return out.eval()
 
 
@@ -219,6 +220,7 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
     alike = {"plan": facts.of_plan(plan), "model": facts.of_module(model)} if groups else {}
     agree("applying the plan", failure, alike, groups)
     mesh = _split(model, plan, mesh)
+    distribute(model, mesh)
     average_gradients(model, [mesh[name] for name in plan.batch_dims])
     return model
 
@@ -277,8 +279,11 @@ def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5
     write.save(model, directory, placements(model), mesh, max_shard_size=max_shard_size)
 
 
-def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
-    """Change every module that `plan` speaks of, in place, whoever `model` is."""
+def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) -> None:
+    """Change every module that `plan` speaks of, in place, whoever `model` is.
+
+    Where it may not `defer` that, scores are gathered for a loss as well.
+    """
     split_by_heads(model)
     tensors, lengths = LocalTensors(), Lengths()
     done = set()
@@ -287,7 +292,7 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
         spec = plan.module(name)
         if spec is not None and id(module) not in done:
             done.add(id(module))
-            deferred = any(c.deferred for c in spec.outputs)
+            deferred = defer and any(c.deferred for c in spec.outputs)
             apply_module(
                 module, spec, mesh, tensors=tensors, path=name, defer=deferred, lengths=lengths
             )
@@ -299,4 +304,4 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh) -> None:
     tensors.check_ties(model)
     link_origins(model)
     block_fast_paths(model)
-    wrap_root(model, lengths)
+    wrap_root(model, lengths, plan.calls)

@@ -20,6 +20,7 @@ from shardwright.errors import PlanError, PluginError
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
 from shardwright.planner.contract.styles import LOCAL, needed
+from shardwright.runtime.alone import Alone
 from shardwright.runtime.attributes import set_local, set_sizes
 from shardwright.runtime.classes import calls_super, check_forward, local_class, with_local_sizes
 from shardwright.runtime.given_sizes import GivenSizes
@@ -161,6 +162,7 @@ def apply_module(
         raise PlanError(f"'{path}' is split already: a plan is applied to a whole model, once")
     check_forward(module, path)
     original, state = type(module), LocalState(mesh, spec.layer, path)
+    state.alone = Alone(module, spec, mesh, path)
     cls, bases = _classes(original, spec.layer, path)
     lengths = lengths or Lengths()
     names, varargs = positions(original.forward)

@@ -20,7 +20,9 @@ from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.slots import Keys, replace
 
 if TYPE_CHECKING:
+    from shardwright.runtime.alone import Alone
     from shardwright.runtime.given_sizes import GivenSizes
+    from shardwright.runtime.running import Running
     from shardwright.runtime.split_logits import LossScope, SplitHead
 
 
@@ -54,6 +56,9 @@ class LocalState:
     rows: tuple[Range, ...] = ()
     vocabulary: int = 0
     scope: LossScope | None = None
+    running: Running | None = None
+    """Of the model that the module is in; None for a layer that was made by itself."""
+    alone: Alone | None = None
     kept: dict[str, Any] = field(default_factory=dict)
     """Arguments as they came in, while the module runs: modules within may want them so."""
     keeps: set[str] = field(default_factory=set)
@@ -104,8 +109,18 @@ class LocalModule:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward between the redistributions in and out."""
-        args, kwargs = self._shardwright.enter(args, kwargs)  # type: ignore[assignment]
-        return self._shardwright.leave(super().forward(*args, **kwargs))  # type: ignore[misc]
+        state = self._shardwright
+        if not (state.running is None or state.running.now):
+            assert state.alone is not None
+            if not state.alone.again():
+                with state.running.forward():
+                    args, kwargs, kept = state.alone.enter(args, kwargs, state.keeps)
+                    state.kept.update(kept)
+                    return state.alone.leave(super().forward(*args, **kwargs))  # type: ignore[misc]
+        elif state.alone is not None and not state.alone.inside:
+            state.alone.inside = True
+        args, kwargs = state.enter(args, kwargs)  # type: ignore[assignment]
+        return state.leave(super().forward(*args, **kwargs))  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         """What the module says of itself, and the local and whole sizes of what is split."""

@@ -8,6 +8,7 @@ that are split along the sequence.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch
 from torch import nn
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.classes import like
 from shardwright.runtime.lengths import Lengths
-from shardwright.runtime.local import placements
+from shardwright.runtime.proven import Proven
+from shardwright.runtime.running import Running
 from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import LossScope, Seal
 
@@ -31,6 +34,8 @@ class RootModule:
     _shardwright_scope: LossScope
     _shardwright_lengths: Lengths
     _shardwright_positions: dict[str, int]
+    _shardwright_running: Running
+    _shardwright_proven: Proven | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward; with labels, logits stay split until it returns.
@@ -49,18 +54,40 @@ class RootModule:
                 "output_attentions=True on a split model: each rank computes the attention weights "
                 "of its own heads, never those of all: take them from the unsplit model"
             )
+        as_tuple, proven = False, self._shardwright_proven
+        known = proven is not None and proven.check_given(args, kwargs)
+        if proven is not None and proven.named:
+            args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs)
         scope, outer = self._shardwright_scope, self._shardwright_scope.seal
         labels = self._shardwright_given("labels", args, kwargs)
         # Dynamo takes nn.CrossEntropyLoss for its own business and wants a tensor: gather, then.
         whole = labels is None or (torch.compiler.is_compiling() and not scope.traceable)
         scope.seal = seal = None if whole else Seal()
         try:
-            with lengths.forward() if lengths.axes else nullcontext():
-                return super().forward(*args, **kwargs)  # type: ignore[misc]
+            along = lengths.forward() if lengths.axes else nullcontext()
+            with self._shardwright_running.forward(), along:
+                output = super().forward(*args, **kwargs)  # type: ignore[misc]
         finally:
             scope.seal = outer
             if seal is not None:
                 seal.closed = True
+        if proven is not None and known:
+            proven.check_output(output)
+        return output.to_tuple() if as_tuple and hasattr(output, "to_tuple") else output
+
+    def _shardwright_by_name(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+        """The call with named outputs, and whether a tuple was asked for."""
+        wanted = self._shardwright_given("return_dict", args, kwargs)
+        if wanted is None:
+            wanted = getattr(getattr(self, "config", None), "return_dict", True)
+        if wanted:
+            return args, kwargs, False
+        at = self._shardwright_positions.get("return_dict", len(args))
+        if at < len(args):
+            return (*args[:at], True, *args[at + 1 :]), kwargs, True
+        return args, {**kwargs, "return_dict": True}, True
 
     def _shardwright_wanted(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call, or else the config, asks for the output that `name` switches on."""
@@ -75,20 +102,25 @@ class RootModule:
         return args[at] if at is not None and at < len(args) else kwargs.get(name)
 
 
-def wrap_root(model: nn.Module, lengths: Lengths | None = None) -> None:
+def wrap_root(
+    model: nn.Module, lengths: Lengths | None = None, calls: Sequence[TracedCall] | None = None
+) -> None:
     """Make `model` the root of its split modules, in place; after the last `apply_module`.
 
-    `lengths` are those that `apply_module` was given. A model of which nothing is split stays as
-    it is.
+    `lengths` are those that `apply_module` was given, `calls` those that the plan is proven for; by
+    default any. A model of which nothing is split stays as it is.
     """
     if isinstance(model, RootModule):
         return
     states = [m.__dict__.get("_shardwright") for m in model.modules()]
     heads = [s for s in states if s is not None and any(c.head for c in s.outputs)]
     lengths = lengths or Lengths()
-    split = any(p.meshes for p in placements(model).values())
-    if not heads and not lengths.axes and not split:
+    if not any(states):
         return
+    running = Running()
+    for state in states:
+        if state is not None:
+            state.running = running
     original = type(model)
     code = getattr(inspect.unwrap(original.forward), "__code__", None)
     scope = LossScope(traceable=code is None or "CrossEntropyLoss" not in code.co_names)
@@ -96,6 +128,8 @@ def wrap_root(model: nn.Module, lengths: Lengths | None = None) -> None:
         state.scope = scope
     model._shardwright_scope = scope  # type: ignore[assignment]
     model._shardwright_lengths = lengths  # type: ignore[assignment]
+    model._shardwright_running = running  # type: ignore[assignment]
+    model._shardwright_proven = None if calls is None else Proven.of(model, calls)  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]
     if original not in ROOT_CLASSES:
         # The same name: checkpoints and configs record it as the architecture.

@@ -6,11 +6,16 @@ A slot is a dotted name: "hidden_states", "position_embeddings.0", "*0" (first o
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from enum import Enum
+from types import FunctionType
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 
@@ -75,4 +80,119 @@ def replace(value: Any, keys: Keys, change: Callable[[Tensor], Any]) -> Any:
         if key not in value:
             return value
         return type(value)(**{**value, key: replace(value[key], rest, change)})
+    if _is_record(value):
+        return _with(value, {key: replace(getattr(value, key, None), rest, change)})
     raise PlanError(f"'{key}' cannot be found in a {type(value).__name__}")
+
+
+def map_slots(value: Any, slot: str, change: Callable[[Tensor, str], Any]) -> Any:
+    """`value` with `change(tensor, slot)` in place of every tensor in it.
+
+    Slots of nested values are joined by dots; containers that are neither tuples, lists, dicts nor
+    dataclasses (a key-value cache) are left alone.
+    """
+    if isinstance(value, Tensor):
+        return change(value, slot)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
+        pairs = zip(value._fields, value, strict=True)  # type: ignore[attr-defined]
+        return type(value)(*(map_slots(v, joined(slot, k), change) for k, v in pairs))
+    if isinstance(value, (tuple, list)):
+        items = (map_slots(v, joined(slot, i), change) for i, v in enumerate(value))
+        return type(value)(items)
+    if type(value) is dict or _is_output(value):
+        new = {k: map_slots(v, joined(slot, k), change) for k, v in value.items()}
+        return type(value)(**new) if _is_output(value) else new
+    if _is_record(value):
+        names = (f.name for f in dataclasses.fields(value) if hasattr(value, f.name))
+        found = {n: map_slots(getattr(value, n), joined(slot, n), change) for n in names}
+        return _with(value, found)
+    return value
+
+
+def returned(output: Any, takes: Container[str]) -> Iterator[tuple[str, Any]]:
+    """The `leaves` of what a module gives out that takes arguments of these names.
+
+    But for state: an object of a class of its own that it also takes, by the name under which it
+    gives it. What ranks put into such a cache is what they get back, each its part.
+    """
+    if isinstance(output, Mapping):
+        named = output.items()
+    elif _is_record(output):
+        named = vars(output).items()
+    else:
+        return leaves(output)
+    return (
+        found
+        for name, value in named
+        if not (name in takes and is_own(value))
+        for found in leaves(value, str(name))
+    )
+
+
+def leaves(value: Any, slot: str = "", around: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every tensor in `value`, with its slot, and what may have some in it but cannot be looked at.
+
+    Objects of classes of one's own are looked at by their attributes.
+    """
+    if isinstance(value, (Tensor, *PLAIN)) or value is None or id(value) in around:
+        if isinstance(value, Tensor):
+            yield slot, value
+        return
+    parts: Any
+    if isinstance(value, (tuple, list, set, frozenset)):
+        parts = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
+    elif isinstance(value, Mapping):
+        parts = value.items()
+    elif hasattr(value, "__dict__"):
+        parts = [*vars(value).items()]
+        slots = {s for c in type(value).__mro__ for s in _names(c.__dict__.get("__slots__", ()))}
+        parts += [(s, getattr(value, s)) for s in sorted(slots) if hasattr(value, s)]
+    else:
+        yield slot, value
+        return
+    for key, part in parts:
+        yield from leaves(part, joined(slot, key), (*around, id(value)))
+
+
+class StandsForTensor:
+    """What stands for a tensor, and sees to it by itself that it is not taken for a part."""
+
+
+PLAIN = (
+    *(bool, int, float, complex, str, bytes, range, slice, Enum, type, FunctionType),
+    *(torch.dtype, torch.device, nn.Module, StandsForTensor),
+)
+"""What has no tensors of a forward in it."""
+
+
+def joined(slot: str, key: object) -> str:
+    """The slot of what stands under `key` in a value at `slot`."""
+    return f"{slot}.{key}" if slot else str(key)
+
+
+def is_own(value: Any) -> bool:
+    """Whether `value` is an object of a class of one's own, and no record of tensors."""
+    known = (Tensor, tuple, list, set, frozenset, Mapping, *PLAIN)
+    return value is not None and not isinstance(value, known) and not _is_record(value)
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _is_record(value: Any) -> bool:
+    """Whether `value` is of a dataclass that is no mapping as well."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping))
+
+
+def _is_output(value: Any) -> bool:
+    """Whether `value` is an output as transformers has them: a dataclass that is a mapping."""
+    return dataclasses.is_dataclass(value) and isinstance(value, Mapping)
+
+
+def _with(value: Any, fields: Mapping[str, Any]) -> Any:
+    """A copy of an object of a dataclass, frozen or not, with other values of some fields."""
+    out = copy.copy(value)
+    for name, new in fields.items():
+        object.__setattr__(out, name, new)
+    return out

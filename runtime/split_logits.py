@@ -23,6 +23,7 @@ from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.loss import vocab_parallel_cross_entropy
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.reshard import LastDim, Reshard
+from shardwright.runtime.slots import StandsForTensor
 
 
 class SealedLogitsError(ShardwrightError, TypeError):
@@ -80,7 +81,7 @@ class SplitHead:
         return lambda local: SplitLogits(local, self, seal)
 
 
-class SplitLogits:
+class SplitLogits(StandsForTensor):
     """One rank's part of logits [..., classes], in the guise of the whole; not a tensor.
 
     `local` is the part; `whole()` gathers, which all ranks must do together.

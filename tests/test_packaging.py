@@ -241,7 +241,9 @@ FROM_RUNTIME = {
     "planner.report.explain": {"runtime.identity"},
     "planner.trace.callers": {"runtime.call_sites"},
     "planner.trace.duplicate": {"runtime.closures"},
+    "planner.trace.boundaries": {"runtime.slots"},
     "planner.trace.on_fake": {"runtime.attention"},
+    "planner.trace.recorder": {"runtime.slots"},
     "planner.trace.source": {
         "runtime.build", "runtime.config", "runtime.hub", "runtime.identity"
     },

@@ -47,6 +47,16 @@ class Segment:
         return self.stack.kinds[self.stack.picks[self.place]]
 
     @property
+    def last(self) -> bool:
+        """Whether it is that of the last block."""
+        return self.place == len(self.stack.picks) - 1
+
+    @property
+    def sole(self) -> bool:
+        """Whether the whole stack has one block of its kind."""
+        return self.stack.unique(self.kind)
+
+    @property
     def blocks(self) -> list[int]:
         """Numbers of the blocks of the whole stack that are copies of this one."""
         return [i for i, place in enumerate(self.stack.traced) if place == self.place]
@@ -115,8 +125,53 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
     def like(name: str) -> set[str]:
         return classes.get(graph.one(name), {name})
 
+    graph.marks.collected = collected(folding)
     graph.marks = graph.marks.spread(like)
     return folding
+
+
+def collected(folding: Folding) -> set[str]:
+    """What runs that cost nothing read from blocks, not the last, and make of it, or give out.
+
+    In the whole model they read more of the same than in the trace, or that of another block: where
+    all of it is replicated, and so are its gradients, it does not matter how much, and of which.
+
+    Raises:
+        Unfoldable: modules take what is made of it.
+    """
+    graph, owner = folding.graph, folding.owner
+    far = {n for n, segment in owner.items() if not segment.last and not segment.sole}
+    given = far & {*graph.outputs}
+    read, made = set[str](), set[str]()
+    for item in timeline(graph):
+        if graph.priced(item) or any(n in owner for n in made_by(item)):
+            continue
+        taken = {*taken_by(item)}
+        if not taken & (far | made):
+            continue
+        if isinstance(item, Boundary) and item.side == "in":
+            raise Unfoldable(f"{item.module} takes what is read from blocks afar")
+        read |= taken & far
+        made |= {*made_by(item)}
+    return made | given | _everywhere(folding, read)
+
+
+def _everywhere(folding: Folding, names: set[str]) -> set[str]:
+    """What all blocks give out in the places in which some give these out.
+
+    Raises:
+        Unfoldable: one is given out by no module.
+    """
+    places: dict[tuple[str, str, str], set[str]] = {}
+    for b in folding.graph.crossed:
+        segment = folding.owner.get(b.target)
+        if b.side == "out" and segment is not None:
+            place = segment.stack.path, b.module.removeprefix(segment.module), b.slot
+            places.setdefault(place, set()).add(b.target)
+    found = set().union(*(given for given in places.values() if given & names))
+    if not names <= found:
+        raise Unfoldable(f"{min(names - found)} is read from afar")
+    return found
 
 
 def timeline(graph: Graph) -> list[Item]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
@@ -38,8 +38,8 @@ def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
         graph = folding.graph
         return Unfolded(graph, {n: n for n in (*graph.tensors, *(op.name for op in graph.ops))})
     graph = folding.graph
-    if graph.unpriced:  # blocks are read from afar in none of them either
-        _Unfolder(folding, graph, 3).run()
+    if graph.unpriced:  # in these blocks read no others from afar either
+        _Unfolder(folding, graph, 3, graph.marks.collected).run()
     return _Unfolder(folding, graph.priced_runs(), alike).run()
 
 
@@ -79,10 +79,19 @@ class _Copy:
 
 
 class _Unfolder:
-    """Goes through the folded graph, or one of some of its runs, and writes the whole one."""
+    """Goes through the folded graph, or one of some of its runs, and writes the whole one.
 
-    def __init__(self, folding: Folding, graph: Graph, alike: int | None) -> None:
-        self.folding, self.folded = folding, graph
+    Of what is `collected` from all blocks it gives one to those who read it.
+    """
+
+    def __init__(
+        self,
+        folding: Folding,
+        graph: Graph,
+        alike: int | None,
+        collected: Collection[str] = (),
+    ) -> None:
+        self.folding, self.folded, self.collected = folding, graph, collected
         self.out, self.origin = Graph(), dict[str, str]()
         self.rows = {row[0].stack.path: row for row in folding.segments}
         self.outside = _Copy(self, None, 0)
@@ -123,7 +132,7 @@ class _Unfolder:
             out.alike |= {copy: copies[0][0] for (copy,) in copies[1:]}
         out.pinned, out.unpriced = g.pinned, g.unpriced
         out.inputs = list(g.inputs)
-        out.outputs = [self.outside.tensors[n] for n in g.outputs]
+        out.outputs = [copy for n in g.outputs for (copy,) in self.everywhere((n,))]
         return Unfolded(out, self.origin)
 
     def add_blocks(self, path: str, traced_call: int, first: bool) -> None:
@@ -195,9 +204,12 @@ class _Unfolder:
         row, places = self.rows[stack.path], self.places[stack.path]
         if segment is not None and segment.stack is stack and owner.place == segment.place - 1:
             return f"{row[places[block - 1]].tensors[key]}@{block - 1}"
-        if stack.unique(owner.kind):
+        if owner.sole:
             return f"{tensor}@{places.index(owner.place)}"
+        if segment is None and tensor in self.collected:
+            at = next(n for n, place in enumerate(places) if row[place].kind == owner.kind)
+            return f"{row[places[at]].tensors[key]}@{at}"
         inside = segment is not None and segment.stack is stack
-        if owner.place == len(row) - 1 and not inside:
+        if owner.last and not inside:
             return f"{row[places[-1]].tensors[key]}@{len(places) - 1}"
         raise Unfoldable(f"{owner.module} is read from afar")

@@ -58,7 +58,7 @@ Examples:
               help="Tokens of each; when decoding, in its KV cache.")  # fmt: skip
 @click.option("--phase", metavar="NAME,...", default="prefill", show_default=True,
               help="prefill, decode, train, or several: prefill,decode:128.")  # fmt: skip
-@click.option("--optimizer-bytes", type=click.IntRange(min=0), metavar="N", default=8,
+@click.option("--optimizer-bytes", type=click.IntRange(0, 2**40), metavar="N", default=8,
               show_default=True, help="State an element of a parameter, if training.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
 @click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,

@@ -116,6 +116,9 @@ def _tests(
         for i, change in enumerate(changes):
             yield f"{way}.{i}", lambda c=change, w=way: _check_change(c, w == "inputs", coords)
         yield way, lambda c=changes: _check_slots(c)
+    for way, placed in (("takes", module.takes), ("gives", module.gives)):
+        for i, one in enumerate(placed):
+            yield f"{way}.{i}", lambda p=one.placement: _check_whole(p, coords)
     for path, dim in module.attributes.items():
         yield f"attributes.{path}", lambda p=path, d=dim: _check_attribute(p, d, coords)
     for call, dims in module.sizes.items():
@@ -153,6 +156,13 @@ def _check_change(change: Redistribution, entering: bool, coords: Coords) -> Non
             entering and path != change.before and INPUT.fullmatch(path) is not None,
             f"before: {change.before!r:.60} names no tensor of a module around",
         )
+
+
+def _check_whole(placement: str, coords: Coords) -> None:
+    """It can be made of a whole tensor, and that of it."""
+    placed = _placement(placement, coords)
+    steps(placed.replicated(), placed, coords)
+    steps(placed, placed.replicated(), coords)
 
 
 def _check_slots(changes: Sequence[Redistribution]) -> None:

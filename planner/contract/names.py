@@ -9,11 +9,20 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
+"""Arguments that say which tokens are padding -> that with the tokens."""
+
 
 @lru_cache(maxsize=1 << 16)
 def pattern(name: str) -> str:
     """`name` with * for each number that stands alone between dots."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def slot_pattern(slot: str) -> str:
+    """`slot` with * for each number in it but the first: one element of a tuple is not another."""
+    first, dot, rest = slot.partition(".")
+    return first + dot + pattern(rest)
 
 
 def is_within(name: str, around: str) -> bool:

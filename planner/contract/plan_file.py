@@ -77,6 +77,21 @@ class Redistribution(_Part):
     )
 
 
+class Placed(_Part):
+    """A tensor that a module takes or gives as it is, and how it lies there."""
+
+    slot: str = Field(description="as in `Redistribution`, * for a number within")
+    placement: str
+
+
+class TracedCall(_Part):
+    """A call that the plan is proven for."""
+
+    module: str = Field(default="", description="that was called; empty for the model itself")
+    inputs: list[str] = Field(default=[], description="names of what was given; numbers without")
+    outputs: list[str] = Field(default=[], description="slots of what was returned")
+
+
 class ParameterPlan(_Part):
     """A parameter or buffer: how it is stored, and how its module sees it if that differs."""
 
@@ -94,6 +109,10 @@ class ModulePlan(_Part):
     parameters: dict[str, ParameterPlan] = {}
     inputs: list[Redistribution] = []
     outputs: list[Redistribution] = []
+    takes: list[Placed] = Field(
+        default=[], description="what enters as it is: needed where it is called by itself"
+    )
+    gives: list[Placed] = Field(default=[], description="what leaves as it is")
     attributes: dict[str, str] = Field(
         default={},
         description="integers to replace by local ones, as dims: {'num_heads': '4@tp'}; "
@@ -235,6 +254,9 @@ class Plan(_Part):
     workload: Workload
     objective: Objective = Field(description="what was to be least")
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
+    calls: list[TracedCall] = Field(
+        default=[], description="what it is proven for; the first is priced"
+    )
     replicated: list[Replicated] = []
     opaque: dict[str, Count] = Field(default={}, description="ops without a rule -> occurrences")
     pins: dict[str, str] = Field(

@@ -50,7 +50,7 @@ def run_local(
     """
     local = duplicate(root)
     try:
-        apply_modules(local, plan, Mesh.shape_only(coords))
+        apply_modules(local, plan, Mesh.shape_only(coords), defer=False)  # as it was traced
     except PlanError as error:
         return Mismatch("", str(error))
     calls: dict[tuple[str, str], int] = {}

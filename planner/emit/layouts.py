@@ -17,7 +17,8 @@ class Layouts:
 
     def __init__(self, graph: Graph, states: States, assignment: Assignment) -> None:
         self.graph, self.states, self.assignment = graph, states, assignment
-        dims = [find(d) for name in graph.inputs for d in states.axes.dims[name]]
+        given = ((n, k, d) for n in graph.inputs for k, d in enumerate(states.axes.dims[n]))
+        dims = [find(d) for n, k, d in given if (n, k) not in graph.marks.sized]
         self.run_time = {d.id for d in dims} | {a.id for d in dims for a in leaves_of(d)}
         self.known = {
             a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in leaves_of(d)

@@ -8,10 +8,11 @@ from torch import nn
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import is_split, simplify
-from shardwright.planner.contract.names import fold
+from shardwright.planner.contract.names import fold, slot_pattern
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Placed
 from shardwright.planner.contract.styles import LOCAL, styles
+from shardwright.planner.emit.interfaces import gates, interfaces
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
 from shardwright.planner.graph.graph import Use
@@ -43,6 +44,12 @@ def module_plans(
     for (module, call), text in sizes.items():
         given.setdefault(module, {})[call] = text
     changed = parameters.keys() | {module for module, _ in changes} | local.keys() | given.keys()
+    every = interfaces(layouts, changed | gates(changed))
+
+    def as_it_is(name: str, side: str, placed: list[Placed]) -> list[Placed]:
+        changing = {slot_pattern(c.slot) for c in changes.get((name, side), [])}
+        return [p for p in placed if slot_pattern(p.slot) not in changing]
+
     return {
         name: ModulePlan(
             layer=_layer(root.get_submodule(name), parameters.get(name, {})),
@@ -51,8 +58,10 @@ def module_plans(
             outputs=changes.get((name, "out"), []),
             attributes=local.get(name, {}),
             sizes=given.get(name, {}),
+            takes=as_it_is(name, "in", every[name].takes) if name in every else [],
+            gives=as_it_is(name, "out", every[name].gives) if name in every else [],
         )
-        for name in sorted({n for n, _ in root.named_modules()} & changed)
+        for name in sorted({n for n, _ in root.named_modules()} & (changed | every.keys()))
     }
 
 

@@ -298,8 +298,8 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
             unify(a, b)
     _unify_repeated_slots(graph, out)
     for name in graph.inputs:
-        for dim in out.dims[name]:
-            dim.unshardable = True
+        for at, dim in enumerate(out.dims[name]):
+            dim.unshardable = (name, at) not in graph.marks.sized
     for op in graph.ops:
         rule = out.rules[op.name] = rule_for(op.call)
         if rule is not None:

@@ -147,6 +147,13 @@ class Graph:
     watched: list[tuple[str, str, str]] = field(default_factory=list)
     """(module, slot, tensor) of every module output, in the order of the calls."""
 
+    crossed: list[Boundary] = field(default_factory=list)
+    """Every tensor that enters or leaves a module, in the order of the calls, those included that
+    cannot change there."""
+
+    given: list[list[str]] = field(default_factory=list)
+    """Of each traced call, the slots of the tensors that it returns."""
+
     alike: dict[str, str] = field(default_factory=dict)
     """Tensor of a folded block -> its like in the first block of the kind: in the same state."""
 

@@ -87,6 +87,9 @@ class Marks:
     )
     """Tensors before and after such a pass changes them."""
 
+    collected: set[str] = _tensors(Demand.REPLICATED, "what is made of all blocks is replicated")
+    """Tensors that code reads from every block of a stack, and what it makes of them."""
+
     logits: set[str] = _tensors(Demand.SUMMED, "the scores of a loss are not Partial")
     """Tensors that become the scores of a loss, which then gathers nothing."""
 
@@ -105,6 +108,9 @@ class Marks:
 
     made_up: set[tuple[str, int]] = _dims()
     """Dims that are as long as data says."""
+
+    sized: set[tuple[str, int]] = _dims()
+    """Dims of inputs that are as long as the model is made, in each call."""
 
     fixed: set[tuple[str, int]] = _dims()
     """Dims that the code gives a bare number, or computes with: never split."""

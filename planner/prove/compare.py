@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import batch_dims
+from shardwright.planner.contract.names import lookup, pattern
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.emit.module_plans import shapes
+from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.prediction import prediction
 from shardwright.planner.emit.reasons import replicated_parameters
 from shardwright.planner.problem.optimize import Optimum
-from shardwright.planner.search.plan import of_all_blocks, without_rule
+from shardwright.planner.search.plan import of_all_blocks, traced_calls, without_rule
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import memory_of
 from shardwright.planner.verify.recost import Bill
 
 FIGURES = ("cost", "predicted", "replicated", "opaque")
 """What a plan says of itself, and nobody acts on."""
+
+FOLLOWS = "; `shardwright check --accept` writes what it finds"
+"""What to do where something is not what follows from the rest of a plan."""
 
 ACCEPTED = "edited: right, but not what a solver found"
 """The note of a plan that costs something else than what was found."""
@@ -57,7 +63,8 @@ def of_solution(
         },
         "batch_dims": batch_dims(task.mesh),
         "sub_axes": layouts.states.sub.table(),
-        "modules": {n: m.model_dump() for n, m in of_all_blocks(task, modules).items()},
+        "modules": of_all_blocks(task, modules),
+        "calls": [call.model_dump() for call in traced_calls(task)],
         "opaque": without_rule(task.graph, task.axes),
         "predicted": found.model_dump(),
         "cost": [optimum.objective, *bill.price],
@@ -65,24 +72,30 @@ def of_solution(
     }
 
 
-def same(plan: Plan, found: Mapping[str, Any], figures: bool) -> None:
+def same(root: nn.Module, plan: Plan, found: Mapping[str, Any], figures: bool) -> None:
     """Compare a plan with the keys that it should have.
 
     Args:
+        root: The model.
         plan: The plan.
         found: Those of `of_solution`.
-        figures: Whether to compare what a plan says of its costs, too.
+        figures: Whether to compare what follows from others, too: what it says of its costs, and of
+            calls of modules by themselves, of which older plans say nothing.
 
     Raises:
         PlanError: a key is not what it should be; says which.
     """
-    have = plan.model_dump()
-    for key, value in found.items():
-        if key in FIGURES and not figures:
+    have, want = plan.model_dump(), dict(found)
+    if figures:
+        want["modules"] = {n: m.model_dump() for n, m in found["modules"].items()}
+    else:
+        have["modules"], want["modules"] = done(root, plan.modules), done(root, found["modules"])
+    for key, value in want.items():
+        if key in (*FIGURES, "calls") and not figures:
             continue
         where = _differs(have, key, value)
         if where is not None:
-            hint = "; `shardwright check --accept` writes what it finds" if key in FIGURES else ""
+            hint = FOLLOWS if key in FIGURES or _follows(where[0]) else ""
             place, said, due = where
             raise PlanError(f"the plan does not hold: {place} is {said}, and should be {due}{hint}")
 
@@ -92,7 +105,7 @@ def rewritten(plan: Plan, found: Mapping[str, Any]) -> Plan:
 
     Where it costs something else than what its solver found, nobody has proven it the best.
     """
-    data = plan.model_dump()
+    data = plan.model_dump() | {key: found[key] for key in ("modules", "calls")}
     for key in FIGURES:
         if _differs(data, key, found[key]) is None:
             continue
@@ -105,6 +118,21 @@ def rewritten(plan: Plan, found: Mapping[str, Any]) -> Plan:
         else:
             data[key] = found[key]
     return Plan.model_validate(data).sealed()
+
+
+def done(root: nn.Module, modules: Mapping[str, ModulePlan]) -> dict[str, Any]:
+    """What modules do in the model, without what is only said of calls of them by themselves."""
+    names = [n for n, _ in root.named_modules()]
+    found = {n: m for n in names if (m := lookup(modules, n)) is not None}
+    bare = {n: m.model_copy(update={"takes": [], "gives": []}) for n, m in found.items()}
+    spoken = folded(root, {n: m for n, m in bare.items() if m != ModulePlan()})
+    known = {n if n in modules else pattern(n) for n in found}
+    spoken |= {n: m for n, m in modules.items() if n not in known}  # of no module: that differs
+    return {n: m.model_dump() for n, m in spoken.items()}
+
+
+def _follows(place: str) -> bool:
+    return place.startswith("calls") or bool({"takes", "gives"} & {*place.split(".")})
 
 
 def _differs(have: Mapping[str, Any], key: str, want: Any) -> tuple[str, str, str] | None:

@@ -113,10 +113,11 @@ class Prover:
         except (SolverError, Unsolvable, Differs) as error:
             raise PlanError(f"the plan does not hold: {error}") from None
         found = of_solution(task, layouts, unfolded, bill, modules, formulation.costs, optimum)
-        same(plan, found, figures)
-        self._run(task, plan, layouts)
+        same(task.source.module, plan, found, figures)
+        proven = rewritten(plan, found)
+        self._run(task, proven, layouts)
         return Proven(
-            rewritten(plan, found),
+            proven,
             tuple(sorted({0, plan.world_size - 1})) if task.tp > 1 else (0,),
             sum(len(run.watched) for run in task.dry_runs),
             len(unfolded.graph.ops),
@@ -156,7 +157,7 @@ class Prover:
 
     def _run(self, task: Task, plan: Plan, layouts: Layouts) -> None:
         """Run the model's own code on meta, once for plans that do the same."""
-        runtime = {"model", "mesh", "batch_dims", "sub_axes", "modules"}
+        runtime = {"model", "mesh", "batch_dims", "sub_axes", "modules", "calls"}
         what = plan.model_dump_json(include=runtime)
         if what in self._tried:
             return

@@ -10,7 +10,8 @@ from operator import or_
 from typing import TypeVar
 
 from shardwright.planner.contract.mesh import batch_dims
-from shardwright.planner.contract.plan_file import ModelIdentity, ModulePlan, Plan
+from shardwright.planner.contract.names import slot_pattern
+from shardwright.planner.contract.plan_file import ModelIdentity, ModulePlan, Plan, TracedCall
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters
@@ -19,8 +20,11 @@ from shardwright.planner.graph.graph import Graph, Use
 from shardwright.planner.problem.pins import as_table
 from shardwright.planner.search.solution import Solution, predicted
 from shardwright.planner.search.task import Task
+from shardwright.planner.trace.boundaries import argument_names
 
-UNPROVEN = "not proven for calls with a mask for padding: they cannot be traced"
+UNPROVEN = (
+    "calls with a mask for padding cannot be traced, and are refused: give one with example inputs"
+)
 """The note of a plan of a model that takes such masks, where that is so."""
 
 BY_VALUE = "proven for what the code does with integers like those that it was given"
@@ -60,6 +64,7 @@ def make_plan(
         workload=task.workload,
         objective=solution.objective,
         modules=of_all_blocks(task, modules),
+        calls=traced_calls(task),
         replicated=replicated_parameters(
             solution.unfolded,
             _of_copies(task, solution.possible),
@@ -81,6 +86,24 @@ def of_all_blocks(task: Task, modules: Mapping[str, ModulePlan]) -> dict[str, Mo
     """Plans of the traced modules as a plan has them: of all modules, like ones in one entry."""
     every = {n: modules[t] for n, t in task.traced_names.items() if t in modules}
     return folded(task.source.module, every)
+
+
+def traced_calls(task: Task) -> list[TracedCall]:
+    """The calls that the graph has: which of them are alike is said once."""
+    runs, graph = task.source.runs, task.graph
+    numbers = [run for run, _ in graph.branch_paths] or range(len(graph.given))
+    found: list[TracedCall] = []
+    for number, given in zip(numbers, graph.given, strict=True):
+        run = runs[number]
+        names = [*argument_names(task.source.module.get_submodule(run.module).forward)]
+        positions = (*names, *(f"*{i}" for i in range(len(run.args))))[: len(run.args)]
+        call = TracedCall(
+            module=run.module,
+            inputs=sorted({*positions, *(k for k, v in run.kwargs.items() if v is not None)}),
+            outputs=sorted({slot_pattern(slot) for slot in given}),
+        )
+        found += [] if call in found else [call]
+    return found
 
 
 def _of_copies(task: Task, facts: Mapping[str, T]) -> dict[str, T]:

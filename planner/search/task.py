@@ -114,7 +114,7 @@ class Task:
     def dry_runs(self) -> list[DryRun]:
         """The whole model; for calls with a mask for padding, that with the traced blocks alone."""
         root, runs, stacks = self.source.module, self.source.runs, self.folding.stacks
-        brief = len(self.source.padded) if stacks else 0
+        brief = len(self.source.further) if stacks else 0
         origin = self.unfolded.origin
         watched = [(m, slot, origin[t]) for m, slot, t in self.unfolded.graph.watched]
         full = DryRun(root, (), runs[: len(runs) - brief], self.untraced, watched)

@@ -89,11 +89,11 @@ class States:
     def handed(self) -> dict[str, tuple[State, ...]]:
         """The states that hidden states may have where blocks hand them on.
 
-        Whole, so that users get them whole; where sequences are to be split, split along them.
+        Whole, and so their gradients: users take them from blocks, and give them to blocks. Where
+        sequences are to be split, split along them.
         """
-        out = {
-            n: tuple(s for s in self.domain(n) if not s.shards and not s.partial)
-            for n in sorted(self.graph.marks.carried)
+        out: dict[str, tuple[State, ...]] = {
+            n: (REPLICATED,) for n in sorted(self.graph.marks.carried)
         }
         if self.sequence:
             for name, place in self.sequence.ends.items():

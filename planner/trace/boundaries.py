@@ -1,15 +1,18 @@
-"""Markers where tensors enter and leave modules, put into the trace by forward hooks."""
+"""Markers where tensors enter and leave modules, put into the trace around their forwards."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import nn
+
+from shardwright.planner.trace.forwards import Forward, put_around
+from shardwright.runtime import slots
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
 BOUNDARY = torch.ops.shardwright.boundary.default
@@ -31,28 +34,13 @@ def argument_names(forward: Callable[..., Any]) -> list[str]:
 def map_slots(value: Any, slot: str, change: Callable[[torch.Tensor, str], torch.Tensor]) -> Any:
     """`value` with `change(tensor, slot)` in place of every floating tensor in it.
 
-    Slots of nested values are joined by dots; containers that are neither tuples, lists, dicts nor
-    dataclass outputs (a key-value cache) are left alone.
+    Those of whole numbers never change their placement at boundaries.
     """
 
-    def inner(key: object) -> str:
-        return f"{slot}.{key}" if slot else str(key)
+    def floating(x: torch.Tensor, slot: str) -> torch.Tensor:
+        return change(x, slot) if x.is_floating_point() else x
 
-    if isinstance(value, torch.Tensor):
-        return change(value, slot) if value.is_floating_point() else value
-    fields = getattr(value, "_fields", None)  # of a named tuple
-    if isinstance(value, tuple) and fields is not None:
-        pairs = zip(fields, value, strict=True)
-        return type(value)(*(map_slots(v, inner(k), change) for k, v in pairs))
-    if isinstance(value, (tuple, list)):
-        return type(value)(map_slots(v, inner(i), change) for i, v in enumerate(value))
-    if dataclasses.is_dataclass(value) and isinstance(value, Mapping):  # transformers' ModelOutput
-        for key in list(value.keys()):
-            value[key] = map_slots(value[key], inner(key), change)  # type: ignore[index]
-        return value
-    if isinstance(value, dict) and type(value) is dict:
-        return {k: map_slots(v, inner(k), change) for k, v in value.items()}
-    return value
+    return slots.map_slots(value, slot, floating)
 
 
 @contextmanager
@@ -61,40 +49,30 @@ def marked(root: nn.Module) -> Iterator[list[str]]:
 
     Gives the paths of the modules that run, the innermost last.
     """
-    handles = []
     entered: list[str] = []
-    for name, module in root.named_modules():
-        names = argument_names(module.forward)
-
-        def enter(
-            _: nn.Module,
-            args: tuple[Any, ...],
-            kwargs: dict[str, Any],
-            name: str = name,
-            names: list[str] = names,
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            entered.append(name)
-
-            def mark(x: torch.Tensor, slot: str) -> torch.Tensor:
-                return BOUNDARY(x, f"{name}|in|{slot}")
-
-            slots = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
-            args = tuple(map_slots(a, s, mark) for a, s in zip(args, slots, strict=True))
-            return args, {k: map_slots(v, k, mark) for k, v in kwargs.items()}
-
-        def leave(_: nn.Module, _args: Any, output: Any, name: str = name) -> Any:
-            def mark(x: torch.Tensor, slot: str) -> torch.Tensor:
-                return BOUNDARY(x, f"{name}|out|{slot}")
-
-            entered.pop()
-            return map_slots(output, "", mark)
-
-        handles += [
-            module.register_forward_pre_hook(enter, with_kwargs=True),
-            module.register_forward_hook(leave),
-        ]
-    try:
+    with ExitStack() as undo:
+        for name, module in root.named_modules():
+            undo.callback(put_around(module, partial(_marking, name, entered)))
         yield entered
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _marking(name: str, entered: list[str], forward: Forward) -> Forward:
+    """`forward` of module `name` with markers."""
+    names = argument_names(forward)
+
+    def enter(x: torch.Tensor, slot: str) -> torch.Tensor:
+        return BOUNDARY(x, f"{name}|in|{slot}")
+
+    def leave(x: torch.Tensor, slot: str) -> torch.Tensor:
+        return BOUNDARY(x, f"{name}|out|{slot}")
+
+    @wraps(forward)
+    def marked_forward(*args: Any, **kwargs: Any) -> Any:
+        entered.append(name)
+        at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
+        taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]
+        output = forward(*taken, **{k: map_slots(v, k, enter) for k, v in kwargs.items()})
+        entered.pop()  # not where it failed: who asks wants to know where
+        return map_slots(output, "", leave)
+
+    return marked_forward

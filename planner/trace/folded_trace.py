@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 
 from shardwright.errors import ModelError
 from shardwright.planner.blocks.fold import Folding, Unfoldable, fold
@@ -14,6 +15,7 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
 from shardwright.planner.trace.source import Source
 from shardwright.planner.trace.trace import trace
+from shardwright.planner.trace.traced_calls import Run
 
 
 def trace_all(
@@ -25,26 +27,34 @@ def trace_all(
         ModelError: the first cannot be.
     """
 
-    def tried(of: Source) -> tuple[Source, Folding, Unfolded]:
-        return of, *trace_folded(of, pins, ends)
+    def tried(more: int, further: Sequence[Run], whole: bool) -> tuple[Source, Folding, Unfolded]:
+        of = replace(source, more=source.more[:more], further=tuple(further))
+        return of, *trace_folded(of, pins, ends, whole)
 
-    if not (source.more or source.padded):
-        return tried(source)
-    with suppress(ModelError):
-        return tried(source)
-    best = tried(replace(source, more=(), padded=()))
-    if source.more and source.padded:
+    with suppress(ModelError, Unfoldable):
+        return tried(len(source.more), source.further, False)
+    best = tried(0, (), True)
+    for count in range(len(source.more), 0, -1):
         with suppress(ModelError):
-            best = tried(replace(source, more=()))
-    dropped = len(source.padded) > len(best[0].padded)
-    for count in range(len(source.more) - (not dropped), 0, -1):
+            best = tried(count, (), True)
+            break
+    more = len(best[0].more)
+    if source.further and not best[1].stacks:
         with suppress(ModelError):
-            return tried(replace(best[0], more=source.more[:count]))
+            return tried(more, source.further, True)
+    for wish in source.wishes:
+        folded = bool(best[1].stacks)
+        # Masks are too common to leave them out: for these all blocks may be traced.
+        ways = (False, True) if folded and wish is source.wishes[0] else (not folded,)
+        for way, run in product(ways, wish):
+            with suppress(ModelError, Unfoldable):
+                best = tried(more, (*best[0].further, run), way)
+                break
     return best
 
 
 def trace_folded(
-    source: Source, pins: Sequence[Pin] = (), ends: bool = False
+    source: Source, pins: Sequence[Pin] = (), ends: bool = False, whole: bool = True
 ) -> tuple[Folding, Unfolded]:
     """The folded graph of a model, and the whole one.
 
@@ -52,9 +62,11 @@ def trace_folded(
         source: The model.
         pins: Blocks with different pins are not folded into one.
         ends: Nor are the first and the last block of a stack with those between them.
+        whole: Whether to trace all blocks where they cannot be folded.
 
     Raises:
         ModelError: the model cannot be traced.
+        Unfoldable: it has stacks that cannot be folded, and is not to be traced whole.
     """
     module, owners = source.module, holders(source.module)
 
@@ -74,15 +86,16 @@ def trace_folded(
             continue  # with more blocks, or whole
         except ModelError:
             break  # its code counts on all blocks, or the model cannot be traced at all
+    if not whole and find_stacks(module, False, label if pins else None, owners):
+        raise Unfoldable("only the whole model can be traced with these calls")
     folding = Folding(traced(source))
     return folding, unfold(folding)
 
 
 def traced(source: Source) -> Graph:
-    """The graph of all its runs; those with padding only say what must hold besides.
+    """The graph of all its runs; the further ones only say what must hold besides.
 
     Raises:
         ModelError: the model cannot be traced.
     """
-    more, unpriced = source.runs[1:], len(source.padded)
-    return trace(source.module, source.args, source.kwargs, more, unpriced)
+    return trace(source.module, source.args, source.kwargs, source.runs[1:])

@@ -1,9 +1,10 @@
-"""Run a module on fake tensors, with hooks that see its calls: what code does, without data."""
+"""Run a module on fake tensors, and see its calls: what code does, without data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial, wraps
 from threading import get_ident
 from typing import Any
 
@@ -17,18 +18,20 @@ from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.numbers import Questions
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.fake_ops import LikeReal
+from shardwright.planner.trace.forwards import Forward, put_around
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.scripted import as_python
 from shardwright.planner.trace.traced_calls import Run, Runner, cast
 from shardwright.planner.trace.values import pairs
-from shardwright.runtime.attention import by_heads
+from shardwright.runtime.attention import by_heads, split_by_heads
 
 
 def calls_of(root: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Calls | None:
     """What the code of each module calls in `runs` of `root` as it is; None if it does not run."""
     module = duplicate(root)
+    split_by_heads(module)  # before `follow` looks at its forwards
     try:
         return run_and_note(module, runs, follow(module), opaque)
     except Exception:  # whatever model code raises: run as a part it will raise it again
@@ -38,29 +41,32 @@ def calls_of(root: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Calls | No
 def follow(
     root: nn.Module, leave: Callable[[str, Any], None] = lambda name, output: None
 ) -> list[str]:
-    """Put hooks on the modules of `root`, for good: `leave` gets the name and output of each call.
+    """Look at the modules of `root`, for good: `leave` gets the name and output of each call.
 
     Gives the paths of the modules that run, the innermost last.
     """
     entered: list[str] = []
-    for name, module in root.named_modules():
 
-        def before(_: nn.Module, _args: Any, name: str = name) -> None:
+    def following(name: str, forward: Forward) -> Forward:
+        @wraps(forward)
+        def followed(*args: Any, **kwargs: Any) -> Any:
             entered.append(name)
-
-        def after(_: nn.Module, _args: Any, output: Any, name: str = name) -> None:
+            output = forward(*args, **kwargs)
             entered.pop()
             leave(name, output)
+            return output
 
-        module.register_forward_pre_hook(before)
-        module.register_forward_hook(after)
+        return followed
+
+    for name, module in root.named_modules():
+        put_around(module, partial(following, name))
     return entered
 
 
 def run_and_note(
     module: nn.Module, runs: Sequence[Run], entered: list[str], opaque: Opaque
 ) -> Calls:
-    """Make `runs` of `module`, which has the hooks of `follow`; what its code called meanwhile."""
+    """Make `runs` of `module`, which `follow` looks at; what its code called meanwhile."""
     with Notes(entered) as notes:
         run_on_fake(module, runs, opaque)
     return notes.found
@@ -110,7 +116,7 @@ def _converted_anew() -> Iterator[None]:
 
 
 def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
-    """Make `runs` of `module`, which is on meta, for what its hooks see.
+    """Make `runs` of `module`, which is on meta, for what `follow` sees.
 
     Modules in `opaque` do not run. What runs in another dtype than its own has that from then on.
 

@@ -18,6 +18,7 @@ from shardwright.planner.contract.names import pattern
 from shardwright.planner.trace.data_dependent.branch_paths import BranchPaths, both
 from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Undecided
 from shardwright.planner.trace.duplicate import duplicate
+from shardwright.planner.trace.forwards import put_instead
 from shardwright.planner.trace.made_up_data import Given, Spec, outcome, state, stated
 from shardwright.planner.trace.traced_calls import Run
 
@@ -109,9 +110,7 @@ class Opaque:
         with ExitStack() as undo:
             for name in self.alike:
                 module = root.get_submodule(name)
-                before = module.__dict__.get("forward")
-                module.__dict__["forward"] = self._forward(name, module, make)
-                undo.callback(_restore, module, before)
+                undo.callback(put_instead(module, self._forward(name, module, make)))
             yield
 
     def _forward(self, name: str, module: nn.Module, make: Make) -> Callable[..., Any]:
@@ -135,9 +134,3 @@ class Opaque:
         if key not in self._known:
             self._known[key] = outcome(name, self._copies[name], given, spec)
         return self._known[key]
-
-
-def _restore(module: nn.Module, forward: Any) -> None:
-    module.__dict__.pop("forward", None)
-    if forward is not None:
-        module.__dict__["forward"] = forward

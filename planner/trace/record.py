@@ -41,8 +41,14 @@ class Record:
     """Parameters and buffers by name; those with several names are a tensor under each."""
 
     inputs: list[torch.Tensor] = field(default_factory=list)
+    wide: list[torch.Tensor] = field(default_factory=list)
+    """What came in whose last dim is the model's."""
+
     outputs: list[torch.Tensor] = field(default_factory=list)
     """What was returned, after the new values of inputs and buffers that were changed in place."""
+
+    given: list[list[str]] = field(default_factory=list)
+    """Of each run, the slots of the tensors that it returned."""
 
     written: dict[str, torch.Tensor] = field(default_factory=dict)
     """New values of parameters that were changed in place, by name."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from shardwright.errors import ModelError
 from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.loops import carried, inner, known
 from shardwright.planner.trace.data_dependent.numbers import Questions
@@ -25,6 +27,7 @@ from shardwright.planner.trace.record import Record
 from shardwright.planner.trace.recording_modes import Functional, Recorder
 from shardwright.planner.trace.traced_calls import Run, Runner, dtype_of
 from shardwright.planner.trace.values import pairs
+from shardwright.runtime.slots import returned
 
 
 def record(
@@ -45,11 +48,11 @@ def record(
     # still required of parameters: `matmul` looks.)
     with torch.inference_mode(), recorder, exporting(exported):
         runs = opaque.made(runs)
-        plain = [(run.args, dict(run.kwargs)) for run in runs]
+        arguments = [(run.args, dict(run.kwargs)) for run in runs]
         stored = {n: _like(t, dtype_of(runs, n, t.dtype)) for n, t in _state(module)}
-        given = tree_map(_like, plain)
+        given = tree_map(_like, arguments)
         recorder.calls.clear()
-        for tensor, value in pairs(plain, given):
+        for tensor, value in pairs(arguments, given):
             recorder.known.keep(tensor, value)
         top.begin = recorder.begin
 
@@ -63,6 +66,8 @@ def record(
         made = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, wrapped, strict=True)]
         out = Record(recorder.calls, stored, _tensors(given), overwritten=functional.overwritten)
         out.replaced = functional.replaced
+        unpriced = [g for run, g in zip(runs, given, strict=True) if not run.priced]
+        out.wide = [t for t in _tensors(unpriced) if t.is_floating_point()]
         questions = Questions(
             opaque,
             lambda x: out.read.append(inner(x)),
@@ -74,16 +79,19 @@ def record(
         recorder.before = questions.skips.settle
         with functional, opaque.standing_in(module, note), Asked(questions):
             within = {f"root.{name}": tensor for name, tensor in state.items()}
-            returned = functional_call(top, within, (made,), tie_weights=False)
+            results = functional_call(top, within, (made,), tie_weights=False)
             changed = _changed(stored, state)
             parameters = dict(module.named_parameters(remove_duplicate=False))
             out.written = {n: t for n, t in changed.items() if n in parameters}
             ends = zip(_tensors(given), _tensors(wrapped), strict=True)
             out.outputs = [t for n, t in changed.items() if n not in out.written]
             out.outputs += [after for before, after in ends if after is not before]
-            out.outputs += _tensors(returned)
-            results = zip(runs, returned, strict=True)
-            out.scores = _tensors([r for run, r in results if not run.module])
+            for run, result in zip(runs, results, strict=True):
+                found = _given(module.get_submodule(run.module), result)
+                out.given.append([slot for slot, _ in found])
+                out.outputs += [tensor for _, tensor in found]
+                shown = [t for slot, t in found if slot in out.given[0]]  # not its hidden states
+                out.scores += [] if run.module else shown
             out.loops = [*questions.loops, *questions.skips.ended()]
             out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
             return out
@@ -114,6 +122,22 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, t
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [inner(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _given(module: nn.Module, result: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that a call of `module` gave out, with their slots.
+
+    Raises:
+        ModelError: there is something in it that cannot be looked at.
+    """
+    found = list(returned(result, signature(module.forward).parameters))
+    for slot, leaf in found:
+        if not isinstance(leaf, torch.Tensor):
+            raise ModelError(
+                f"output '{slot}' of {type(module).__name__} is a {type(leaf).__name__}, which may "
+                "hide tensors: let it give tensors, in containers or in a class of its own"
+            )
+    return [(slot, inner(tensor)) for slot, tensor in found]
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

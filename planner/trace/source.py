@@ -17,9 +17,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from shardwright.errors import ModelError
+from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace import by_name
 from shardwright.planner.trace.duplicate import duplicate
+from shardwright.planner.trace.further_runs import SHOWS, Wish, wishes
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
@@ -27,9 +29,6 @@ from shardwright.planner.trace.values import remember
 from shardwright.runtime.config import read_config
 from shardwright.runtime.hub import USUAL, Hub
 from shardwright.runtime.identity import config_hash
-
-MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
-"""Arguments that say which tokens are padding -> that with the tokens."""
 
 OF_A_TRACE = (FakeTensor, FunctionalTensor)
 """What tensors are that model code makes while it is traced: it may plan a model with them."""
@@ -47,25 +46,39 @@ class Source:
     dtype: torch.dtype
     more: tuple[Run, ...] = ()
     """Runs that use parameters which the one with `args` and `kwargs` does not."""
-    padded: tuple[Run, ...] = ()
-    """That with `args` and `kwargs` for sequences of several lengths."""
-
+    further: tuple[Run, ...] = ()
+    """What else users call: with masks for padding, labels, hidden states."""
+    wishes: tuple[Wish, ...] = ()
+    """Where from these are: what may be traced in place of each."""
     valued: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     """The same `args` and `kwargs`, which remember the whole numbers that they were made of."""
     by_value: bool = False
     """Whether those are what is traced."""
+
+    def masks(self) -> set[str]:
+        """The masks for padding that further runs have."""
+        return {name for run in self.further for name in run.kwargs if name in MASKS}
+
+    def along_sequence(self) -> Source:
+        """The same for hidden states that are split along the sequence: nobody is given those."""
+        kept = tuple(
+            run for wish in self.wishes[:1] for run in wish if not run.kwargs.keys() & SHOWS
+        )
+        wishes = (kept,) if kept else ()
+        return replace(self, more=(), further=kept[:1], wishes=wishes)
 
     def with_values(self) -> Source | None:
         """The same, traced with values; None where there are none."""
         if self.valued is None:
             return None
         args, kwargs = self.valued
-        return replace(self, args=args, kwargs=kwargs, by_value=True)
+        calls = _further(self.module, args, kwargs)
+        return replace(self, args=args, kwargs=kwargs, by_value=True, **calls)
 
     @property
     def runs(self) -> list[Run]:
         """All runs that a plan must hold for; what it costs is what the first does."""
-        return [Run("", self.args, self.kwargs), *self.more, *self.padded]
+        return [Run("", self.args, self.kwargs), *self.more, *self.further]
 
 
 def read_source(
@@ -103,13 +116,21 @@ def read_source(
     module = model if made else copy_on_meta(model)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
-    if args or kwargs:
-        given = args, kwargs or {}
-        on_meta = to_meta(given)
-        return Source(module, *on_meta, *identity, valued=remember(given, on_meta))
-    named = text_inputs(module)
-    more = more_runs(module, Run("", (), named))
-    return Source(module, (), named, *identity, more, padded(module, named))
+    identity = type(model).__name__, config_hash(module), own
+    given = args, kwargs or {}
+    if not args and not kwargs:
+        named = text_inputs(module)
+        more = more_runs(module, Run("", (), named))
+        return Source(module, (), named, *identity, more, **_further(module, (), named))
+    on_meta = to_meta(given)
+    valued = remember(given, on_meta)
+    return Source(module, *on_meta, *identity, **_further(module, *on_meta), valued=valued)
+
+
+def _further(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What else users call than with these inputs."""
+    found = () if args else wishes(module, kwargs)
+    return {"further": tuple(wish[0] for wish in found), "wishes": found}
 
 
 def _refuse_compiled(model: nn.Module) -> None:
@@ -214,11 +235,3 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
     if "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values()):
         inputs["use_cache"] = False
     return inputs
-
-
-def padded(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Run, ...]:
-    """The call with these inputs for sequences of several lengths; none if it takes no masks."""
-    names = inspect.signature(module.forward).parameters
-    takes = (m for m in MASKS if m in names and m not in inputs)
-    of = {m: inputs[MASKS[m]] for m in takes if MASKS[m] in inputs}
-    return (Run("", (), {**inputs, **{m: ids.clone() for m, ids in of.items()}}),) if of else ()

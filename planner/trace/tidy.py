@@ -84,6 +84,8 @@ def prune_boundaries(graph: Graph) -> None:
     # A module does the same in each of its calls, so all of them must come behind the same
     # boundary.
     needless = {k for k, found in before.items() if len(found) == 1 and not found & {None, k}}
+    shown = handed_out(graph)
+    needless |= shown
     rename: dict[str, str] = {}
     kept = []
     for boundary in graph.boundaries:
@@ -93,10 +95,14 @@ def prune_boundaries(graph: Graph) -> None:
             del graph.tensors[boundary.target]
         else:
             kept.append(boundary._replace(source=source))
-    graph.watched = [
-        (b.module, b.slot, rename.get(b.target, b.target))
+    graph.crossed = [
+        b._replace(source=rename.get(b.source, b.source), target=rename.get(b.target, b.target))
         for b in graph.boundaries
-        if b.side == "out"
+    ]
+    graph.watched = [
+        (b.module, b.slot, b.target)
+        for b in graph.crossed
+        if b.side == "out" and _key(b) not in shown
     ]
     graph.boundaries = kept
     graph.ops = [op._replace(inputs=tuple(rename.get(n, n) for n in op.inputs)) for op in graph.ops]
@@ -104,6 +110,25 @@ def prune_boundaries(graph: Graph) -> None:
     graph.marks = graph.marks.renamed(rename)
     graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
     graph.reads = {n: rename.get(t, t) for n, t in graph.reads.items()}
+
+
+def handed_out(graph: Graph) -> set[Key]:
+    """Where hidden states leave modules for users alone: whole as they are, they do not change."""
+    read = {name for op in graph.ops for name in op.inputs}
+    inside: dict[str, list[Boundary]] = {}
+    for boundary in graph.boundaries:
+        inside.setdefault(boundary.source, []).append(boundary)
+    shown: dict[str, bool] = {}
+    for b in reversed(graph.boundaries):
+        later = inside.get(b.target, [])
+        alone = b.target not in read and all(shown[each.target] for each in later)
+        shown[b.target] = b.side == "out" and alone
+    whole, found = set(graph.marks.carried), dict[Key, bool]()
+    for b in graph.boundaries:
+        hidden = shown[b.target] and b.source in whole
+        found[_key(b)] = found.get(_key(b), True) and hidden
+        whole |= {b.target} if hidden else set()
+    return {key for key, hidden in found.items() if hidden}
 
 
 def overwritten(graph: Graph) -> set[str]:

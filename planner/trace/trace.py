@@ -43,11 +43,8 @@ def trace(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     more: Sequence[Run] = (),
-    unpriced: int = 0,
 ) -> Graph:
     """Trace `module(*args, **kwargs)`, and then `more` runs of it, without running it on data.
-
-    The last of them, `unpriced` in number, cost nothing.
 
     Use distinct primes for sizes that vary at run time (batch, sequence), so that they can be told
     from sizes of the model.
@@ -61,8 +58,8 @@ def trace(
     if not as_long_as_the_model_says(graph):
         opaque.drop_stand_ins()
         graph = _traced(module, runs, opaque)
-    last = len(runs) - unpriced
-    graph.unpriced = frozenset(i for i, (run, _) in enumerate(graph.branch_paths) if run >= last)
+    paths = enumerate(graph.branch_paths)
+    graph.unpriced = frozenset(i for i, (run, _) in paths if not runs[run].priced)
     return graph
 
 

@@ -22,7 +22,8 @@ class Run(NamedTuple):
     Where it has a `dtype`, the module runs in that instead of its own: how it is best split does
     not depend on it. No other run may use the module then. Where its code goes on either way from
     questions that only data answers, `answers` are those of the first of them (see
-    `branch_paths.py`).
+    `branch_paths.py`). One that is not `priced` only says what must hold besides; the last dim of
+    what is real in it is the model's, not one of run-time size.
     """
 
     module: str
@@ -30,6 +31,7 @@ class Run(NamedTuple):
     kwargs: Mapping[str, Any]
     dtype: torch.dtype | None = None
     answers: tuple[bool, ...] = ()
+    priced: bool = True
 
 
 def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:

@@ -54,6 +54,8 @@ def translate(
         translator.call(call, differentiable=id(call) in read)
     graph = translator.graph
     graph.outputs = [translator.name_of(t) for t in record.outputs]
+    graph.given = record.given
+    graph.marks.sized = {(translator.name_of(t), t.dim() - 1) for t in record.wide}
     marks, names = graph.marks, translator.names
     marks.rounds = {(translator.name_of(a), translator.name_of(b)) for a, b in record.carried}
     marks.made_up = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}

@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.trace.source import padded, read_source, text_inputs
+from shardwright.errors import UsageError
+from shardwright.planner.search.plan import UNPROVEN
+from shardwright.planner.trace.further_runs import padding
+from shardwright.planner.trace.source import read_source, text_inputs
 from shardwright.runtime.api import apply
 from tests import planning, zoo
 from tests.planner.test_unused import TOKENS, WIDTH, Text, is_split, text
@@ -81,24 +84,38 @@ def test_with_and_without_a_mask(make: Callable[[], nn.Module]) -> None:
 
 
 def test_which_masks_there_are() -> None:
-    """None for what takes none, one for each sequence of tokens; given inputs are all."""
+    """None for what takes none, one for each sequence of tokens, given ones included."""
     assert read_source(text()).runs[1:] == []
     ids = torch.zeros(3, 19, dtype=torch.int64)
-    assert read_source(made(Masks), kwargs={"input_ids": ids}).runs[1:] == []
+    (masked,) = read_source(made(Masks), kwargs={"input_ids": ids}).runs[1:]
+    assert masked.kwargs.keys() == {"input_ids", "attention_mask"} and not masked.priced
+    assert read_source(made(Masks), kwargs=dict(masked.kwargs)).runs[1:] == []
     _, both = zoo.build("t5", kind="seq2seq")
-    (run,) = padded(both, text_inputs(both))
-    assert run.kwargs["attention_mask"].shape == run.kwargs["input_ids"].shape
-    assert run.kwargs["decoder_attention_mask"].shape == run.kwargs["decoder_input_ids"].shape
+    given = text_inputs(both)
+    masks = padding(both, given)
+    assert masks["attention_mask"].shape == given["input_ids"].shape
+    assert masks["decoder_attention_mask"].shape == given["decoder_input_ids"].shape
 
 
 def test_what_it_costs_is_the_call_without() -> None:
-    plain = planning.plan(made(Masks), tp=2, kwargs={"input_ids": torch.zeros(3, 19).long()})
+    plain = planning.plan(made(Masks), tp=2, args=(torch.zeros(3, 19).long(),))
+    assert "attention_mask" not in {name for call in plain.calls for name in call.inputs}
     assert planning.plan(made(Masks), tp=2).predicted == plain.predicted
 
 
 def test_a_mask_that_cannot_be_traced() -> None:
-    """The plan is that of the plain call, and says so."""
-    plan = planning.plan(made(Refuses), tp=2)
+    """The plan is that of the plain call, and says so; the other is refused."""
+    model = made(Refuses)
+    plan = planning.plan(model, tp=2)
     assert is_split(plan, "mlp.up.weight")
-    assert plan.solver.note == "not proven for calls with a mask for padding: they cannot be traced"
+    assert plan.solver.note == UNPROVEN
     assert not planning.plan(made(Masks), tp=2).solver.note
+    ids = torch.zeros(2, 5).long()
+
+    def run(mesh: Any) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        torch.testing.assert_close(local(ids), model(ids))
+        with pytest.raises(UsageError, match="'attention_mask' of Refuses was given in no call"):
+            local(ids, torch.ones(2, 5))
+
+    run_ranks(2, run)

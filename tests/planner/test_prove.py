@@ -93,6 +93,34 @@ def test_keys_that_follow_from_others() -> None:
             prover.prove(edited(plan, edit))
 
 
+GUARDS: dict[str, Edit] = {
+    "calls is": lambda d: d["calls"].clear(),
+    r"calls\.0\.outputs is": lambda d: d["calls"][0]["outputs"].append("1"),
+    r"calls\.0\.inputs is": lambda d: d["calls"][0]["inputs"].append("attention_mask"),
+    r"calls\.0\.module is": lambda d: d["calls"][0].update(module="qkv"),
+    r"modules\.qkv\.gives is": lambda d: d["modules"]["qkv"]["gives"].clear(),
+    r"modules\.qkv\.gives\.0\.placement is": lambda d: d["modules"]["qkv"]["gives"][0].update(
+        placement="?, ?, 96"
+    ),
+    r"modules\.o\.takes\.0\.slot is": lambda d: d["modules"]["o"]["takes"][0].update(slot="x"),
+    r"modules\.o\.takes is": lambda d: d["modules"]["o"]["takes"].extend(
+        d["modules"]["o"]["takes"]
+    ),
+}
+
+
+@pytest.mark.parametrize("key", GUARDS)
+def test_what_is_said_of_other_calls_follows_from_the_rest(key: str) -> None:
+    """An edit of it is refused; a plan of an older release, which lacks it, is completed."""
+    model = Fused("chunk").double()
+    plan = planned(model, features(WIDTH), 2)
+    wrong = edited(plan, GUARDS[key])
+    prover = Prover(model, features(WIDTH)(*TRACED))
+    with pytest.raises(PlanError, match=f"{key} .*; `shardwright check --accept` writes what it f"):
+        prover.prove(wrong)
+    assert prover.prove(wrong, figures=False).plan == plan
+
+
 def test_a_model_with_other_weights_of_like_shape_is_another() -> None:
     plan = planned(Mlp().double(), features(WIDTH), 2)
     with pytest.raises(PlanError, match="the plan is for a Mlp, not a Fused"):

@@ -1,0 +1,116 @@
+"""What users call besides the plain call: with padding, labels, hidden states, embeddings.
+
+Each is a wish: a full call, whose parts are proven together and traced once, and poorer ones for
+where that cannot be traced.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.planner.contract.names import MASKS
+from shardwright.planner.trace.traced_calls import Run
+
+Wish = tuple[Run, ...]
+"""Calls of which one is traced, the first that can be."""
+
+EMBEDDED = {"inputs_embeds": "input_ids", "decoder_inputs_embeds": "decoder_input_ids"}
+"""Arguments for what tokens are looked up as -> that with the tokens."""
+
+ENCODED = "encoder_outputs"
+"""The argument for what an encoder gave, in place of what it is given."""
+
+SWITCHES = ("output_hidden_states", "output_router_logits")
+"""Arguments, and entries of a config, that have a model give out more."""
+
+SHOWS = {*SWITCHES, *EMBEDDED, ENCODED}
+"""Arguments with which users are given, or give, what else stays within the model."""
+
+SPANS = ("start_positions", "end_positions")
+"""Labels that are one number for each sequence."""
+
+
+def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
+    """What to trace besides the call of `module` with these inputs, by name."""
+    masks = padding(module, inputs)
+    more = {name: True for name in SWITCHES if _switch(module, name) and name not in inputs}
+    labels = list(_labels(_names(module), inputs))
+    full = [*({**masks, **more, **found} for found in labels), {**masks, **more}]
+    full += [*({**masks, **found} for found in labels), masks]
+    found = (tuple(_run({**inputs, **more}) for more in full if more),)
+    for instead in (_embedded(module, inputs), _encoded(module, inputs)):
+        if instead:
+            given = {**inputs, **instead}
+            found += ((_run({k: v for k, v in given.items() if v is not None}),),)
+    return tuple(wish for wish in found if wish)
+
+
+def padding(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The masks that `module` takes for sequences of several lengths, where it is given none."""
+    names = _names(module)
+    missing = [m for m in MASKS if m in names and inputs.get(m) is None]
+    tokens = {m: inputs.get(MASKS[m]) for m in missing}
+    return {m: ids.clone() for m, ids in tokens.items() if isinstance(ids, Tensor)}
+
+
+def _run(inputs: Mapping[str, Any]) -> Run:
+    return Run("", (), inputs, priced=False)
+
+
+def _names(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(module.forward).parameters
+
+
+def _switch(module: nn.Module, name: str) -> bool:
+    """Whether `module` gives out more where it is called with this set."""
+    names = _names(module)
+    takes = name in names or any(p.kind is p.VAR_KEYWORD for p in names.values())
+    return takes and hasattr(getattr(module, "config", None), name)
+
+
+def _labels(names: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
+    """Labels that it may take, with which it computes a loss: for each token, or each sequence."""
+    tokens = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+    if not isinstance(tokens, Tensor) or tokens.dim() < 2:
+        return
+    each = torch.zeros(tokens.shape[0], dtype=torch.int64, device=tokens.device)
+    if "labels" in names and inputs.get("labels") is None:
+        yield {"labels": torch.zeros_like(tokens)}
+        yield {"labels": each}
+    if all(name in names and inputs.get(name) is None for name in SPANS):
+        yield {name: each.clone() for name in SPANS}
+
+
+def _embedded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    """Embeddings in place of tokens, where it takes those; None for what they stand for."""
+    table = None
+    with suppress(NotImplementedError, AttributeError):  # models say so, each in its way
+        found: Any = module.get_input_embeddings()  # type: ignore[operator]
+        table = found.weight
+    out: dict[str, Tensor | None] = {}
+    for name, tokens in EMBEDDED.items():
+        given = inputs.get(tokens)
+        if name in _names(module) and isinstance(given, Tensor) and isinstance(table, Tensor):
+            shape = (*given.shape, table.shape[-1])
+            out |= {name: torch.empty(shape, dtype=table.dtype, device=given.device), tokens: None}
+    return out
+
+
+def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What an encoder gave, in place of its tokens: so `generate` calls what has one."""
+    config, tokens = getattr(module, "config", None), inputs.get("input_ids")
+    width = getattr(config, "hidden_size", None)
+    both = getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in inputs
+    if not (both and ENCODED in _names(module) and isinstance(tokens, Tensor) and width):
+        return {}
+    from transformers.modeling_outputs import BaseModelOutput
+
+    dtype = next(p.dtype for p in module.parameters())
+    hidden: Any = torch.empty(*tokens.shape, width, dtype=dtype, device=tokens.device)
+    return {ENCODED: BaseModelOutput(last_hidden_state=hidden), "input_ids": None}

@@ -1,0 +1,102 @@
+"""The calls that a plan is proven for: what else goes into a split model, or out, is refused.
+
+Of a tensor that was in no traced call nobody knows how it lies: it may be a part, or its gradient
+one term of a sum, without any error to show it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.names import MASKS, slot_pattern
+from shardwright.planner.contract.plan_file import TracedCall
+from shardwright.runtime.slots import is_own, leaves, positions, returned
+
+
+@dataclass(frozen=True)
+class Proven:
+    """What the calls of one model had.
+
+    Attributes:
+        model: The class of the model.
+        given: Arguments that it was called with.
+        slots: Those of the tensors that it gave.
+        positions: Its arguments by position.
+        arguments: All of them.
+        joins: Whether calls of parts of it are proven by themselves: its code, which is not traced
+            then, joins what they give, whole, with whole tensors.
+        named: Whether its outputs have names, even where a tuple is asked for.
+    """
+
+    model: str
+    given: frozenset[str]
+    slots: frozenset[str]
+    positions: dict[str, int]
+    arguments: frozenset[str]
+    joins: bool
+    named: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> Proven:
+        """What `calls` of `model` had, before it is made a root."""
+        forward = type(model).forward
+        parameters = inspect.signature(forward).parameters
+        slots = frozenset(slot for call in calls if not call.module for slot in call.outputs)
+        more = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        named = ("return_dict" in parameters or more) and hasattr(
+            getattr(model, "config", None), "return_dict"
+        )
+        return cls(
+            type(model).__name__,
+            frozenset(name for call in calls for name in call.inputs),
+            slots,
+            positions(forward)[0],
+            frozenset(parameters),
+            any(call.module for call in calls),
+            named and not any(slot[:1].isdigit() for slot in slots),
+        )
+
+    def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether all that comes in was given in some call.
+
+        Raises:
+            UsageError: it was not, and no part of the model takes it.
+        """
+        new = list(self._new(args, kwargs))
+        if not new or (self.joins and not {*new} & {*MASKS}):
+            return not new
+        raise UsageError(
+            f"argument '{new[0]}' of {self.model} was given in no call that the plan was made for, "
+            "so parts may be joined with what is whole: plan with example inputs (kwargs) that "
+            "have it"
+        )
+
+    def _new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
+        """Arguments that no call had, and that matter: real tensors, and masks for padding."""
+        names = (*self.positions, *(f"*{n}" for n in range(len(args))))
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            if name in self.given or value is None or is_own(value):
+                continue
+            tensors = [x for _, x in leaves(value) if isinstance(x, Tensor)]
+            if any(x.is_floating_point() for x in tensors) or (tensors and name in MASKS):
+                yield name
+
+    def check_output(self, output: Any) -> None:
+        """Check that all that leaves was given out in some call.
+
+        Raises:
+            UsageError: it was not.
+        """
+        for slot, leaf in returned(output, self.arguments):
+            if slot_pattern(slot) not in self.slots or not isinstance(leaf, Tensor):
+                raise UsageError(
+                    f"output '{slot}' of {self.model} was given in no call that the plan was made "
+                    "for, so a rank may have a part of it or of its gradient: plan with example "
+                    "inputs (kwargs) with which the model gives it"
+                )
