@@ -45,6 +45,17 @@ def of_classes(out: Any, x: Any, num_classes: int = -1) -> list[SizeFact]:
     return [SizeFact(expression_of(num_classes), out.dim() - 1)] if num_classes >= 0 else []
 
 
+def of_repeats(x: torch.Tensor, counts: Any, out: torch.Tensor) -> list[SizeFact]:
+    """What is known of the dims that `x.repeat(*counts)` made of dims of length 1."""
+    flat = list(counts[0]) if counts and isinstance(counts[0], (tuple, list)) else list(counts)
+    skip, facts = out.dim() - x.dim(), list[SizeFact]()
+    for dim, count in enumerate(flat):
+        alone = dim < skip or x.shape[dim - skip] == 1
+        if isinstance(count, SourcedInt) and alone:
+            facts.append(SizeFact(count.expression, dim, place=dim))
+    return facts
+
+
 def of_parts(args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Tensor, list[SizeFact]]]:
     """Each part that a tensor is split into, with what is known of its size."""
     named = (kwargs.get(k) for k in ("split_size_or_sections", "split_size", "split_sizes"))

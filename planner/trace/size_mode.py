@@ -59,6 +59,8 @@ class SizeMode(TorchFunctionMode):
                     notes.counted |= reads_of(value.expression)
         if name in SIZED:
             return notes.sized(out, size_facts.of_sizes(name, args, kwargs, out))
+        if name == "repeat" and not kwargs:
+            return notes.sized(out, size_facts.of_repeats(args[0], args[1:], out))
         if name in SPLIT:
             parts = size_facts.of_parts(args, kwargs, out)
             return type(out)(notes.sized(x, facts) for x, facts in parts)
