@@ -240,7 +240,9 @@ FROM_RUNTIME = {
     "planner.trace.boundaries": {"runtime.slots"},
     "planner.trace.on_fake": {"runtime.attention"},
     "planner.trace.recorder": {"runtime.slots"},
-    "planner.trace.source": {"runtime.build", "runtime.config", "runtime.identity"},
+    "planner.trace.source": {
+        "runtime.build", "runtime.config", "runtime.fast_paths", "runtime.identity"
+    },
     "planner.trace.trace": {"runtime.attention"},
 }  # fmt: skip
 """All that the planner takes of the runtime: to build a model, to try a plan, to measure."""

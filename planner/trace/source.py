@@ -25,6 +25,7 @@ from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
 from shardwright.runtime.config import read_config
+from shardwright.runtime.fast_paths import block_fast_paths
 from shardwright.runtime.identity import config_hash
 
 OF_A_TRACE = (FakeTensor, FunctionalTensor)
@@ -97,6 +98,7 @@ def read_source(
     if made:
         model = from_config(model, dtype, trust_remote_code)
     module = model if made else copy_on_meta(model)
+    block_fast_paths(module)  # a split one takes none, and must do what was traced
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
     given = to_meta(kwargs or {}) if args or kwargs else text_inputs(module)
