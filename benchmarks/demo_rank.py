@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import shardwright
 from benchmarks.demo_compute import embed, generate
+from benchmarks.loading import local_tensors
 from shardwright.runtime.audit import Call, count_collectives, counts
 
 
@@ -60,7 +61,7 @@ def main() -> None:
     with torch.no_grad():
         results, figures = (run_decoder if "prompt" in inputs else run_encoder)(model, inputs)
     rank = dist.get_rank()
-    held = {t.data_ptr(): t.nbytes for t in (*model.parameters(), *model.buffers())}
+    held = {t.data_ptr(): t.nbytes for t in local_tensors(model)}
     figures |= {
         "rank": rank,
         "held": sum(held.values()),

@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.compare import badness, compare, of_all, predicted, reference
+from benchmarks.loading import local_tensors
 from benchmarks.zoo_case import EXACT, FIGURES, case
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
@@ -171,7 +172,7 @@ def placement(plan: Plan, module: str) -> str:
 def kept_bytes(model: nn.Module, plan: Plan, given: Mapping[str, Any], mesh: Mesh) -> int:
     """Bytes that autograd keeps on this rank for the backward pass, parameters aside."""
     local = apply(copy.deepcopy(model), plan, mesh)
-    own = {p.untyped_storage().data_ptr() for p in local.parameters()}
+    own = {p.untyped_storage().data_ptr() for p in local_tensors(local)}
     found: dict[int, int] = {}
 
     def keep(x: torch.Tensor) -> torch.Tensor:

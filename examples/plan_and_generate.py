@@ -48,7 +48,7 @@ def main(directory: Path) -> None:
     """What each rank does."""
     plan = directory / "plan.json"
     model: Any = shardwright.load(directory / "checkpoint", plan, device="cpu")
-    held = sum(p.nbytes for p in model.parameters())
+    held = sum(p.to_local().nbytes for p in model.parameters())
 
     ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])  # the same on all ranks
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}

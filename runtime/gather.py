@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import mesh_dim_of
+from shardwright.planner.contract.placement import Placement
 from shardwright.runtime import facts
 from shardwright.runtime.agreement import agree
+from shardwright.runtime.dtensors import local_of
 from shardwright.runtime.local import mesh_of, placements
+from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import gather_whole
 
 
@@ -22,7 +27,8 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
 
     Args:
         model: a model that a plan was applied to.
-        tensors: parameter or buffer name -> a local tensor of that parameter's layout.
+        tensors: parameter or buffer name -> a tensor of that parameter's layout: a DTensor, as
+            parameters, their gradients and what optimizers keep of them are, or a local tensor.
 
     Example:
         full_tensors(model, {n: p.grad for n, p in model.named_parameters()})
@@ -34,17 +40,18 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
     local: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
     local.update(model.named_parameters(remove_duplicate=False))
     # Before anything is sent: an error must not leave other ranks waiting.
-    failure = _failure(tensors, local)
+    failure = _failure(tensors, local, placed, mesh)
     dims = {mesh_dim_of(name) for p in placed.values() for name in p.named}
     groups = mesh.process_groups(dims) if mesh is not None else []
     agree("gathering tensors", failure, {"names": facts.digest(sorted(tensors))}, groups)
     out = {}
     for name in sorted(tensors):
         value = tensors[name]
-        if _is_scalar(value) or mesh is None or name not in placed:
-            out[name] = value
-        else:
-            out[name] = gather_whole(value, placed[name], mesh)
+        if not _is_scalar(value) and mesh is not None:
+            value = local_of(value, mesh)
+            if name in placed:
+                value = gather_whole(value, placed[name], mesh)
+        out[name] = value
     return out
 
 
@@ -52,13 +59,21 @@ def _is_scalar(value: Any) -> bool:
     return not isinstance(value, Tensor) or value.dim() == 0
 
 
-def _failure(tensors: Mapping[str, Any], local: Mapping[str, Tensor]) -> PlanError | None:
+def _failure(
+    tensors: Mapping[str, Any],
+    held: Mapping[str, Tensor],
+    placed: Mapping[str, Placement],
+    mesh: Mesh | None,
+) -> PlanError | None:
     for name, value in tensors.items():
-        if name not in local:
+        if name not in held:
             return PlanError(f"the model has no parameter or buffer '{name}'")
-        if not _is_scalar(value) and value.shape != local[name].shape:
+        own = held[name].shape
+        if mesh is not None and name in placed and not isinstance(value, DTensor):
+            own = torch.Size(n or 0 for n in placed[name].local_shape(mesh.coords))
+        if not _is_scalar(value) and value.shape != own:
             return PlanError(
-                f"the local tensor for '{name}' has shape {list(value.shape)}; "
-                f"this rank's part has {list(local[name].shape)}"
+                f"the tensor for '{name}' has shape {list(value.shape)}; "
+                f"this rank's part has {list(own)}"
             )
     return None

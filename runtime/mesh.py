@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.mesh import Coords, with_sub_axes
+from shardwright.planner.contract.mesh import TP, Coords, sub_name, with_sub_axes
 from shardwright.runtime import connections
+from shardwright.runtime.shared_memory.channel import Channel
+from shardwright.runtime.shared_memory.connect import channel_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,6 +44,11 @@ class Group:
         # Compiled graphs refer to a group by this name, not by the object.
         object.__setattr__(self, "name", "" if self.pg is None else self.pg.group_name)
 
+    @cached_property
+    def channel(self) -> Channel | None:
+        """What its ranks share memory by, if they do; all of them ask together at first."""
+        return None if self.pg is None else channel_of(self.pg)
+
     @classmethod
     def of(cls, pg: ProcessGroup) -> Group:
         """The group behind a `torch.distributed` process group."""
@@ -54,6 +62,11 @@ _known: Any = WeakIdKeyDictionary()
 """DeviceMesh -> Mesh, so that the groups of sub-axes are made once."""
 
 
+def forget_meshes() -> None:
+    """Let go of all meshes, and of the groups that they hold: the process ends."""
+    _known.clear()
+
+
 class Mesh:
     """Mesh dims by name, and where this rank stands on each."""
 
@@ -61,6 +74,8 @@ class Mesh:
         self.groups = dict(groups)
         self.coords: Coords = {name: (g.rank, g.size) for name, g in self.groups.items()}
         self.sub_axes: dict[str, tuple[int, ...]] = {}
+        self.device_mesh: DeviceMesh | None = None
+        self._parameter_mesh: DeviceMesh | None = None
         self._finer: dict[tuple[tuple[str, tuple[int, ...]], ...], Mesh] = {}
 
     @classmethod
@@ -71,6 +86,7 @@ class Mesh:
         if device_mesh not in _known:
             names = device_mesh.mesh_dim_names
             _known[device_mesh] = cls({n: Group.of(device_mesh.get_group(n)) for n in names})
+            _known[device_mesh].device_mesh = device_mesh
         return _known[device_mesh]
 
     @classmethod
@@ -95,8 +111,21 @@ class Mesh:
         if wanted and key not in self._finer:
             made = Mesh({**self.groups, **self._sub_groups(wanted)})
             made.sub_axes = {**self.sub_axes, **wanted}
+            made.device_mesh = self.device_mesh
             self._finer[key] = made
         return self._finer[key] if wanted else self
+
+    def parameter_mesh(self) -> DeviceMesh | None:
+        """Torch's mesh with a dim for each sub-axis of tp; None without one. All ranks call it."""
+        if self._parameter_mesh is None and self.device_mesh is not None:
+            names = self.device_mesh.mesh_dim_names or ()
+            tp = self.device_mesh if names == (TP,) else self.device_mesh[TP]
+            if sizes := self.sub_axes.get(TP):
+                names = tuple(sub_name(TP, [i]) for i in range(len(sizes)))
+                with connections.noted():
+                    tp = tp._unflatten(0, sizes, names)
+            self._parameter_mesh = tp
+        return self._parameter_mesh
 
     def _sub_groups(self, sub_axes: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:
         out: dict[str, Group] = {}

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.arranged import watch_propagation
+from shardwright.runtime.dtensors import distributed
+from shardwright.runtime.guard import Guard, GuardedRoot, watch_registrations
+from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import take_local
+from shardwright.runtime.running import Running
+from shardwright.runtime.seen import Calls, see_locals
 
 
 class LocalTensors:
@@ -66,3 +74,28 @@ def _cut(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
         new = nn.Parameter(new, requires_grad=old.requires_grad)
     vars(new).update(vars(old))  # marks that optimizers read, _no_weight_decay say
     return new
+
+
+def distribute(model: nn.Module, mesh: Mesh) -> None:
+    """Make the local parameters of a split model DTensors over `mesh`, all of them or none.
+
+    They stay plain local tensors where one of them cannot be a DTensor (see `placements_of`), with
+    a warning in the log, and on a mesh without process groups.
+    """
+    if mesh.device_mesh is None:
+        return
+    named = dict(model.named_parameters(remove_duplicate=False))
+    made = distributed(named, placements(model), mesh)
+    if isinstance(made, str):
+        logging.getLogger("shardwright").warning(
+            "parameters stay plain local tensors, since %s cannot be a DTensor: do not use torch's "
+            "clip_grad_norm_, FSDP2 or distributed checkpoints on this model, which would take "
+            "them for whole ones",
+            made,
+        )
+        return
+    watch_registrations()
+    watch_propagation()
+    running = model.__dict__.get("_shardwright_running") or Running()
+    see_locals(model, made, Calls(mesh, running), GuardedRoot)
+    model._shardwright_guard = Guard(model)  # type: ignore[assignment]

@@ -17,6 +17,7 @@ from shardwright.errors import DistributedError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime import agreement, connections, facts, rendezvous
 from shardwright.runtime.failure import failed
+from shardwright.runtime.mesh import forget_meshes
 
 
 @cache
@@ -33,6 +34,7 @@ def end_in_order() -> None:
 def _end() -> None:
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+    forget_meshes()
     gc.collect()
 
 

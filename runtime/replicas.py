@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.distributed.tensor import DTensor
 
 from shardwright.runtime.collectives import all_reduce
 from shardwright.runtime.mesh import Group
@@ -57,7 +58,13 @@ class _Averaging:
             flags = all_reduce(flags, group, "max")
         for i in flags.nonzero().flatten().tolist():
             parameter = self.trained[i]
-            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            grad = local = _local(parameter.grad)
             for group in self.groups:
                 grad = all_reduce(grad / group.size, group)
-            parameter.grad = grad
+            local.copy_(grad)
+
+
+def _local(grad: Tensor) -> Tensor:
+    return grad._local_tensor if isinstance(grad, DTensor) else grad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.audit import Call, counts, total_bytes
@@ -23,5 +24,6 @@ def counted(calls: list[Call]) -> Tally:
 
 
 def held(model: nn.Module) -> int:
-    """Bytes of the parameters and buffers of `model`, tied ones once."""
-    return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    """Bytes that this rank holds of the parameters and buffers of `model`, tied ones once."""
+    tensors = (*model.parameters(), *model.buffers())
+    return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)

@@ -7,8 +7,6 @@ the module, which so see the tensors as other modules do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from inspect import getattr_static
 from typing import Any
 
 from torch import nn
@@ -18,21 +16,7 @@ Forward = Callable[..., Any]
 
 def put_around(module: nn.Module, around: Callable[[Forward], Forward]) -> Callable[[], None]:
     """Have `module` run `around(its forward)`; gives what undoes it."""
-    return _put(module, around(_forward(module)), around)
-
-
-def _forward(module: nn.Module) -> Forward:
-    """What it runs now; that of its class as that is then, which may change until it runs."""
-    if "forward" in module.__dict__:
-        return module.__dict__["forward"]
-
-    @wraps(module.forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        own = getattr_static(type(module), "forward")
-        bound = own.__get__(module, type(module)) if hasattr(own, "__get__") else own
-        return bound(*args, **kwargs)
-
-    return forward
+    return _put(module, around(module.forward), around)
 
 
 def put_instead(module: nn.Module, forward: Forward) -> Callable[[], None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -22,12 +24,14 @@ from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.scripted import as_python
 from shardwright.planner.trace.traced_calls import Run, Runner, cast
-from shardwright.runtime.attention import by_heads
+from shardwright.planner.trace.values import pairs
+from shardwright.runtime.attention import by_heads, split_by_heads
 
 
 def calls_of(root: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Calls | None:
     """What the code of each module calls in `runs` of `root` as it is; None if it does not run."""
     module = duplicate(root)
+    split_by_heads(module)  # before `follow` looks at its forwards
     try:
         return run_and_note(module, runs, follow(module), opaque)
     except Exception:  # whatever model code raises: run as a part it will raise it again
@@ -81,6 +85,36 @@ def _on_fake(module: nn.Module, fake: FakeTensorMode) -> None:
                     store[name] = made[id(tensor)]
 
 
+@contextmanager
+def _converted_anew() -> Iterator[None]:
+    """Within, and in this thread, modules that are converted (`.to(dtype)`) get new parameters.
+
+    torch would swap fake ones for the converted, which it refuses while anything refers to them
+    weakly, as fake modes do.
+    """
+    before, thread = nn.Module._apply, get_ident()
+
+    def convert(
+        self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> nn.Module:
+        if get_ident() != thread:
+            return before(self, fn, recurse)
+        for child in self.children() if recurse else ():
+            convert(child, fn)
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                changed = nn.Parameter(fn(parameter), requires_grad=parameter.requires_grad)
+                self._parameters[name] = changed
+        self._buffers.update({k: fn(b) for k, b in self._buffers.items() if b is not None})
+        return self
+
+    nn.Module._apply = convert
+    try:
+        yield
+    finally:
+        nn.Module._apply = before
+
+
 def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     """Make `runs` of `module`, which is on meta, for what `follow` sees.
 
@@ -90,10 +124,9 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     runs = opaque.made(runs)
-    given = tree_map(
-        lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v,
-        [(run.args, dict(run.kwargs)) for run in runs],
-    )
+    plain = [(run.args, dict(run.kwargs)) for run in runs]
+    given = tree_map(lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, plain)
+    valued = [*pairs(plain, given)]
     given = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, given, strict=True)]
     cast(module, runs)
     _on_fake(module, fake)
@@ -102,10 +135,13 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
         return [spec.empty() for spec in given]
 
     like_real = LikeReal()
-    asked = Asked(Questions(opaque, value=like_real.known.value))
+    for tensor, value in valued:
+        like_real.known.keep(tensor, value)
+    asked = Asked(Questions(opaque, value=like_real.known.value, keep=like_real.known.keep))
     with (
         alone(),
         torch.no_grad(),
+        _converted_anew(),
         opaque.standing_in(module, empty),
         fake,
         like_real,

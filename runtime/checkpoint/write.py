@@ -16,6 +16,7 @@ from shardwright.runtime.agreement import agree
 from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
 from shardwright.runtime.checkpoint.source import SINGLE
+from shardwright.runtime.dtensors import local_of
 
 if TYPE_CHECKING:
     from shardwright.runtime.mesh import Mesh
@@ -73,7 +74,9 @@ def save(
             whole: dict[str, Tensor] = {}
             for name in names:
                 tensor, placed = tensors[name]
-                out = tensor.detach() if placed is None else gather(tensor, placed, mesh)
+                out = local_of(tensor, mesh).detach()
+                if placed is not None:
+                    out = gather(out, placed, mesh)
                 if draft is not None:
                     assert out.shape == shapes[name]
                     # A copy: what is gathered may be a view, and safetensors refuses shared memory.

@@ -17,6 +17,7 @@ from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
 from tests import planning
+from tests.predicted import held
 from tests.ranks import run_ranks
 
 IDS = torch.randint(0, 131, (4, 11), generator=torch.Generator().manual_seed(2))
@@ -61,12 +62,10 @@ def test_gradients_are_those_of_the_whole_batch(mesh: dict[str, int], keys: int)
             out = local(mine)
         with count_collectives() as back:
             out.logits.square().sum().backward()
-        held = sum(p.numel() * p.element_size() for p in local.parameters())
-        held += sum(b.numel() * b.element_size() for b in local.buffers())
-        return held, counts([*ahead, *back])
+        return held(local), counts([*ahead, *back])
 
     found = run_ranks(mesh["dp"] * mesh["tp"], work, plan.mesh)  # ranks are counted in its order
-    assert [held for held, _ in found] == plan.predicted.parameter_bytes
+    assert [size for size, _ in found] == plan.predicted.parameter_bytes
     predicted: dict[str, int] = {}
     for c in plan.predicted.collectives:
         predicted[c.kind] = predicted.get(c.kind, 0) + c.count

@@ -24,8 +24,8 @@ def nested() -> nn.Module:
     return nn.TransformerEncoder(layer, 2)
 
 
-class Around(nn.Module):
-    """Another module around it: torch's shortcuts are also taken by what is no root."""
+class Padded(nn.Module):
+    """A model that hands padding on."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -35,6 +35,12 @@ class Around(nn.Module):
         return self.inner(x) if mask is None else self.inner(x, src_key_padding_mask=mask)
 
 
+def mask(batch: int, seq: int) -> Tensor:
+    out = torch.zeros(batch, seq, dtype=torch.bool)
+    out[1, 4:] = True
+    return out
+
+
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("make", [encoder, nested, TorchAttention])
 def test_inference_is_that_of_the_whole_model(make: Callable[[], nn.Module], padded: bool) -> None:
@@ -42,13 +48,10 @@ def test_inference_is_that_of_the_whole_model(make: Callable[[], nn.Module], pad
     torch.manual_seed(0)
     inner = make().double().eval()
     randomize(inner)
-    model, padded = Around(inner), padded and make is not TorchAttention
-
-    def example(batch: int, seq: int) -> tuple[Tensor, ...]:
-        mask = torch.zeros(batch, seq, dtype=torch.bool)
-        return (*features(WIDTH)(batch, seq), *([mask] if padded else []))
-
-    plan = planned(model, example, 2)
+    model, padded = Padded(inner), padded and make is not TorchAttention
+    inputs = features(WIDTH)
+    given = (lambda b, t: (*inputs(b, t), mask(b, t))) if padded else inputs
+    plan = planned(model, given, 2)
     split = {
         name
         for module in plan.modules.values()
@@ -56,21 +59,18 @@ def test_inference_is_that_of_the_whole_model(make: Callable[[], nn.Module], pad
         if "@" in p.placement
     }
     assert split >= {"in_proj_weight", "in_proj_bias", "weight"}
-    (x,) = features(WIDTH)(2, 7)
-    mask = torch.zeros(2, 7, dtype=torch.bool)
-    mask[1, 4:] = True
-    options = (mask,) if padded else ()
+    args = given(2, 7)
 
     def run(local: nn.Module) -> Tensor:
         with torch.no_grad():
-            return local(x, *options)
+            return local(*args)
 
     want = run(model)
 
     def rank(mesh: Mesh) -> Tensor:
         return run(apply(copy.deepcopy(model), plan, mesh))
 
-    kept = ~mask if options else torch.ones_like(mask)
+    kept = ~args[1] if padded else torch.ones(2, 7, dtype=torch.bool)
     for got in run_ranks(2, rank):
         size = min(got.shape[1], want.shape[1])  # a packed stack may cut what all have as padding
         torch.testing.assert_close(got[:, :size][kept[:, :size]], want[:, :size][kept[:, :size]])

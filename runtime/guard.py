@@ -1,0 +1,106 @@
+"""Modules and parameters that come or go after a model was split: noticed at its next forward."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from shardwright.errors import UsageError
+from shardwright.runtime.checkpoint.write import save
+from shardwright.runtime.local import placements
+from shardwright.runtime.seen import Seeing
+
+
+class Guard:
+    """What a split model was made of when it was last looked at."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = {
+            path: m for path, m in model.named_modules() if "_shardwright" in m.__dict__
+        }
+
+    def check(self, model: nn.Module) -> None:
+        """Look whether what was put into the model since may stay.
+
+        What only wraps modules of the model (checkpointing, `torch.compile`) may.
+
+        Raises:
+            UsageError: a parameter came that is not split, or a module that the plan changed went.
+        """
+        there = set(map(id, model.modules()))
+        for path, module in self.modules.items():
+            if id(module) not in there:
+                raise UsageError(
+                    f"'{path}' was replaced or taken out after the model was split, and what the "
+                    "plan does there went with it: change the model before it is split"
+                )
+        for name, parameter in model.named_parameters():
+            if not isinstance(parameter, DTensor):
+                raise UsageError(
+                    f"the parameter '{name}' came into the model after it was split, and no rank "
+                    "knows how it lies over the ranks: add it (adapters, embeddings) before"
+                )
+
+
+@cache
+def watch_registrations() -> None:
+    """From now on note which split models modules or parameters are put into.
+
+    torch calls this for each module and parameter that is put anywhere, so that a forward need not
+    look for changes.
+    """
+
+    def note(module: nn.Module, *_: Any) -> None:
+        calls = module.__dict__.get("_shardwright_calls")
+        if calls is not None:
+            calls.changed = True
+
+    register_module_module_registration_hook(note)
+    register_module_parameter_registration_hook(note)
+
+
+class GuardedRoot(Seeing):
+    """Mixin in front of the root of a split model."""
+
+    _shardwright_guard: Guard
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own forward, once it is seen to be what was split."""
+        if torch.compiler.is_compiling():
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        calls = self._shardwright_calls
+        if calls.changed:
+            self._shardwright_guard.check(self)  # type: ignore[arg-type]
+            calls.changed = False
+        with calls.running.forward():
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def _shardwright_save_pretrained(
+        self, save_directory: Any, max_shard_size: int | str = "5GB", **options: Any
+    ) -> None:
+        """What `shardwright.save` writes; all ranks call it.
+
+        Raises:
+            UsageError: an option that is not about how it is written.
+        """
+        for name, value in options.items():
+            if name not in ("is_main_process", "safe_serialization") and value:
+                raise UsageError(f"save_pretrained({name}=...) of a split model: leave it out")
+        model: Any = self
+        mesh = self._shardwright_calls.mesh
+        save(model, save_directory, placements(model), mesh, max_shard_size=max_shard_size)
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> Any:
+        raise UsageError(
+            "DistributedDataParallel takes the parts of a split model for copies of the whole: "
+            "use torch's fully_shard or replicate over the other ranks, or plan with a mesh"
+        )

@@ -1,0 +1,210 @@
+"""How modules see parameters that are DTensors: as local tensors while they compute.
+
+Outside of any call `module.weight` is the DTensor, so what one computes of it there is of the
+whole weight. Within a call of the model, or of a module in it, it is the local tensor, whose
+gradient comes back as a DTensor laid out as the parameter is. For that each module with parameters
+gets a class in front of its own, and the modules of one model share a `Calls`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardwright.errors import UsageError
+from shardwright.runtime.classes import like
+from shardwright.runtime.dtensors import axes_of, cut
+from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.running import Running
+
+
+class Calls:
+    """What the modules of one model share."""
+
+    def __init__(self, mesh: Mesh, running: Running) -> None:
+        self.mesh, self.running = mesh, running
+        self.changed = False
+        """Whether modules or parameters were put into the model since its last call."""
+        self.axes = len(axes_of(mesh))
+        """Dims of the mesh of parameters: FSDP2 stores them over more."""
+
+    def inside(self) -> bool:
+        """Whether the code that asks runs in a call of a module of the model."""
+        if self.running.now or torch.compiler.is_compiling():
+            return True
+        # A module called by itself of which nothing is split, or what runs again for a backward
+        # pass: seldom, so that looking for it takes no time where the root is called.
+        again = torch._C._current_graph_task_id() != -1
+        frame = sys._getframe(2)
+        while frame is not None:
+            if again and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+                return True
+            if frame.f_code is _CALL:
+                owner = frame.f_locals.get("self")
+                if owner is not None and owner.__dict__.get("_shardwright_calls") is self:
+                    return True
+            frame = frame.f_back
+        return False
+
+    def cut(self, value: Tensor, stored: DTensor) -> Tensor:
+        """What this rank holds of `value`, laid out as `stored`; a DTensor stays as it is."""
+        return value if isinstance(value, DTensor) else cut(value, stored, self.mesh)
+
+
+_CALL = nn.Module._call_impl.__code__
+
+
+class _Local(torch.autograd.Function):
+    """The local tensor of a parameter. Does what `to_local` does, which takes twice as long."""
+
+    @staticmethod
+    def forward(ctx: Any, stored: DTensor) -> Tensor:  # type: ignore[override]
+        """The local tensor."""
+        ctx.spec = stored._spec
+        local = stored._local_tensor
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> DTensor:  # type: ignore[override]
+        """The gradient, laid out as the parameter is."""
+        spec, grad = ctx.spec, grad.contiguous()
+        if torch.is_grad_enabled():  # it will be differentiated again
+            at = (spec.mesh, spec.placements)
+            return DTensor.from_local(grad, *at, shape=spec.shape, stride=spec.stride)
+        return DTensor.__new__(DTensor, grad, spec, requires_grad=False)
+
+
+def _local(stored: Any, calls: Calls, owner: nn.Module, name: str) -> Any:
+    """What the code of `owner` computes with where its parameter `name` is `stored`."""
+    if type(stored) is not DTensor:
+        if stored is None:
+            return None
+        raise UsageError(
+            f"the parameter '{name}' of a {type(owner).__name__} was replaced after the model was "
+            "split: change its values in place, or change the model before it is split"
+        )
+    if len(stored._spec.placements) != calls.axes:
+        return stored  # FSDP2 has it, and reads it
+    if not torch.is_grad_enabled():
+        return stored._local_tensor
+    if torch.compiler.is_compiling():
+        return stored.to_local()
+    return _Local.apply(stored) if stored.requires_grad else stored._local_tensor
+
+
+def _seen(name: str, used: bool) -> property:
+    """The parameter `name`; through its use in the plan where it has one."""
+
+    def get(self: Any) -> Any:
+        own = self.__dict__
+        try:
+            stored, calls = own["_parameters"][name], own["_shardwright_calls"]
+        except KeyError:
+            raise AttributeError(
+                f"'{type(self).__name__}' object has no attribute '{name}'"
+            ) from None
+        if not calls.running.now and (stored is None or not calls.inside()):
+            return stored
+        local = _local(stored, calls, self, name)
+        if not used or local is stored:  # FSDP2 takes what it reads here for the parameter
+            return local
+        return own["_shardwright"].uses[name](local)
+
+    return property(get, doc=f"`{name}` as the code that asks should see it.")
+
+
+def _flat_weights(self: Any) -> list[Tensor]:
+    return [getattr(self, name, None) for name in self._flat_weights_names]  # type: ignore[misc]
+
+
+class Seeing:
+    """Mixin in front of the class of a module that has parameters."""
+
+    _shardwright_calls: Calls
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__["_parameters"]:
+            raise UsageError(
+                f"the parameter '{name}' of a {type(self).__name__} cannot go once the model is "
+                "split: change the model before (in place of DistributedDataParallel, which takes "
+                "parameters out, use torch's fully_shard or replicate, or plan with a mesh)"
+            )
+        super().__delattr__(name)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        for name, stored in self.__dict__["_parameters"].items():
+            value = state_dict.get(prefix + name)
+            if isinstance(stored, DTensor) and value is not None and value.shape == stored.shape:
+                state_dict[prefix + name] = self._shardwright_calls.cut(value, stored)
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy._reconstruct(self, memo, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
+
+    def __copy__(self) -> Any:
+        return copy._reconstruct(self, None, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            f"a split {type(self).__name__} cannot be pickled, it is but a part of the model: "
+            "write it whole with shardwright.save(model, directory)"
+        )
+
+
+@functools.cache
+def seeing_class(original: type, names: tuple[str, ...], front: type = Seeing) -> type:
+    """`original` with the parameters `names` seen as local ones, and `front` before it."""
+    members: dict[str, Any] = {}
+    for name in names:
+        members[name] = _seen(name, used=isinstance(getattr(original, name, None), property))
+    if hasattr(front, "forward"):
+        members["forward"] = like(original, front.forward)
+    if issubclass(original, nn.RNNBase):
+        members["_flat_weights"] = property(_flat_weights, lambda self, value: None)
+    for name in REFUSED.keys() & set(dir(original)):
+        members[name] = getattr(front, f"_shardwright_{name}", None) or _refusing(name)
+    for name in ("__doc__", "__module__", "__qualname__"):
+        members[name] = getattr(original, name)
+    return type(original.__name__, (front, original), members)
+
+
+REFUSED = {
+    "resize_token_embeddings": "resize them before the model is split",
+    "save_pretrained": "write the whole model with shardwright.save(model, directory)",
+    "push_to_hub": "write it with shardwright.save(model, directory) and push that",
+    "add_adapter": "add adapters before the model is split",
+    "load_adapter": "load adapters before the model is split",
+}
+"""Methods of models that would take local tensors for whole ones, and what to do instead."""
+
+
+def _refusing(name: str) -> Any:
+    def refuse(self: Any, *_: Any, **__: Any) -> Any:
+        raise UsageError(f"{name} of a split {type(self).__name__}: {REFUSED[name]}")
+
+    return refuse
+
+
+def see_locals(
+    model: nn.Module, parameters: dict[int, nn.Parameter], calls: Calls, root: type
+) -> None:
+    """Put `parameters`, by the id of what was there, in place, and let modules see local ones.
+
+    `root` is the mixin for `model` itself.
+    """
+    for module in list(model.modules()):
+        module._shardwright_calls = calls  # type: ignore[assignment]
+        names = tuple(n for n, p in module._parameters.items() if p is not None)
+        for name in names:
+            module._parameters[name] = parameters[id(module._parameters[name])]
+        if isinstance(module, nn.RNNBase):
+            module.__dict__.pop("_flat_weights", None)
+        front = root if module is model else Seeing
+        if names or module is model or REFUSED.keys() & set(dir(type(module))):
+            module.__class__ = seeing_class(type(module), names, front)

@@ -1,0 +1,88 @@
+"""What each of 4 ranks of `test_stock` does: FSDP2 over dp, clipping, distributed checkpoints.
+
+Every rank trains the unsplit model, too, and compares by itself.
+"""
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+import copy
+import logging
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing import assert_close
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import shardwright
+from tests import planning
+
+IDS = torch.randint(0, 48, (4, 7), generator=torch.Generator().manual_seed(1))
+WEIGHTS = torch.randn(4, 7, 48, generator=torch.Generator().manual_seed(2)).double()
+CLOSE = {"rtol": 0.0, "atol": 1e-6}  # norms compute in float32
+
+
+def train(model: Any, rows: slice, steps: int) -> tuple[list[torch.Tensor], Any]:
+    """Norms of the gradients, and the optimizer."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+    norms = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(IDS[rows]).logits * WEIGHTS[rows]).tanh().mean().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        norms.append(getattr(norm, "full_tensor", lambda n=norm: n)().detach())
+        optimizer.step()
+    return norms, optimizer
+
+
+def main(folder: str) -> None:
+    config = Qwen3Config(
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=8,
+        intermediate_size=48,
+        vocab_size=48,
+        num_hidden_layers=2,
+    )
+    torch.manual_seed(0)
+    model: Any = Qwen3ForCausalLM(config).double()
+    whole = copy.deepcopy(model)
+    want, _ = train(whole, slice(None), 10)
+    after = dict(whole.named_parameters())
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    options: Any = {"phase": "train", "batch": 4, "seq": 7, "sequence_parallel": True}
+    plan = planning.plan(copy.deepcopy(model), tp=2, **options)
+    split: Any = shardwright.apply(copy.deepcopy(model), plan, mesh["tp"])
+    for layer in split.model.layers:
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(split, mesh=mesh["dp"])
+    mine = 2 * mesh["dp"].get_local_rank()
+    norms, optimizer = train(split, slice(mine, mine + 2), 10)
+    assert_close(norms, want, **CLOSE)
+    for name, tensor in shardwright.full_tensors(split, dict(split.named_parameters())).items():
+        assert_close(tensor, after[name].detach(), **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+
+    state = dict(zip("mo", get_state_dict(split, optimizer), strict=True))
+    dcp.save(state, checkpoint_id=folder)
+    four = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    again = shardwright.apply(model, planning.plan(copy.deepcopy(model), tp=4), four)
+    other = torch.optim.AdamW(again.parameters(), lr=1e-2, eps=1e-3)
+    state = dict(zip("mo", get_state_dict(again, other), strict=True))
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(again, other, model_state_dict=state["m"], optim_state_dict=state["o"])
+    for name, tensor in shardwright.full_tensors(again, dict(again.named_parameters())).items():
+        assert_close(tensor, after[name].detach(), **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+
+
+if __name__ == "__main__":
+    logging.disable(logging.WARNING)
+    dist.init_process_group("gloo")
+    main(sys.argv[1])
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,231 @@
+"""Parameters as DTensors: what stock tools make of them, and what changes of a split model do."""
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportOptionalMemberAccess=false
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import shardwright
+from shardwright.errors import UsageError
+from shardwright.planner.contract.notation import parse
+from shardwright.runtime.arranged import Arranged, watch_propagation
+from shardwright.runtime.dtensors import as_dtensor, cut, placements_of
+from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.reshard import take_local
+from tests import planning
+from tests.ranks import run_ranks
+
+IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(1))
+WEIGHTS = torch.randn(2, 7, 50, generator=torch.Generator().manual_seed(2)).double()
+
+
+def llama() -> Any:
+    """Heads that 2 and 4 ranks do not divide, or share."""
+    config = LlamaConfig(
+        hidden_size=36,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        intermediate_size=48,
+        vocab_size=50,
+        num_hidden_layers=1,
+    )
+    return LlamaForCausalLM(config)
+
+
+def gpt2() -> Any:
+    """A fused weight, and biases."""
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50))
+
+
+def made(model: Any) -> Any:
+    torch.manual_seed(0)
+    model = model().double().eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 0.1, 0.1)
+    return model
+
+
+def backward(model: Any) -> None:
+    model.zero_grad()
+    (model(IDS).logits * WEIGHTS).sum().backward()
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+@pytest.mark.parametrize(("model", "tp"), [(llama, 2), (llama, 4), (gpt2, 2), (gpt2, 3)])
+def test_clipping_takes_the_norm_of_the_whole(model: Any, tp: int) -> None:
+    """Parts that are uneven, shared, fused or replicated each count once, on every rank."""
+    base = made(model)
+    plan = planning.plan(copy.deepcopy(base), tp=tp)
+    backward(unsplit := copy.deepcopy(base))
+    want = nn.utils.clip_grad_norm_(unsplit.parameters(), 0.1)
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        backward(split)
+        grads = [p.grad for p in split.parameters() if p.grad is not None]
+        torch.testing.assert_close(whole(nn.utils.get_total_norm(grads)), want, rtol=1e-6, atol=0)
+        norm = nn.utils.clip_grad_norm_(split.parameters(), 0.1)
+        torch.testing.assert_close(whole(norm), want, rtol=1e-6, atol=0)
+        for name, parameter in split.named_parameters():
+            assert parameter.shape == parameter.grad.shape == base.get_parameter(name).shape
+            norm = parameter.detach().norm()
+            torch.testing.assert_close(whole(norm), base.get_parameter(name).detach().norm())
+
+    run_ranks(tp, work)
+
+
+COMPUTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "itself": lambda w, v: w,
+    "element by element": lambda w, v: w * 2 + v,
+    "transposed": lambda w, v: w.T,
+    "product": lambda w, v: w @ v.T,
+    "norm": lambda w, v: w.norm(),
+    "mean": lambda w, v: w.mean(),
+    "mean of rows": lambda w, v: w.mean(0),
+    "rows of norm 1": lambda w, v: w / w.norm(dim=-1, keepdim=True),
+    "some rows": lambda w, v: w[1:4],
+    "in a row": lambda w, v: torch.cat([w, v]).flatten(),
+    "in order": lambda w, v: w.cumsum(0),
+    "triangle": lambda w, v: w.triu(),
+    "in place": lambda w, v: w.clone().lerp_(v, 0.25),
+    "list": lambda w, v: torch._foreach_mul([v, w], 2.0)[1],
+    "norms": lambda w, v: torch._foreach_norm([v, w])[1],
+}
+
+
+@pytest.mark.parametrize("layout", ["3@tp*2, 4", "4@tp + 4@tp, 8", "8, 3@tp*2", "4@tp + 2, 4"])
+def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
+    """Parts that are uneven, fused, or partly shared."""
+    placement = parse(layout)
+    torch.manual_seed(0)
+    w, v = (torch.randn(*placement.shape, dtype=torch.float64) for _ in range(2))  # type: ignore[arg-type]
+
+    def work(mesh: Mesh) -> None:
+        watch_propagation()
+        device_mesh = mesh.parameter_mesh()
+        assert device_mesh is not None
+        spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
+        assert any(isinstance(p, Arranged) for p in spec.placements)
+        like = as_dtensor(take_local(w, placement, mesh), w.shape, spec)
+        mine = [cut(x, like, mesh) for x in (w, v)]
+        for name, compute in COMPUTED.items():
+            got = whole(compute(*mine))
+            torch.testing.assert_close(got, compute(w, v), msg=lambda m, n=name: f"{n}: {m}")
+        torch_s = DTensor.from_local(v, device_mesh, [Replicate()]).redistribute(
+            placements=[Shard(0)]
+        )
+        torch.testing.assert_close(whole(mine[0] + torch_s), w + v)
+        with pytest.raises(RuntimeError, match="full_tensors"):
+            mine[0].add_(torch_s)
+
+    run_ranks(2, work)
+
+
+def test_what_torch_shares_evenly_is_a_plain_shard() -> None:
+    def work(mesh: Mesh) -> None:
+        for layout in ("8@tp, 4", "5@tp"):
+            assert all(type(p) is Shard for p in placements_of(parse(layout), mesh))
+
+    run_ranks(2, work)
+
+
+def test_whole_tensors_load_and_copies_compute() -> None:
+    base, other = made(llama), made(llama)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.5)
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        twin = copy.deepcopy(split)
+        for assign in (False, True):
+            twin.load_state_dict(copy.deepcopy(other.state_dict()), assign=assign)
+            torch.testing.assert_close(twin(IDS).logits, other(IDS).logits)
+            twin.load_state_dict(split.state_dict())
+            torch.testing.assert_close(twin(IDS).logits, base(IDS).logits)
+        block = split.model.layers[0].mlp  # called by itself
+        x = torch.ones(1, 2, 36).double()
+        torch.testing.assert_close(block(x), base.model.layers[0].mlp(x))
+
+    run_ranks(2, work)
+
+
+def new_head(model: Any) -> None:
+    model.lm_head = nn.Linear(36, 50, bias=False).double()
+
+
+def new_parameter(model: Any) -> None:
+    model.lm_head.weight = nn.Parameter(torch.zeros(50, 36).double())
+
+
+def adapter(model: Any) -> None:
+    """As LoRA goes in: the layer stays, behind one with weights of its own."""
+
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Module) -> None:
+            super().__init__()
+            self.base, self.more = base, nn.Linear(36, 48, bias=False).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.base(x) + self.more(x)
+
+    mlp = model.model.layers[0].mlp
+    mlp.up_proj = Adapted(mlp.up_proj)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (new_head, "'lm_head"),
+        (new_parameter, "'lm_head.weight' came into the model"),
+        (adapter, "'model.layers.0.mlp.up_proj.more.weight' came into the model"),
+        (lambda model: model.resize_token_embeddings(60), "resize them before"),
+        (pickle.dumps, "shardwright.save"),
+        (nn.parallel.DistributedDataParallel, "fully_shard"),
+        (lambda model: nn.utils.parametrizations.weight_norm(model.lm_head), "before"),
+    ],
+)
+def test_changes_after_splitting_are_refused(change: Any, why: str) -> None:
+    base = made(llama)
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        with pytest.raises(UsageError, match=why):
+            change(split)
+            split(IDS)
+
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+    run_ranks(2, work)
+
+
+def test_wrapping_modules_of_the_model_is_not_a_change() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.inner(*args, **kwargs)
+
+    base = made(llama)
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        split.model.layers[0].mlp = Wrapper(split.model.layers[0].mlp)
+        torch.testing.assert_close(split(IDS).logits, base(IDS).logits)
+
+    run_ranks(2, work)
