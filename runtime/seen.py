@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
-from shardwright.runtime.alone import Running
 from shardwright.runtime.classes import like
 from shardwright.runtime.dtensors import axes_of, cut
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.running import Running
 
 
 class Calls:
