@@ -7,6 +7,7 @@ one, `?*4@tp` a split in the middle of a product whose outer size is known only 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -146,11 +147,19 @@ class Split:
 
     def reduce_shared(self, x: Tensor, size: int | None = None) -> Tensor:
         """This rank's part `x` with what all ranks hold summed over them; one all-reduce."""
+        return self._with_shared(x, lambda shared: all_reduce(shared, self.group))
+
+    def keep_first_shared(self, x: Tensor, size: int | None = None) -> Tensor:
+        """This rank's part `x` with zeros for what all ranks hold, but on the first."""
+        return x if self.group.rank == 0 else self._with_shared(x, torch.zeros_like)
+
+    def _with_shared(self, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """This rank's part `x` with what all ranks hold changed."""
         x, d = self._open(x, self._own), self.dim + self._shift
-        summed = all_reduce(_select(x, d, self.shared), self.group)
+        changed = change(_select(x, d, self.shared))
         pieces, end = [], 0
         for (a, b), (_, offset, length) in zip(self.shared, _offsets(self.shared), strict=True):
-            pieces += [x.narrow(d, end, a - end), summed.narrow(d, offset, length)]
+            pieces += [x.narrow(d, end, a - end), changed.narrow(d, offset, length)]
             end = b
         pieces.append(x.narrow(d, end, x.shape[d] - end))
         return self._close(torch.cat(pieces, d))

@@ -143,6 +143,9 @@ PAD = Action("pad", copies=lambda w: 3 * w.whole - w.part)
 KEEP_FIRST = Action("keep_first", copies=lambda w: w.whole)
 """A term of a sum: the tensor on the first rank, zeros on the others."""
 
+KEEP_FIRST_SHARED = Action("keep_first_shared", copies=lambda w: 2 * w.part)
+"""The same of what all ranks hold, of a part that has more."""
+
 
 class Transition(NamedTuple):
     """What takes a tensor from one kind to another.
@@ -175,12 +178,13 @@ TRANSITIONS: dict[tuple[Kind, Kind], Transition] = {
     (_S, _G): Transition(ALL_GATHER, REDUCE_SCATTER),
     (_M, _R): Transition(ALL_GATHER, TAKE, planned=False),
     (_M, _MG): Transition(IDENTITY, REDUCE_SHARED),
+    (_MG, _M): Transition(IDENTITY, KEEP_FIRST_SHARED, planned=False),
 }
 """(before, after) -> what is done; for other pairs there is no way, or one over two of these."""
 
 
 def route(before: Kind, after: Kind) -> tuple[Transition, ...] | None:
-    """The transitions from one kind to another: none, one, or two by way of a replicated value.
+    """The transitions from one kind to another: none, one, or two by way of a third.
 
     None if there is no way.
     """
@@ -188,7 +192,7 @@ def route(before: Kind, after: Kind) -> tuple[Transition, ...] | None:
         return ()
     if (before, after) in TRANSITIONS:
         return (TRANSITIONS[before, after],)
-    for between in (_G, _R):
+    for between in (_G, _R, _M):
         if (before, between) in TRANSITIONS and (between, after) in TRANSITIONS:
             return TRANSITIONS[before, between], TRANSITIONS[between, after]
     return None
