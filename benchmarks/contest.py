@@ -54,12 +54,16 @@ class Instance:
 def read(path: Path) -> Instance:
     """Read an instance."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        data = json.load(file)["problem"]
+        return parsed(json.load(file)["problem"])
+
+
+def parsed(data: dict[str, Any]) -> Instance:
+    """The instance that a file's `problem` says."""
     nodes, edges = data["nodes"], data["edges"]
     sizes = [len(c) for c in nodes["costs"]]
     pairs = [(int(a), int(b)) for a, b in edges["nodes"]]
     tables = []
-    for (a, b), costs in zip(pairs, edges.pop("costs"), strict=True):
+    for (a, b), costs in zip(pairs, edges["costs"], strict=True):
         tables.append(np.array(costs, dtype=np.int64).reshape(sizes[a], sizes[b]))
     intervals = [(int(i[0]), int(i[1])) if i else (0, 0) for i in nodes["intervals"]]
     limit = data.get("usage_limit")

@@ -21,6 +21,12 @@ from torch.distributed import TCPStore
 
 HOST = "127.0.0.1"
 
+
+def agent_store() -> TCPStore:
+    """A store that this process keeps for ranks, also over several starts of them."""
+    return TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+
+
 PRELOADED = ["torch", "transformers", "transformers.models.llama.modeling_llama", "shardwright"]
 PRELOADED += ["shardwright.runtime.api", "shardwright.planner.api", "torch._dynamo"]
 
@@ -51,7 +57,7 @@ def run_forked(
     limit: float = 90.0,
     environ: Sequence[dict[str, str]] = (),
     doomed: int | None = None,
-    agent: bool = False,
+    agent: TCPStore | None = None,
 ) -> list[Ended]:
     """Run `fn(*args)` on `ranks` processes with the environment that torchrun gives.
 
@@ -62,18 +68,17 @@ def run_forked(
         folder: For the files of the ranks.
         limit: Seconds after which a rank hangs; it is killed then.
         environ: By rank, what is added to the environment.
-        agent: The store is kept here, as torchrun's agent keeps it, and not by rank 0.
+        agent: The store of the ranks, as torchrun's agent keeps it; by default rank 0 does.
         doomed: A rank that is killed when the others have ended, as it does not end by itself.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, fn.__module__])
-    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False) if agent else None
-    port = _free_port() if store is None else store.port
+    port = _free_port() if agent is None else agent.port
     processes, begun = [], time.monotonic()
     for rank in range(ranks):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
         own |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-        own |= {"TORCHELASTIC_USE_AGENT_STORE": str(agent)}
+        own |= {"TORCHELASTIC_USE_AGENT_STORE": str(agent is not None)}
         own |= environ[rank] if environ else {}
         process = context.Process(target=_main, args=(folder / f"rank-{rank}", own, fn, args))
         process.start()

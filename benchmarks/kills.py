@@ -31,7 +31,8 @@ from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.forked import Ended, run_forked
+from benchmarks.faults.models import checkpoint
+from benchmarks.forked import Ended, agent_store, run_forked
 from benchmarks.kills_rank import EVENTS, Kill, work
 
 TIMEOUT = 8.0
@@ -144,7 +145,7 @@ class Kills:
             self.folder,
             limit=TIMEOUT + SLACK,
             environ=environ,
-            agent=case.agent,
+            agent=agent_store() if case.agent else None,
             doomed=case.kill.victim if case.kill.stop else None,
         )
 
@@ -160,24 +161,10 @@ class Kills:
 
 
 def _prepare(folder: Path, ranks: Sequence[int]) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     import shardwright
 
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        vocab_size=256,
-        eos_token_id=None,
-        architectures=["LlamaForCausalLM"],
-    )
-    for seed, name in enumerate(("model", "old")):
-        torch.manual_seed(seed)
-        LlamaForCausalLM(config).save_pretrained(folder / name)
+    checkpoint(folder / "model")
+    checkpoint(folder / "old", seed=1)
     for n in ranks:
         shardwright.plan(folder / "model", tp=n, objective="memory").save(folder / f"plan-{n}.json")
 

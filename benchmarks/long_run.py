@@ -106,26 +106,12 @@ def growth(early: dict[str, int], late: dict[str, int]) -> list[str]:
 
 def run(steps: int, tokens: int) -> list[dict[str, list[dict[str, int]]]]:
     """What each of two ranks held."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     import shardwright
+    from benchmarks.faults.models import checkpoint
     from shardwright.planner.on_ranks.launch import run_processes
 
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=256,
-        eos_token_id=None,
-        architectures=["LlamaForCausalLM"],
-    )
     with tempfile.TemporaryDirectory() as temporary:
-        model, plan = Path(temporary) / "model", Path(temporary) / "plan.json"
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(model)
+        model, plan = checkpoint(Path(temporary) / "model"), Path(temporary) / "plan.json"
         shardwright.plan(model, tp=2, phase="train", objective="memory").save(plan)
         return run_processes(2, work, str(model), str(plan), steps, tokens)
 

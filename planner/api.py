@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 
 from shardwright.errors import PlanError, UsageError
+from shardwright.planner.contract.consistency import LARGEST
 from shardwright.planner.contract.mesh import read_mesh, replicas
 from shardwright.planner.contract.plan_file import ObjectiveName, Phase, Plan, Workload
 from shardwright.planner.cost.phases import parse_phases
@@ -26,9 +27,10 @@ from shardwright.planner.search.solution import Asked
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
-from shardwright.planner.trace.folded_trace import trace_all
+from shardwright.planner.trace.example_values import trace_with_values
 from shardwright.planner.trace.one_at_a_time import apart
 from shardwright.planner.trace.source import Source, read_source
+from shardwright.runtime.hub import Hub
 
 
 @apart
@@ -56,6 +58,10 @@ def plan(
     dump: str | Path | None = None,
     write_model: str | Path | None = None,
     trust_remote_code: bool = False,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
 ) -> Plan:
     """The cheapest correct way to split `model` over ranks; no weights are read.
 
@@ -66,7 +72,9 @@ def plan(
         mesh: Mesh dims and their ranks: "tp" splits the model, all others share the batch:
             {"dp": 2, "tp": 4} is two copies of a model over four ranks each.
         args: Example inputs, or the only one, needed for a module that is no transformers text
-            model. Let sizes that vary at run time be 3 (batch) and 19 (sequence).
+            model. Let sizes that vary at run time be 3 (batch) and 19 (sequence). Where code
+            computes sizes from integers among them (a grid of patches, the places of an image),
+            they must be valid, and not on meta.
         kwargs: Example inputs by name.
         objective: What is to be least. "time": the predicted time of the phases, where a byte that
             a rank holds counts as the part of it that its room for more sequences is worth (see
@@ -101,6 +109,10 @@ def plan(
         write_model: A file for the CP-SAT model, in CP-SAT's text format: an integer for each axis
             of a tensor, over which sub-axes it is split, and for what is Partial over each.
         trust_remote_code: Whether to run code that comes with the model: else that is refused.
+        revision: Branch, tag or commit of a hub id, as transformers has it.
+        cache_dir: Folder that downloads are kept in.
+        local_files_only: Whether to fetch nothing.
+        token: Of who asks the hub; by default that of `hf auth login`.
 
     Raises:
         UsageError: an argument that cannot be meant.
@@ -115,6 +127,7 @@ def plan(
         model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
         optimizer_bytes=optimizer_bytes, trust_remote_code=trust_remote_code,
+        revision=revision, cache_dir=cache_dir, local_files_only=local_files_only, token=token,
     )  # fmt: skip
     with dumping(dump, task, write_model) as tell:
         return run(task, Asked(solver, time_limit, memory, objective), tell)
@@ -156,8 +169,11 @@ def prepare(
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
     trust_remote_code: bool = False,
+    **hub: Any,
 ) -> Task:
     """Read and trace a model: all that `plan` does before it looks for the cheapest way.
+
+    `hub` says where a hub id leads: `revision`, `cache_dir`, `local_files_only`, `token`.
 
     Raises:
         UsageError: an argument that cannot be meant.
@@ -167,17 +183,17 @@ def prepare(
     dims = read_mesh(tp, mesh)
     copies = replicas(dims)
     batch = copies if batch is None else batch
-    if batch < 1 or seq < 1:
-        raise UsageError(f"batch and seq must be at least 1, not {batch} and {seq}")
+    for name, value in (("batch", batch), ("seq", seq), ("optimizer_bytes", optimizer_bytes)):
+        least = 0 if name == "optimizer_bytes" else 1
+        if not least <= value <= LARGEST:
+            raise UsageError(f"{name} must be from {least} to {LARGEST:,}")
     if batch < copies:
         raise UsageError(f"a batch of {batch} cannot be shared by {copies} copies of the model")
-    if optimizer_bytes < 0:
-        raise UsageError(f"optimizer_bytes must be at least 0, not {optimizer_bytes}")
     phases = parse_phases(phase)
     wanted = dict(pins or {})
     as_pins(wanted)  # what cannot be meant should not wait for the trace
     stage("read")
-    source = read_source(model, args, kwargs, dtype, trust_remote_code)
+    source = read_source(model, args, kwargs, dtype, trust_remote_code, Hub(**hub))
     if tp_plan is not None:
         wanted = hand_written_pins(table_of(tp_plan, source.module), source.module) | wanted
     workload = Workload(
@@ -209,7 +225,7 @@ def _traced(
     stage("trace")
     if workload.sequence_parallel:
         source = source.along_sequence()
-    traced, folding, unfolded = trace_all(source, pins, workload.sequence_parallel)
+    traced, folding, unfolded = trace_with_values(source, pins, workload.sequence_parallel)
     unmasked = bool(source.masks() - traced.masks())
     stage("axes")
     length = TRACE_SEQ if workload.sequence_parallel else None

@@ -23,9 +23,11 @@ from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.checkpoint.unread import without_weights
 from shardwright.runtime.closures import check_closures
 from shardwright.runtime.config import read_config
 from shardwright.runtime.fast_paths import block_fast_paths
+from shardwright.runtime.hub import Hub
 from shardwright.runtime.identity import check_identity
 from shardwright.runtime.layers import apply_module
 from shardwright.runtime.lengths import Lengths
@@ -50,6 +52,11 @@ def load(
     allow_surplus: bool = False,
     progress: bool = False,
     trust_remote_code: bool = False,
+    weights: bool = True,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
     **model_kwargs: Any,
 ) -> nn.Module:
     """Load a checkpoint split over the ranks of a process group; every rank calls this.
@@ -69,10 +76,16 @@ def load(
         allow_surplus: Leave weights that the model has no place for unread.
         progress: Show a bar on stderr, if that is a terminal.
         trust_remote_code: Whether to run code that comes with the model: else that is refused.
+        weights: Whether to read weights. Without, all that is needed is a config, and parameters
+            get small random numbers, the same on each rank where they are whole: to measure with.
+        revision: Branch, tag or commit of a hub id, as transformers has it.
+        cache_dir: Folder that downloads are kept in.
+        local_files_only: Whether to fetch nothing.
+        token: Of who asks the hub; by default that of `hf auth login`.
         **model_kwargs: Passed to the model class, such as `attn_implementation`.
 
     Returns:
-        The model, in eval mode; `model.shardwright_report` says what was read.
+        The model, in eval mode; `model.shardwright_report` says what was read, if weights were.
 
     Raises:
         PlanError: the plan is not for this model, or was edited since it was written.
@@ -85,36 +98,40 @@ def load(
     ranks = Mesh.from_device_mesh(device_mesh_for(plan, mesh, where, timeout))
     groups = _groups(plan, ranks)
 
-    checkpoint, failure = _tried(lambda: Checkpoint.open(model))
+    hub = Hub(revision, cache_dir, local_files_only, token)
+    checkpoint, failure = _tried(lambda: Checkpoint.open(model, hub) if weights else None)
     alike = {"dtype": str(dtype), "device": where.type, "model arguments": repr(model_kwargs)}
     alike["plan"] = facts.of_plan(plan)
     if checkpoint is not None:
         alike["weights"] = facts.of_checkpoint(checkpoint)
     agree("loading", failure, alike, groups)
-    assert checkpoint is not None
 
+    stored = checkpoint.dtype if checkpoint is not None else None
     out, failure = _tried(
-        lambda: _whole(model, checkpoint, plan, dtype, trust_remote_code, model_kwargs)
+        lambda: _whole(model, plan, dtype or stored, trust_remote_code, hub, model_kwargs)
     )
     agree("loading", failure, groups=groups)
     assert out is not None
     conversions = Conversions(out)
     ranks = _split(out, plan, ranks)
-    report, failure = _tried(
-        lambda: load_weights(
-            out,
-            checkpoint,
-            placements(out),
-            ranks.coords,
-            device=where,
-            dtype=dtype,
-            allow_surplus=allow_surplus,
-            progress=progress,
-            conversions=conversions,
+    if checkpoint is None:
+        without_weights(out, where)
+    else:
+        report, failure = _tried(
+            lambda: load_weights(
+                out,
+                checkpoint,
+                placements(out),
+                ranks.coords,
+                device=where,
+                dtype=dtype,
+                allow_surplus=allow_surplus,
+                progress=progress,
+                conversions=conversions,
+            )
         )
-    )
-    agree("loading", failure, groups=groups)
-    out.shardwright_report = report  # type: ignore[assignment]
+        agree("loading", failure, groups=groups)
+        out.shardwright_report = report  # type: ignore[assignment]
     distribute(out, ranks)
     average_gradients(out, [ranks[name] for name in plan.batch_dims])
     return out.eval()
@@ -122,20 +139,20 @@ def load(
 
 def _whole(
     name: str | Path,
-    checkpoint: Checkpoint,
     plan: Plan,
     dtype: torch.dtype | None,
     trust_remote_code: bool,
+    hub: Hub,
     model_kwargs: dict[str, Any],
 ) -> nn.Module:
     """The model that the plan is for, without memory for its parameters."""
-    config = read_config(name, trust_remote_code)
-    cls: Any = model_class(config, trust_remote_code)
-    chosen = dtype or checkpoint.dtype
+    config = read_config(name, trust_remote_code, hub)
+    cls: Any = model_class(config, trust_remote_code, hub)
+    chosen = dtype or getattr(config, "dtype", None)
     with building(cls, config):
         model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
     _check(model, plan)
-    return _with_generation_config(model, name)
+    return _with_generation_config(model, name, hub)
 
 
 def _check(model: nn.Module, plan: Plan) -> None:
@@ -152,7 +169,7 @@ def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
 
 
-def _with_generation_config(model: nn.Module, name: str | Path) -> nn.Module:
+def _with_generation_config(model: nn.Module, name: str | Path, hub: Hub) -> nn.Module:
     """`model` with the generation settings that came with the checkpoint, if any did.
 
     Raises:
@@ -166,7 +183,7 @@ def _with_generation_config(model: nn.Module, name: str | Path) -> nn.Module:
     try:
         if file.is_file() and not isinstance(read_json(file), dict):
             raise ValueError("it holds no JSON object")
-        settings: Any = GenerationConfig.from_pretrained(name)
+        settings: Any = GenerationConfig.from_pretrained(name, **hub.options())
         model.generation_config = settings
     except Exception as error:  # whatever transformers raises on what it does not expect
         if file.is_file():

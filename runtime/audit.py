@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.runtime import collectives
+from shardwright.runtime.collectives import Listener
 
 KINDS = {
     "all_reduce": "all_reduce",
@@ -38,16 +37,8 @@ def count_collectives() -> Iterator[list[Call]]:
         assert counts(calls) == {"all_reduce": 4}
     """
     calls: list[Call] = []
-
-    def note(kind: str, x: Tensor) -> None:
-        calls.append(Call(kind, x.numel() * x.element_size()))
-
-    collectives.observers.append(note)
-    try:
-        with _Listen(note):
-            yield calls
-    finally:
-        collectives.observers.remove(note)
+    with _Listen(calls):
+        yield calls
 
 
 def counts(calls: list[Call]) -> dict[str, int]:
@@ -61,13 +52,16 @@ def total_bytes(calls: list[Call]) -> dict[str, int]:
     return {kind: sum(c.bytes for c in calls if c.kind == kind) for kind in kinds}
 
 
-class _Listen(TorchDispatchMode):
-    def __init__(self, note: Any) -> None:
+class _Listen(Listener):
+    def __init__(self, calls: list[Call]) -> None:
         super().__init__()
-        self.note = note
+        self.calls = calls
+
+    def note(self, kind: str, x: Tensor) -> None:
+        self.calls.append(Call(kind, x.numel() * x.element_size()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "_c10d_functional":
+        if func.namespace == "_c10d_functional":  # in a compiled graph
             kind = KINDS.get(func._schema.name.split("::")[1].rstrip("_"))
             if kind and isinstance(args[0], torch.Tensor):
                 self.note(kind, args[0])

@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import ModelError
+from shardwright.runtime.hub import USUAL, Hub
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -112,12 +113,13 @@ def _move_stragglers(model: nn.Module) -> None:
                 module._parameters[name] = moved.setdefault(id(param), _to_meta(param))
 
 
-def model_class(config: Any, trust_remote_code: bool = False) -> type[nn.Module]:
+def model_class(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> type[nn.Module]:
     """The class that `config` says the model has.
 
     Args:
         config: As `read_config` gives it.
         trust_remote_code: Whether it may be one of the code that comes with the model.
+        hub: Where that code is looked for.
 
     Raises:
         ModelError: the config names none, or one that neither transformers nor trusted code has.
@@ -132,7 +134,7 @@ def model_class(config: Any, trust_remote_code: bool = False) -> type[nn.Module]
         )
     own = getattr(config, "auto_map", None)
     if own and trust_remote_code:
-        return _own_class(config, names[0])
+        return _own_class(config, names[0], hub)
     found = getattr(transformers, names[0], None)
     if isinstance(found, type) and issubclass(found, nn.Module):
         return found
@@ -161,7 +163,7 @@ def _causal(config: Any) -> list[str]:
     return [found]
 
 
-def _own_class(config: Any, name: str) -> type[nn.Module]:
+def _own_class(config: Any, name: str, hub: Hub) -> type[nn.Module]:
     """The class of that name in the code that came with a config; runs that code."""
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -171,7 +173,8 @@ def _own_class(config: Any, name: str) -> type[nn.Module]:
     if not references:
         raise ModelError(f"the code that comes with {config.name_or_path} has no model")
     try:
-        cls = get_class_from_dynamic_module(references[0], config.name_or_path)
+        how = hub.options()
+        cls = get_class_from_dynamic_module(references[0], config.name_or_path, **how)
     except Exception as error:  # whatever that code raises
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"the code that comes with {config.name_or_path} fails: {text}") from error

@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import PlanError
+from shardwright.runtime import call_sites
+from shardwright.runtime.given_sizes import local_sizes
 from shardwright.runtime.local import LocalModule
 
 
@@ -29,6 +31,33 @@ def local_class(
     members["__qualname__"] = original.__qualname__  # by which others keep facts on classes
     name = layer if len(bases) == 1 else f"{layer}[{original.__name__}]"
     return type(name, bases, members)
+
+
+@functools.cache
+def with_local_sizes(original: type, calls: tuple[str, ...]) -> type:
+    """`original` with methods that ask for local sizes where `calls` stand in their source.
+
+    Raises:
+        PlanError: the source of one does not have them.
+    """
+    methods: dict[str, list[str]] = {}
+    for call in calls:
+        methods.setdefault(call.partition(".")[0], []).append(call)
+    members: dict[str, Any] = {
+        call_sites.LOCAL_SIZES: local_sizes,
+        "__doc__": original.__doc__,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+    }
+    for name, named in methods.items():
+        method = call_sites.method_of(original, name)
+        members[name] = method and call_sites.with_local_sizes(method, named)
+        if members[name] is None:
+            raise PlanError(
+                f"the code of {original.__name__}.{name} is not that which the plan is for, or its "
+                f"source cannot be read: it has no {', '.join(named)}; plan again"
+            )
+    return type(original.__name__, (original,), members)
 
 
 def like(original: type, forward: Callable[..., Any]) -> Callable[..., Any]:

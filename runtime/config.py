@@ -9,17 +9,19 @@ from typing import Any
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.bounded import read_json
+from shardwright.runtime.hub import USUAL, Hub
 
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 """Keys that may name code on the hub: `owner/kernel`."""
 
 
-def read_config(name: str | Path, trust_remote_code: bool = False) -> Any:
+def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = USUAL) -> Any:
     """The config of a hub id or a local directory.
 
     Args:
         name: The id, or the directory.
         trust_remote_code: Whether to run code that comes with it.
+        hub: Where the id leads.
 
     Raises:
         ModelError: there is none, it does not hold, transformers does not know its architecture, or
@@ -31,14 +33,15 @@ def read_config(name: str | Path, trust_remote_code: bool = False) -> Any:
     _check_file(name)
     try:
         # Never asked on the terminal, as transformers does by default.
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        how = {"trust_remote_code": trust_remote_code, **hub.options()}
+        config = AutoConfig.from_pretrained(name, **how)
     except StrictDataclassError as error:
         text = str(error).splitlines()[-1].strip().partition(": ")[2]
         raise ModelError(f"the config of {name} does not hold: {text}") from None
     except OSError:
         raise ModelError(
-            f"cannot find the config of {name}: no such directory, and the hub has no such model "
-            "or cannot be reached (offline?)"
+            f"cannot find the config of {name}{hub.at}: no such directory, and the hub has no such "
+            "model or cannot be reached (offline?)"
         ) from None
     except Exception as error:  # whatever the code of a config raises
         raise ModelError(_in_words(name, error)) from None

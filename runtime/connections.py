@@ -2,7 +2,8 @@
 
 Aborting a group of gloo does nothing in torch, and its sockets live as long as anything refers to
 the group. So the sockets that opened while a group was formed are noted here, and shut down when a
-collective has failed: whoever waits for this rank fails at once. Other backends end by themselves.
+collective has failed: whoever waits for this rank fails at once. Channels of shared memory are told
+the same. Other backends end by themselves.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 _opened: dict[int, int] = {}
 """Inode -> file descriptor of sockets of process groups."""
+
+_others: Any = weakref.WeakKeyDictionary()
+"""What else ranks wait at -> what lets them wait no more."""
 
 
 @contextmanager
@@ -28,8 +34,15 @@ def noted() -> Iterator[None]:
         _opened.update({inode: after[inode] for inode in after.keys() - before.keys()})
 
 
+def hangs_up(what: object, leave: Callable[[], None]) -> None:
+    """Call `leave`, too, when this rank gives up, for as long as `what` is there."""
+    _others[what] = leave
+
+
 def hang_up() -> None:
     """Close what was noted to all other ranks; no collective works in this process afterwards."""
+    for leave in list(_others.values()):
+        leave()
     for inode, descriptor in _opened.items():
         with suppress(OSError):  # closed meanwhile
             if os.fstat(descriptor).st_ino != inode:

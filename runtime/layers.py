@@ -22,7 +22,8 @@ from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Re
 from shardwright.planner.contract.styles import LOCAL, needed
 from shardwright.runtime.alone import Alone
 from shardwright.runtime.attributes import set_local, set_sizes
-from shardwright.runtime.classes import calls_super, check_forward, local_class
+from shardwright.runtime.classes import calls_super, check_forward, local_class, with_local_sizes
+from shardwright.runtime.given_sizes import GivenSizes
 from shardwright.runtime.lengths import Length, Lengths
 from shardwright.runtime.local import Change, LocalModule, LocalState
 from shardwright.runtime.mesh import Group, Mesh
@@ -178,6 +179,10 @@ def apply_module(
     _place(module, spec, state, tensors or LocalTensors())
     for attribute, dim in spec.attributes.items():
         set_local(module, attribute, dim, mesh)
+    if spec.sizes:
+        state.sizes = {c: GivenSizes(c, d, mesh.coords, path) for c, d in spec.sizes.items()}
+        sized = with_local_sizes(original, tuple(sorted(spec.sizes)))
+        bases = tuple(sized if base is original else base for base in bases)
     module._shardwright = state  # type: ignore[assignment]
     module.__class__ = local_class(original, cls.__name__, bases, tuple(sorted(state.uses)))
     if hasattr(cls, "set_up"):

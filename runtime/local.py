@@ -21,6 +21,7 @@ from shardwright.runtime.slots import Keys, replace
 
 if TYPE_CHECKING:
     from shardwright.runtime.alone import Alone
+    from shardwright.runtime.given_sizes import GivenSizes
     from shardwright.runtime.running import Running
     from shardwright.runtime.split_logits import LossScope, SplitHead
 
@@ -48,6 +49,8 @@ class LocalState:
     path: str = ""
     placements: dict[str, Placement] = field(default_factory=dict)
     uses: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    sizes: dict[str, GivenSizes] = field(default_factory=dict)
+    """Of calls in its code, by name."""
     inputs: list[Change] = field(default_factory=list)
     outputs: list[Change] = field(default_factory=list)
     rows: tuple[Range, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import TP, Coords, sub_name, with_sub_axes
 from shardwright.runtime import connections
+from shardwright.runtime.shared_memory.channel import Channel
+from shardwright.runtime.shared_memory.connect import channel_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -40,6 +43,11 @@ class Group:
             raise PlanError(f"rank {self.rank} is not in a group of {self.size}")
         # Compiled graphs refer to a group by this name, not by the object.
         object.__setattr__(self, "name", "" if self.pg is None else self.pg.group_name)
+
+    @cached_property
+    def channel(self) -> Channel | None:
+        """What its ranks share memory by, if they do; all of them ask together at first."""
+        return None if self.pg is None else channel_of(self.pg)
 
     @classmethod
     def of(cls, pg: ProcessGroup) -> Group:

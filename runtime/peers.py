@@ -82,34 +82,29 @@ class Roll:
     """All ranks of a process group by their entries in its store.
 
     Attributes:
-        store: of the process group.
+        store: for this process group alone, so that no entry is of ranks that ended before.
         rank: this one.
         ranks: how many there are.
-        prefix: of the keys; another one for each process group that is formed with this store.
         peers: the entries that were read so far.
     """
 
     store: dist.Store
     rank: int
     ranks: int
-    prefix: str
     peers: dict[int, Peer] = field(default_factory=dict)
 
     @classmethod
     def enter(cls, store: dist.Store, rank: int, ranks: int) -> Roll:
         """Write down where this rank runs."""
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        times = store.add(f"shardwright/{attempt}/{rank}", 1)
-        roll = cls(store, rank, ranks, f"shardwright/{attempt}.{times}")
-        store.set(roll._key("peer", rank), json.dumps(asdict(Peer.this(ranks))))
-        return roll
+        store.set(_key("peer", rank), json.dumps(asdict(Peer.this(ranks))))
+        return cls(store, rank, ranks)
 
     def read(self, among: Iterable[int]) -> list[int]:
         """Read the entries of ranks that are there; those of `among` that have none yet."""
         missing = [rank for rank in among if rank not in self.peers]
         for rank in missing:
-            if self.store.check([self._key("peer", rank)]):
-                text = self.store.get(self._key("peer", rank))
+            if self.store.check([_key("peer", rank)]):
+                text = self.store.get(_key("peer", rank))
                 self.peers[rank] = Peer(**json.loads(text))
         return [rank for rank in missing if rank not in self.peers]
 
@@ -139,8 +134,8 @@ class Roll:
     def _verdict(self, others: Collection[int]) -> list[int]:
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
-            if self.store.check([self._key("missing")]):
-                return json.loads(self.store.get(self._key("missing")))
+            if self.store.check([_key("missing")]):
+                return json.loads(self.store.get(_key("missing")))
             if gone := self.gone():
                 return self.settle("missing", gone)
             silent = self._without("asks", others)
@@ -152,7 +147,7 @@ class Roll:
 
     def settle(self, word: str, ranks: Sequence[int]) -> list[int]:
         """Write down which ranks are missing, or read what another rank has written before."""
-        return json.loads(self.store.compare_set(self._key(word), "", json.dumps(ranks)))
+        return json.loads(self.store.compare_set(_key(word), "", json.dumps(ranks)))
 
     def leave(self, missing: Collection[int] = ()) -> None:
         """Say that this rank has read all that it wants; rank 0 may keep the store, and waits.
@@ -176,13 +171,14 @@ class Roll:
             socket.create_connection((store.host, store.port), ANSWER_SECONDS).close()
 
     def _say(self, word: str) -> None:
-        self.store.set(self._key(word, self.rank), "")
+        self.store.set(_key(word, self.rank), "")
 
     def _without(self, word: str, ranks: Iterable[int]) -> list[int]:
-        return sorted(r for r in ranks if not self.store.check([self._key(word, r)]))
+        return sorted(r for r in ranks if not self.store.check([_key(word, r)]))
 
-    def _key(self, word: str, rank: int | None = None) -> str:
-        return "/".join([self.prefix, word, *([] if rank is None else [str(rank)])])
+
+def _key(word: str, rank: int | None = None) -> str:
+    return word if rank is None else f"{word}/{rank}"
 
 
 def bounded(work: Callable[[], T], seconds: float) -> T:
@@ -214,8 +210,12 @@ def roll() -> Roll:
     """The roll of the default process group; this rank enters it when it is first asked for."""
     world: Any = dist.group.WORLD
     if world not in _known:
-        store = dist.distributed_c10d._get_default_store()
-        remember(Roll.enter(store, dist.get_rank(), dist.get_world_size()))
+        rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+        # A store may outlive a group, and torchrun's agent keeps its own over restarts.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        times = store.add(f"shardwright/{attempt}/{rank}", 1)
+        own = dist.PrefixStore(f"shardwright/{attempt}.{times}", store)
+        remember(Roll.enter(own, rank, dist.get_world_size()))
     return _known[world]
 
 

@@ -2,6 +2,10 @@
 
 Torch's own start waits a full timeout at each of its steps, and for ranks that have died. So the
 ranks meet in its store first, where each sees what the others were told and whether they still run.
+
+Torchrun's agent keeps its store over `--max-restarts`, and torch alone then connects to addresses
+of ranks that have ended, and hangs. So each start has a name that rank 0 makes up, before all keys.
+The others get it as an answer to names that they make up, which no rank before them has asked by.
 """
 
 from __future__ import annotations
@@ -9,7 +13,9 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from uuid import uuid4
 
 import torch.distributed as dist
 
@@ -57,12 +63,40 @@ def form(backend: str, timeout: float) -> None:
 def _come(
     rank: int, ranks: int, deadline: float
 ) -> tuple[dist.Store, Roll, DistributedError | None]:
-    store = _store(rank, deadline)
+    """The store of this start, its roll, and what is wrong if the ranks do not meet."""
+    whole = _store(rank, deadline)
+    name = uuid4().hex if rank == 0 else _asked(whole, rank, deadline)
+    store = dist.PrefixStore(f"shardwright/{name}", whole)
     roll = Roll.enter(store, rank, ranks)
-    return store, roll, _meet(roll, deadline)
+    return store, roll, _meet(roll, whole, name, deadline)
 
 
-def _meet(roll: Roll, deadline: float) -> DistributedError | None:
+def _asked(store: dist.Store, rank: int, deadline: float) -> str:
+    """The name of this start: rank 0 answers.
+
+    Raises:
+        DistributedError: it does not.
+    """
+    mine = uuid4().hex
+    store.set(f"shardwright/asks/{rank}", mine)
+    pause = 0.01
+    while not store.check([f"shardwright/answer/{mine}"]):
+        if time.monotonic() > deadline + ANSWER_SECONDS:  # rank 0 may have begun a little later
+            raise _absent(rank, [0])
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
+    return store.get(f"shardwright/answer/{mine}").decode()
+
+
+def _answer(store: dist.Store, name: str, ranks: Iterable[int]) -> None:
+    """Tell ranks that ask what this start is called; one that has ended does not mind."""
+    for rank in ranks:
+        if store.check([f"shardwright/asks/{rank}"]):
+            asked = store.get(f"shardwright/asks/{rank}").decode()
+            store.set(f"shardwright/answer/{asked}", name)
+
+
+def _meet(roll: Roll, whole: dist.Store, name: str, deadline: float) -> DistributedError | None:
     """Wait until all ranks have entered the roll; what is wrong if they do not.
 
     Whether to go on is settled once, for all ranks: none is left waiting for one that gave up.
@@ -70,6 +104,8 @@ def _meet(roll: Roll, deadline: float) -> DistributedError | None:
     pause = 0.01
     while True:
         missing = roll.read(range(roll.ranks))
+        if roll.rank == 0:
+            _answer(whole, name, missing)
         told = {peer.ranks: rank for rank, peer in sorted(roll.peers.items(), reverse=True)}
         if len(told) > 1:
             words = (f"rank {rank} that there are {ranks}" for ranks, rank in sorted(told.items()))
@@ -81,14 +117,18 @@ def _meet(roll: Roll, deadline: float) -> DistributedError | None:
         out = roll.gone() or (missing if time.monotonic() > deadline else [])
         if (out or not missing) and (out := roll.settle("start", out)):
             roll.leave(out)
-            return DistributedError(
-                f"starting failed on rank {roll.rank}: {named(out)} died or did not come in time: "
-                f"look at the output of {named(out)}, or give a longer `timeout`"
-            )
+            return _absent(roll.rank, out)
         if not missing:
             return None
         time.sleep(pause)
         pause = min(2 * pause, 0.25)
+
+
+def _absent(rank: int, missing: Sequence[int]) -> DistributedError:
+    return DistributedError(
+        f"starting failed on rank {rank}: {named(missing)} died or did not come in time: look at "
+        f"the output of {named(missing)}, or give a longer `timeout`"
+    )
 
 
 def _store(rank: int, deadline: float) -> dist.Store:

@@ -46,9 +46,8 @@ class Operation:
         return cls(group, forward.name, backward.name, split, length)
 
     def size(self, x: Tensor) -> int | None:
-        """The whole length of a run-time axis that this step splits or gathers; else None."""
-        if self.split is None or self.split.static:
-            return None
+        """The whole length of the run-time axis that this step splits or gathers, if known."""
+        assert self.split is not None
         if self.forward in ("take", "reduce_scatter"):
             size = self.split.whole_size(x)
             assert size is not None
@@ -74,7 +73,7 @@ class Operation:
         """`x` at the other side; differentiable."""
         if self.group.size == 1:
             return x
-        size = self.size(x)
+        size = None if self.split is None or self.split.static else self.size(x)
         if torch.is_grad_enabled() and x.requires_grad:
             return _Redistribute.apply(x, self, size)
         return self.run(self.forward, x, size)
@@ -135,11 +134,15 @@ class Reshard:
                     "redistribution must name its `length`"
                 )
         self._sizes = source.local_shape(mesh.coords)
+        # Without gradients, what a step does backward alone need not be called.
+        self._forward = tuple(
+            step for step in self.steps if step.forward != "identity" or step.split is not None
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Redistribute `x`, of the source's local shape, to the target's."""
         self.check(x)
-        for step in self.steps:
+        for step in self.steps if torch.is_grad_enabled() else self._forward:
             x = step(x)
         return x
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from itertools import product
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import contest, contest_made
+from shardwright.planner.solvers import decompose
 
 HUGE = 10**18
 
@@ -87,3 +89,20 @@ def test_a_small_instance_is_solved_to_the_optimum():
         result = contest.How("decompose", None, 1, 0, None).solve(contest.problem_of(own), 20)
         assert (result.status == "infeasible") == (best is None)
         assert best is None or (result.status, result.bound) == ("optimal", best)
+
+
+def test_the_solver_ends_when_its_clock_says_so(monkeypatch: pytest.MonkeyPatch):
+    """Each look at the clock takes a second: it is looked at often, and not long after the end."""
+    made = contest_made.make(400, 3)["problem"]
+    own = contest.parsed(made)
+    looks: list[float] = []
+
+    def clock() -> float:
+        looks.append(float(len(looks)))
+        return looks[-1]
+
+    problem = contest.problem_of(own)
+    monkeypatch.setattr(time, "monotonic", clock)
+    result = decompose.solve(problem, 0, {}, None, 300, 1)
+    assert result.status != "optimal", "nothing would be left to do"
+    assert 300 <= looks[-1] < 320

@@ -229,18 +229,24 @@ def leads(source: str, target: str) -> dict[str, set[str]]:
 
 
 FROM_RUNTIME = {
+    "planner.api": {"runtime.hub"},
     "planner.devices.calibrate": {"runtime.collectives", "runtime.mesh"},
+    "planner.dry_run.given_sizes": {"runtime.call_sites"},
     "planner.dry_run.local_run": {"runtime.api", "runtime.mesh"},
     "planner.on_ranks.numeric": {
-        "runtime.api", "runtime.build", "runtime.config", "runtime.gather", "runtime.processes"
+        "runtime.api", "runtime.build", "runtime.config", "runtime.gather", "runtime.hub",
+        "runtime.processes",
     },
     "planner.prove.prover": {"runtime.identity"},
     "planner.report.explain": {"runtime.identity"},
+    "planner.trace.callers": {"runtime.call_sites"},
     "planner.trace.duplicate": {"runtime.closures"},
     "planner.trace.boundaries": {"runtime.slots"},
     "planner.trace.on_fake": {"runtime.attention"},
     "planner.trace.recorder": {"runtime.slots"},
-    "planner.trace.source": {"runtime.build", "runtime.config", "runtime.identity"},
+    "planner.trace.source": {
+        "runtime.build", "runtime.config", "runtime.hub", "runtime.identity"
+    },
     "planner.trace.trace": {"runtime.attention"},
 }  # fmt: skip
 """All that the planner takes of the runtime: to build a model, to try a plan, to measure."""

@@ -27,6 +27,7 @@ from shardwright.runtime.api import _split, _whole
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import INDEX, Checkpoint
+from shardwright.runtime.hub import USUAL
 from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import take_local
@@ -56,7 +57,7 @@ def local_part(
 ) -> torch.nn.Module:
     """What one rank holds after `load`, without the others."""
     checkpoint = Checkpoint.open(folder)
-    model = _whole(folder, checkpoint, plan, None, trust_remote_code, {})
+    model = _whole(folder, plan, checkpoint.dtype, trust_remote_code, USUAL, {})
     conversions, mesh = Conversions(model), _split(model, plan, mesh)
     where = {"device": torch.device("cpu"), "conversions": conversions}
     load_weights(model, checkpoint, placements(model), mesh.coords, **where)

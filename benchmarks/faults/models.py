@@ -1,9 +1,10 @@
-"""Tiny models of several kinds, and their plans: what is mutated."""
+"""Tiny models of several kinds and their plans, to be mutated; a checkpoint for ranks that die."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from shardwright.planner.contract.plan_file import Plan
@@ -70,3 +71,23 @@ def plans(kind: Kind) -> list[Plan]:
         shardwright.plan(kind.config(), dtype=torch.float64, objective="memory", **how)
         for how in kind.asked
     ]
+
+
+def checkpoint(folder: Path, seed: int = 0) -> Path:
+    """Write a tiny llama whose weights are drawn with `seed`, and which 4 ranks can share."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=256,
+        eos_token_id=None,
+        architectures=["LlamaForCausalLM"],
+    )
+    torch.manual_seed(seed)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

@@ -180,6 +180,26 @@ def attribute(random: Random, plan: dict[str, Any], others: list[dict[str, Any]]
     return f"attribute {name} = {dim}"
 
 
+def call(random: Random, plan: dict[str, Any], others: list[dict[str, Any]]) -> str:
+    """Other calls are said to be proven, or a tensor to lie otherwise at a module's boundary."""
+    calls, slots = plan.get("calls"), ("", "0", "logits", "hidden_states.*", "attention_mask", "x")
+    spoken = [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+    lists = [c.get(k) for c in spoken for k in ("inputs", "outputs")]
+    for m in plan.get("modules", {}).values():
+        lists += [m.get(k) for k in ("takes", "gives")] if isinstance(m, dict) else []
+    found = [entries for entries in lists if isinstance(entries, list)]
+    if not found:
+        return "no calls"
+    entries = random.choice(found)
+    if entries and random.random() < 0.5:
+        gone = entries.pop(random.randrange(len(entries)))
+        return f"without {gone!r:.60} of other calls"
+    slot = random.choice(slots)
+    placed = {"slot": slot, "placement": random.choice(PLACEMENTS)}
+    entries.append(placed if entries and isinstance(entries[0], dict) else slot)
+    return f"{entries[-1]!r:.60} in other calls"
+
+
 def swap(random: Random, plan: dict[str, Any], others: list[dict[str, Any]]) -> str:
     """What two places of the same key say is exchanged: two modules', or two placements."""
     found = [p for p in places(plan.get("modules", {}))]
@@ -250,6 +270,6 @@ def top(random: Random, plan: dict[str, Any], others: list[dict[str, Any]]) -> s
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    delete, replace, number, reword, turn, attribute, swap, rename, graft, top
+    delete, replace, number, reword, turn, attribute, swap, rename, graft, top, call
 )  # fmt: skip
-WEIGHTS = (3, 2, 1, 4, 3, 1, 2, 2, 2, 1)
+WEIGHTS = (3, 2, 1, 4, 3, 1, 2, 2, 2, 1, 2)

@@ -31,7 +31,7 @@ from tests.ranks import run_ranks
 
 SECONDS = 60.0
 """Of processor time for one mutant; most take a twentieth of a second."""
-RUNTIME = {"model", "mesh", "batch_dims", "sub_axes", "modules"}
+RUNTIME = {"model", "mesh", "batch_dims", "sub_axes", "modules", "calls"}
 
 
 class Subject:

@@ -14,6 +14,7 @@ from shardwright.planner.cli.shared import (
     DTYPES,
     as_json,
     example_inputs,
+    from_hub,
     given,
     save,
     trusting,
@@ -42,6 +43,7 @@ Examples:
               help="Write the digest of an edited or old plan, if it holds.")  # fmt: skip
 @given
 @trusting
+@from_hub
 @as_json
 @click.pass_context
 def check(
@@ -54,6 +56,7 @@ def check(
     accept: bool,
     inputs: str | None,
     trust: bool,
+    hub: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Prove that the plan is right for MODEL: by the rules of its ops, and on meta."""
@@ -69,7 +72,7 @@ def check(
         from shardwright.planner.prove.prover import Prover
 
         example = example_inputs(inputs)
-        prover = Prover(model, trust_remote_code=trust, **example)
+        prover = Prover(model, trust_remote_code=trust, **example, **hub)
         found = prover.prove(loaded, figures=not accept)
     report: dict[str, Any] = {
         "ranks": found.ranks, "shapes": found.shapes, "ops": found.ops, "changes": found.changes,
@@ -82,7 +85,8 @@ def check(
             f"{ranks} of {loaded.world_size}: {found.shapes} output shapes as planned"
         )
     if numeric:
-        report["numeric"] = _numeric(found.plan, model, layers, dtype, as_json, trust, example)
+        how = {"trust_remote_code": trust, **example, **hub}
+        report["numeric"] = _numeric(found.plan, model, layers, dtype, as_json, how)
     ok = not numeric or report["numeric"]["ok"]
     if accept and ok:
         report["accepted"] = found.plan != loaded
@@ -113,8 +117,7 @@ def _numeric(
     layers: int | None,
     dtype: str,
     as_json: bool,
-    trust: bool,
-    example: dict[str, Any],
+    how: dict[str, Any],
 ) -> dict[str, Any]:
     with working(f"running {plan.world_size} ranks on CPU"):
         import dataclasses
@@ -123,7 +126,7 @@ def _numeric(
 
         from shardwright.planner.on_ranks.numeric import compare
 
-        found = compare(plan, model, layers, getattr(torch, dtype), trust, **example)
+        found = compare(plan, model, layers, getattr(torch, dtype), **how)
     if not as_json:
         click.echo(
             f"numeric: {found.ranks} ranks{f', {found.layers} layers' if found.layers else ''}"

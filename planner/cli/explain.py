@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from shardwright.planner.cli.console import compact, say, working
-from shardwright.planner.cli.shared import as_json, example_inputs, given, trusting
+from shardwright.planner.cli.shared import as_json, example_inputs, from_hub, given, trusting
 
 
 @click.command(
@@ -20,9 +22,16 @@ Examples:
 @click.argument("model", required=False)
 @given
 @trusting
+@from_hub
 @as_json
 def explain(
-    file: str, name: str, model: str | None, inputs: str | None, trust: bool, as_json: bool
+    file: str,
+    name: str,
+    model: str | None,
+    inputs: str | None,
+    trust: bool,
+    hub: dict[str, Any],
+    as_json: bool,
 ) -> None:
     """Say what holds the parameter NAME, or those of a module, in place.
 
@@ -40,7 +49,7 @@ def explain(
         say("Hint: give the model behind the name to be told what the alternatives would cost")
     else:
         with working(f"planning {model} with alternatives"):
-            found = answer.explain(loaded, name, model, trust, **example_inputs(inputs))
+            found = answer.explain(loaded, name, model, trust, **example_inputs(inputs), **hub)
     if as_json:
         click.echo(compact([asdict(one) for one in found]))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,7 @@ from shardwright.planner.cli.shared import (
     as_json,
     check_folder,
     example_inputs,
+    from_hub,
     given,
     save,
     show_plan,
@@ -57,7 +58,7 @@ Examples:
               help="Tokens of each; when decoding, in its KV cache.")  # fmt: skip
 @click.option("--phase", metavar="NAME,...", default="prefill", show_default=True,
               help="prefill, decode, train, or several: prefill,decode:128.")  # fmt: skip
-@click.option("--optimizer-bytes", type=click.IntRange(min=0), metavar="N", default=8,
+@click.option("--optimizer-bytes", type=click.IntRange(0, 2**40), metavar="N", default=8,
               show_default=True, help="State an element of a parameter, if training.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
 @click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
@@ -82,6 +83,7 @@ Examples:
               help="Write there the CP-SAT model, in its text format: an integer for each axis of "
               "a tensor (over which sub-axes it is split) and for what is Partial.")  # fmt: skip
 @trusting
+@from_hub
 @as_json
 @click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
 def plan(
@@ -109,6 +111,7 @@ def plan(
     inputs: str | None,
     write_model: str | None,
     trust: bool,
+    hub: dict[str, Any],
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -154,7 +157,7 @@ def plan(
             device=device, phase=phase, optimizer_bytes=optimizer_bytes,
             pins=gather(pins, pin_file),
             tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
-            trust_remote_code=trust, **example_inputs(inputs),
+            trust_remote_code=trust, **example_inputs(inputs), **hub,
         )  # fmt: skip
         table = table_of(named, task.source.module) if compare else {}
         with dumping(dump, task, write_model) as tell:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,12 +17,36 @@ from shardwright.planner.cli.console import compact
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 given = click.option("--inputs", metavar="MODULE:FUNCTION",
                      help="What gives inputs for MODEL, or a file of torch.save.")  # fmt: skip
 COUNT = click.IntRange(1, 2**40)
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 trusting = click.option("--trust-remote-code", "trust", is_flag=True,
                         help="Run code that comes with the model.")  # fmt: skip
+_OPTIONS = (
+    click.option("--revision", metavar="NAME", help="Branch, tag or commit of a hub id."),
+    click.option("--cache-dir", type=click.Path(file_okay=False), metavar="DIR",
+                 help="Where downloads are kept."),
+    click.option("--local-files-only", is_flag=True, help="Fetch nothing from the hub."),
+)  # fmt: skip
+
+
+def from_hub(command: F) -> F:
+    """A command with options that say where a hub id leads: `hub` has those, as `plan` takes them.
+
+    There is none for a token: others could read it off the command line.
+    """
+
+    @functools.wraps(command)
+    def with_hub(*args: Any, **given: Any) -> Any:
+        hub = {name: given.pop(name) for name in ("revision", "cache_dir", "local_files_only")}
+        return command(*args, hub=hub, **given)
+
+    return reduce(lambda made, option: option(made), reversed(_OPTIONS), with_hub)  # type: ignore[return-value]
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 
 

@@ -39,6 +39,9 @@ LARGEST = 2**40
 ATTRIBUTE = re.compile(r"[A-Za-z]\w*|_[A-Za-z0-9]\w*|\d+", re.ASCII)
 """A step of the path to an attribute: nothing that Python itself reads (`__class__`)."""
 
+CALL = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.\d{1,5}", re.ASCII)
+"""A call in the code of a module: the method, the word that is called, and which of those."""
+
 INPUT = re.compile(r"(\*\d{1,4}|[A-Za-z_]\w*)(\.\w+)*", re.ASCII)
 OUTPUT = re.compile(r"(\w+(\.\w+)*)?", re.ASCII)
 """Slots: of what goes into a module, and of what comes out."""
@@ -118,6 +121,8 @@ def _tests(
             yield f"{way}.{i}", lambda p=one.placement: _check_whole(p, coords)
     for path, dim in module.attributes.items():
         yield f"attributes.{path}", lambda p=path, d=dim: _check_attribute(p, d, coords)
+    for call, dims in module.sizes.items():
+        yield f"sizes.{call}", lambda c=call, d=dims: _check_sizes(c, d, coords)
 
 
 def _check_stored(
@@ -179,6 +184,12 @@ def _check_attribute(path: str, dim: str, coords: Coords) -> None:
         and not found.grad_partial,
         f"'{dim}' is no size",
     )  # fmt: skip
+
+
+def _check_sizes(call: str, dims: str, coords: Coords) -> None:
+    _need(CALL.fullmatch(call) is not None, "this names no call in a method")
+    found = _placement(dims, coords)
+    _need(not found.partial and not found.grad_partial, f"'{dims}' is no list of sizes")
 
 
 def _placement(text: str, coords: Coords) -> Placement:

@@ -6,7 +6,15 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from shardwright.errors import PlanError
@@ -110,6 +118,17 @@ class ModulePlan(_Part):
         description="integers to replace by local ones, as dims: {'num_heads': '4@tp'}; "
         "'config.x' is read through the module's own copy of its config",
     )
+    sizes: dict[str, str] = Field(
+        default={},
+        description="sizes that calls in the module's own code are given, to replace by local "
+        "ones: {'forward.view.0': '?, ?, 4@tp'} is the first call of a `view` in the source of "
+        "`forward`; left out where there are none",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_no_sizes(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        out = write(self)
+        return out if self.sizes else {k: v for k, v in out.items() if k != "sizes"}
 
 
 class Replicated(_Part):

@@ -1,13 +1,14 @@
-"""Local values for integers that model code takes from attributes.
+"""Local values for integers that model code takes from attributes, and for sizes of calls.
 
 The trace says which attributes a size was computed from; the plan says how long that dim is on a
 rank. So each such size is an equation; a module's attributes take those values that satisfy all of
-its equations, on the first and on the last rank.
+its equations, on the first and on the last rank. Where none do, sizes are changed at the calls
+that they are given to (`given_sizes.py`), if that can be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 import networkx as nx
@@ -15,6 +16,7 @@ import networkx as nx
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import Atom, Dim
 from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.dry_run.given_sizes import GivenSizes, can_be_given, given_sizes
 from shardwright.planner.graph.graph import Graph, Op, SizeArgument
 from shardwright.planner.trace.expressions import Expression, attributes_of, evaluate
 from shardwright.planner.trace.tidy import slice_of
@@ -35,29 +37,39 @@ class Unsolvable(Exception):
         self.more: tuple[Unsolvable, ...] = ()
 
 
-def local_attributes(
-    graph: Graph, dims: Mapping[str, tuple[Dim, ...]], coords: Sequence[Coords]
-) -> dict[Key, Dim]:
+def local_sizes(
+    graph: Graph,
+    dims: Mapping[str, tuple[Dim, ...]],
+    coords: Sequence[Coords],
+    dim_of: Callable[[str, int], Dim],
+) -> tuple[dict[Key, Dim], GivenSizes]:
     """Local value, as a dim, of each attribute that must change; key is (module, attribute).
+
+    With it, what calls are to be given for sizes that no values of attributes make.
 
     Args:
         graph: The traced model.
         dims: Layout of every tensor under the plan.
         coords: Ranks to satisfy.
+        dim_of: A dim of a tensor as a plan has it, with sizes that vary at run time left open.
 
     Raises:
-        Unsolvable: sizes that no values of the attributes give.
+        Unsolvable: sizes that no values of the attributes give, and no call can be given.
     """
     producers = graph.producers()
     out: dict[Key, Dim] = {}
     failed: list[Unsolvable] = []
+    given: list[SizeArgument] = []
     reads = [_sizes_read(graph, dims, at) for at in coords]
     for size in graph.sizes:
         target = _target(size, dims, producers)
         if target is None or attributes_of(size.expression):
             continue
         if not _holds(size, target, {}, coords, reads):
-            failed.append(Unsolvable(size))
+            if can_be_given(size, target, reads):
+                given.append(size)
+            else:
+                failed.append(Unsolvable(size))
     groups = _groups([s for s in graph.sizes if attributes_of(s.expression)])
     for group in groups:
         targets = []
@@ -68,11 +80,17 @@ def local_attributes(
         try:
             out |= _solve(targets, graph.pinned, coords, reads)
         except Unsolvable as failure:
-            failed.append(failure)
+            wrong = [(s, t) for s, t in targets if not _holds(s, t, {}, coords, reads)]
+            if all(can_be_given(size, target, reads) for size, target in wrong):
+                given += [size for size, _ in wrong]
+            else:
+                failed.append(failure)
+    calls, unlike = given_sizes(graph, given, dim_of)
+    failed += [Unsolvable(size) for size in unlike]
     if failed:
         failed[0].more = tuple(failed[1:])
         raise failed[0]
-    return out
+    return out, calls
 
 
 def _sizes_read(

@@ -47,6 +47,11 @@ class Layouts:
             self.states.sub.texts(state.grad_partial),
         )
 
+    def dim(self, name: str, k: int) -> layout.Dim:
+        """One dim of a tensor, with sizes that vary at run time left open."""
+        state, dim = self.assignment[name], self.states.axes.dims[name][k]
+        return self._dim(dim, cut_of(state.shards, k), True)
+
     def length(self, *states: State) -> str | None:
         """The name of the run-time axis that one of `states` splits; None if none does."""
         opened = self.states.sequence.axes if self.states.sequence else {}

@@ -20,7 +20,10 @@ from shardwright.planner.strategies.state import REPLICATED, State
 
 
 def module_plans(
-    root: nn.Module, layouts: Layouts, attributes: Mapping[tuple[str, str], layout.Dim]
+    root: nn.Module,
+    layouts: Layouts,
+    attributes: Mapping[tuple[str, str], layout.Dim],
+    sizes: Mapping[tuple[str, str], str],
 ) -> dict[str, ModulePlan]:
     """The plan of every module that changes, by its full name.
 
@@ -28,6 +31,7 @@ def module_plans(
         root: The model.
         layouts: Of its folded graph.
         attributes: Local values of integers that code takes from (module, attribute).
+        sizes: The dims that (module, call in its code) is to be given.
 
     Raises:
         Differs: there is no such plan.
@@ -36,7 +40,10 @@ def module_plans(
     local: dict[str, dict[str, str]] = {}
     for (module, name), dim in attributes.items():
         local.setdefault(module, {})[name] = str(simplify(dim))
-    changed = parameters.keys() | {module for module, _ in changes} | local.keys()
+    given: dict[str, dict[str, str]] = {}
+    for (module, call), text in sizes.items():
+        given.setdefault(module, {})[call] = text
+    changed = parameters.keys() | {module for module, _ in changes} | local.keys() | given.keys()
     every = interfaces(layouts, changed | gates(changed))
 
     def as_it_is(name: str, side: str, placed: list[Placed]) -> list[Placed]:
@@ -50,6 +57,7 @@ def module_plans(
             inputs=changes.get((name, "in"), []),
             outputs=changes.get((name, "out"), []),
             attributes=local.get(name, {}),
+            sizes=given.get(name, {}),
             takes=as_it_is(name, "in", every[name].takes) if name in every else [],
             gives=as_it_is(name, "out", every[name].gives) if name in every else [],
         )

@@ -84,12 +84,16 @@ class SizeArgument:
     `expression` is a nested tuple: ("attribute", module, name, value), ("constant", n),
     ("read", n, number, dim) for a size read off a tensor, or (operator, left, right).
     For a slice bound, `tensor` is the result of the slice and `bound` says start or stop.
+    `place` says which of the sizes it is of a call, and `caller` (of `trace/callers.py`) which call
+    of a module's own code that was, where it is known.
     """
 
     expression: tuple[Any, ...]
     tensor: str
     dim: int
     bound: str = ""
+    place: int = -1
+    caller: Any = None
 
 
 class Block(NamedTuple):

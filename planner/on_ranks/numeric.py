@@ -19,6 +19,7 @@ from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.planner.trace import by_name
 from shardwright.planner.trace.source import text_inputs
 from shardwright.runtime.config import read_config
+from shardwright.runtime.hub import USUAL, Hub
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 FLOOR = 1e-2
@@ -53,6 +54,7 @@ def compare(
     trust_remote_code: bool = False,
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
+    **hub: Any,
 ) -> Difference:
     """Start the plan's ranks as processes and compare them with the unsplit model.
 
@@ -68,21 +70,23 @@ def compare(
         trust_remote_code: Whether to run code that comes with the model.
         args: Inputs, as the plan was made with; without any, random tokens.
         kwargs: The same by name.
+        **hub: `revision`, `cache_dir`, `local_files_only`, `token`, as `plan` takes them.
 
     Raises:
         UsageError: there are fewer layers than that, or they cannot be told.
         DistributedError: a rank died.
     """
     if not (isinstance(model, nn.Module) or by_name.is_code(model) or hasattr(model, "to_dict")):
-        model = read_config(model, trust_remote_code)
+        model = read_config(model, trust_remote_code, Hub(**hub))
     given = {"args": args, "kwargs": kwargs}
     if layers is not None:
         model = cut(model, layers)
         how = {**as_planned(plan), **given, "objective": plan.objective.name}
-        plan = make_plan(model, **how, trust_remote_code=trust_remote_code)
+        plan = make_plan(model, **how, trust_remote_code=trust_remote_code, **hub)
     answers = run_processes(
-        plan.world_size, _on_rank, plan, model, dtype, trust_remote_code, (args, kwargs or {})
-    )
+        plan.world_size, _on_rank, plan, model, dtype, trust_remote_code, (args, kwargs or {}),
+        Hub(**hub),
+    )  # fmt: skip
     parameters, logits, gradients, worst = answers[0]
     text = None if isinstance(model, nn.Module | str) else model.get_text_config()
     depth = getattr(text, "num_hidden_layers", 0)
@@ -123,6 +127,7 @@ def _on_rank(
     dtype: torch.dtype,
     trust_remote_code: bool,
     given: by_name.Inputs,
+    hub: Hub,
 ) -> tuple[int, float, float, str]:
     """On each rank; the answer is that of rank 0, the only one that runs the unsplit model."""
     import torch.distributed as dist
@@ -132,7 +137,7 @@ def _on_rank(
     from shardwright.runtime.processes import device_mesh_for
 
     mesh = device_mesh_for(plan, None, torch.device("cpu"), 1800)
-    model = random_model(what, dtype, trust_remote_code)
+    model = random_model(what, dtype, trust_remote_code, hub)
     args, kwargs = in_dtype(given, dtype) if any(given) else ((), random_inputs(model))
     want = run(model, *args, **kwargs) if dist.get_rank() == 0 else None
     apply(model, plan, mesh)
@@ -150,7 +155,9 @@ def in_dtype(given: by_name.Inputs, dtype: torch.dtype) -> by_name.Inputs:
     )
 
 
-def random_model(what: Any, dtype: torch.dtype, trust_remote_code: bool = False) -> nn.Module:
+def random_model(
+    what: Any, dtype: torch.dtype, trust_remote_code: bool = False, hub: Hub = USUAL
+) -> nn.Module:
     """A model with weights of its own shape that depend on their names alone, none constant.
 
     `what` is a config, a module or the name of code that makes one of them.
@@ -162,7 +169,7 @@ def random_model(what: Any, dtype: torch.dtype, trust_remote_code: bool = False)
     if isinstance(what, nn.Module):
         model = what.to(dtype).eval()
     else:
-        cls: Any = model_class(what, trust_remote_code)
+        cls: Any = model_class(what, trust_remote_code, hub)
         model = cls._from_config(copy.deepcopy(what), dtype=dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

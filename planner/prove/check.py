@@ -17,6 +17,7 @@ def check(
     kwargs: dict[str, Any] | None = None,
     accept: bool = False,
     trust_remote_code: bool = False,
+    **hub: Any,
 ) -> Plan:
     """Prove that a plan is right for a model: values, gradients, shapes, and what it says of costs.
 
@@ -30,6 +31,7 @@ def check(
         accept: Take a plan that was edited, or that an older release wrote: its figures are worked
             out again.
         trust_remote_code: Whether to run code that comes with the model: else that is refused.
+        **hub: `revision`, `cache_dir`, `local_files_only`, `token`, as `plan` takes them.
 
     Returns:
         The plan; with `accept` with its figures and its digest as they should be, to be saved.
@@ -42,5 +44,5 @@ def check(
     read = plan if isinstance(plan, Plan) else Plan.load(plan)
     if not accept:
         read.unedited(where)
-    prover = Prover(model, args, kwargs, trust_remote_code=trust_remote_code)
+    prover = Prover(model, args, kwargs, trust_remote_code=trust_remote_code, **hub)
     return prover.prove(read, figures=not accept).plan

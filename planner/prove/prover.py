@@ -66,6 +66,7 @@ class Prover:
         kwargs: The same by name.
         explain: Whether to say of a plan that does not hold which ops forbid it: that takes longer.
         trust_remote_code: Whether to run code that comes with the model.
+        **hub: Where a hub id leads, as `plan` takes it.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class Prover:
         kwargs: dict[str, Any] | None = None,
         explain: bool = True,
         trust_remote_code: bool = False,
+        **hub: Any,
     ) -> None:
         self.model, self.explain = model, explain
-        self.how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code}
+        self.how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code, **hub}
         self._traced, self._tasks, self._posed = _Recent(), _Recent(), _Recent()
         self._tried: dict[str, None] = {}
 

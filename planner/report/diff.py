@@ -104,7 +104,8 @@ def _boundaries(plan: Plan, name: str) -> Iterable[tuple[str, str]]:
 
 def _numbers(plan: Plan, name: str) -> Iterator[tuple[str, str]]:
     spec = plan.module(name) or ModulePlan()
-    for key, text in sorted(spec.attributes.items()):
+    for key, text in sorted((spec.attributes | spec.sizes).items()):
         yield f"{name}.{key}".lstrip("."), text
-    for key in sorted({key for spec in _unlike(plan, name) for key in spec.attributes}):
+    unlike = _unlike(plan, name)
+    for key in sorted({key for spec in unlike for key in spec.attributes | spec.sizes}):
         yield f"{name}.{key}", UNLIKE

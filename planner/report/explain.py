@@ -76,6 +76,7 @@ def explain(
     trust_remote_code: bool = False,
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
+    **hub: Any,
 ) -> list[Explanation]:
     """Explain the placement of the parameter, or of each below the module, of that name.
 
@@ -86,12 +87,13 @@ def explain(
         trust_remote_code: Whether to run code that comes with the model.
         args: Example inputs, as the plan was made with.
         kwargs: The same by name.
+        **hub: `revision`, `cache_dir`, `local_files_only`, `token`, as `plan` takes them.
 
     Raises:
         UsageError: nothing has that name.
         PlanError: the plan is for another model.
     """
-    how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code}
+    how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code, **hub}
     task = prepare(model, **as_planned(plan), **how)
     check_identity(task.source.module, plan)
     # Of blocks that are alike the graph may have one alone, so names are those of the module.

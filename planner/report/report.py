@@ -55,7 +55,7 @@ def plain(part: RenderableType) -> str:
 def report(plan: Plan) -> RenderableType:
     """Everything that a plan says, as something that rich can print."""
     parts = [_summary(plan), _split(plan)]
-    if any(spec.attributes for spec in plan.modules.values()):
+    if any(spec.attributes or spec.sizes for spec in plan.modules.values()):
         parts.append(_attributes(plan))
     parts.append(_wholes(plan))
     if plan.opaque:
@@ -189,7 +189,7 @@ def _attributes(plan: Plan) -> RenderableType:
     )
     here = plan.coords(0)
     for _, name, spec in _ordered(plan):
-        for key, text in sorted(spec.attributes.items()):
+        for key, text in sorted((spec.attributes | spec.sizes).items()):
             dims = parse(text)
             table.add_row(name, key, _shape(dims.shape), _shape(dims.local_shape(here)), text)
     return table

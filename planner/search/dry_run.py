@@ -8,7 +8,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.dims import Dim, dim_size
 from shardwright.planner.contract.mesh import TP, Coords
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
-from shardwright.planner.dry_run.attributes import Unsolvable, local_attributes
+from shardwright.planner.dry_run.attributes import Unsolvable, local_sizes
 from shardwright.planner.dry_run.conflict import Conflict, of_module, of_size
 from shardwright.planner.dry_run.local_run import Mismatch
 from shardwright.planner.emit.layouts import Layouts
@@ -60,7 +60,7 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
     """The plan of every traced module that changes, with local values of its attributes.
 
     Raises:
-        Unsolvable: no attributes give some size.
+        Unsolvable: no attributes give some size, and no call can be given it.
         Differs: a module would take a tensor in one call as it is, in another as it was.
     """
     every = task.ranks(layouts.states)
@@ -68,8 +68,8 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
         every = [*{at[TP]: at for at in every}.values()]
     else:
         every = corners(task, layouts)
-    attributes = local_attributes(task.graph, _traced(layouts), every)
-    return module_plans(task.source.module, layouts, attributes)
+    attributes, sizes = local_sizes(task.graph, _traced(layouts), every, layouts.dim)
+    return module_plans(task.source.module, layouts, attributes, sizes)
 
 
 def corners(task: Task, layouts: Layouts) -> list[Coords]:

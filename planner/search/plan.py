@@ -27,6 +27,9 @@ UNPROVEN = (
 )
 """The note of a plan of a model that takes such masks, where that is so."""
 
+BY_VALUE = "proven for what the code does with integers like those that it was given"
+"""The note of a plan that was traced with the values of inputs."""
+
 T = TypeVar("T")
 
 
@@ -75,6 +78,7 @@ def make_plan(
         pins=as_table(task.pins),
         versions={p: version(p) for p in ("torch", "transformers")},
     )
+    plan = plan.noted(BY_VALUE) if task.source.by_value else plan
     return plan.noted(UNPROVEN) if task.unmasked else plan.sealed()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shardwright.errors import InfeasibleError, SolverError
+from shardwright.errors import InfeasibleError, SolverError, UsageError
 from shardwright.planner import solvers
 from shardwright.planner.contract.plan_file import (
     Memory,
@@ -48,6 +48,15 @@ class Asked:
     seconds: float = 60.0
     memory: int | None = None
     objective: ObjectiveName = "time"
+
+    def __post_init__(self) -> None:
+        """Refuse a time that is none.
+
+        Raises:
+            UsageError: it is not above 0; "not a number" is not, either.
+        """
+        if not self.seconds > 0:
+            raise UsageError(f"time_limit must be above 0 seconds, not {self.seconds}")
 
     @property
     def conventions(self) -> frozenset[str]:

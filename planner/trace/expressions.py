@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from shardwright.planner.trace.callers import Caller
 
 Expression = tuple[Any, ...]
 
 
 class SizeFact(NamedTuple):
-    """A size of a tensor: what it was computed from, its dim, and which bound of a slice it is."""
+    """A size of a tensor: what it was computed from, its dim, and which bound of a slice it is.
+
+    `place` says which of the sizes it is that the call was given which `caller` made.
+    """
 
     expression: Expression
     dim: int
     bound: str = ""
+    place: int = -1
+    caller: Caller | None = None
 
 
 def evaluate(

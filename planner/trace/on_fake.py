@@ -24,6 +24,7 @@ from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.scripted import as_python
 from shardwright.planner.trace.traced_calls import Run, Runner, cast
+from shardwright.planner.trace.values import pairs
 from shardwright.runtime.attention import by_heads, split_by_heads
 
 
@@ -123,10 +124,9 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     runs = opaque.made(runs)
-    given = tree_map(
-        lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v,
-        [(run.args, dict(run.kwargs)) for run in runs],
-    )
+    plain = [(run.args, dict(run.kwargs)) for run in runs]
+    given = tree_map(lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, plain)
+    valued = [*pairs(plain, given)]
     given = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, given, strict=True)]
     cast(module, runs)
     _on_fake(module, fake)
@@ -135,7 +135,9 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
         return [spec.empty() for spec in given]
 
     like_real = LikeReal()
-    asked = Asked(Questions(opaque, value=like_real.known.value))
+    for tensor, value in valued:
+        like_real.known.keep(tensor, value)
+    asked = Asked(Questions(opaque, value=like_real.known.value, keep=like_real.known.keep))
     with (
         alone(),
         torch.no_grad(),

@@ -11,12 +11,13 @@ it must keep its value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from shardwright.planner.trace.callers import caller
 from shardwright.planner.trace.data_dependent.loops import inner
 from shardwright.planner.trace.expressions import (
     Expression,
@@ -32,6 +33,9 @@ class Provenance:
 
     A read is (number of the tensor, dim); the number is that in "read" expressions.
     """
+
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Of modules, by id."""
 
     pinned: set[tuple[str, str]] = field(default_factory=set)
     """Attributes (module, name) used as numbers."""
@@ -63,8 +67,9 @@ class Provenance:
 
     def sized(self, x: Any, facts: Iterable[SizeFact]) -> Any:
         """`x`, after `facts` on it are noted if it is a tensor."""
-        if isinstance(x, torch.Tensor):
-            self.sizes.extend((inner(x), fact) for fact in facts)
+        if isinstance(x, torch.Tensor) and (facts := [*facts]):
+            by = caller(self.names)
+            self.sizes.extend((inner(x), fact._replace(caller=by)) for fact in facts)
         return x
 
     def as_number(self, expression: Expression) -> None:

@@ -26,6 +26,7 @@ from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.record import Record
 from shardwright.planner.trace.recording_modes import Functional, Recorder
 from shardwright.planner.trace.traced_calls import Run, Runner, dtype_of
+from shardwright.planner.trace.values import pairs
 from shardwright.runtime.slots import returned
 
 
@@ -51,6 +52,8 @@ def record(
         stored = {n: _like(t, dtype_of(runs, n, t.dtype)) for n, t in _state(module)}
         given = tree_map(_like, arguments)
         recorder.calls.clear()
+        for tensor, value in pairs(arguments, given):
+            recorder.known.keep(tensor, value)
         top.begin = recorder.begin
 
         def note(name: str, taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
@@ -71,6 +74,7 @@ def record(
             lambda x, dim: out.cut.append((inner(x), dim)),
             lambda: len(recorder.calls),
             lambda x: recorder.known.value(inner(x)),
+            lambda x, value: recorder.known.keep(inner(x), value),
         )
         recorder.before = questions.skips.settle
         with functional, opaque.standing_in(module, note), Asked(questions):
@@ -79,15 +83,15 @@ def record(
             changed = _changed(stored, state)
             parameters = dict(module.named_parameters(remove_duplicate=False))
             out.written = {n: t for n, t in changed.items() if n in parameters}
-            pairs = zip(_tensors(given), _tensors(wrapped), strict=True)
+            ends = zip(_tensors(given), _tensors(wrapped), strict=True)
             out.outputs = [t for n, t in changed.items() if n not in out.written]
-            out.outputs += [after for before, after in pairs if after is not before]
+            out.outputs += [after for before, after in ends if after is not before]
             for run, result in zip(runs, results, strict=True):
                 found = _given(module.get_submodule(run.module), result)
                 out.given.append([slot for slot, _ in found])
                 out.outputs += [tensor for _, tensor in found]
-                plain = [t for slot, t in found if slot in out.given[0]]  # not its hidden states
-                out.scores += [] if run.module else plain
+                shown = [t for slot, t in found if slot in out.given[0]]  # not its hidden states
+                out.scores += [] if run.module else shown
             out.loops = [*questions.loops, *questions.skips.ended()]
             out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
             return out

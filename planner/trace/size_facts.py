@@ -19,11 +19,11 @@ def of_sizes(name: str, args: Any, kwargs: Any, out: Any) -> list[SizeFact]:
         return []
     flat, skip = _given(name, args, kwargs, out)
     facts: list[SizeFact] = []
-    for dim, value in enumerate(flat, skip):
+    for place, value in enumerate(flat):
         if isinstance(value, SourcedInt):
-            facts.append(SizeFact(value.expression, dim))
+            facts.append(SizeFact(value.expression, skip + place, place=place))
         elif name in LITERAL and isinstance(value, Integral) and int(value) > 1:
-            facts.append(SizeFact(("constant", int(value)), dim))
+            facts.append(SizeFact(("constant", int(value)), skip + place, place=place))
     return facts
 
 
@@ -50,10 +50,11 @@ def of_parts(args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Tensor, l
     named = (kwargs.get(k) for k in ("split_size_or_sections", "split_size", "split_sizes"))
     sizes = args[1] if len(args) > 1 else next((v for v in named if v is not None), None)
     dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim()
-    each = [sizes] * len(out) if isinstance(sizes, int) else list(sizes)  # type: ignore[arg-type]
-    for x, size in zip(out, each, strict=True):
+    alike = isinstance(sizes, int)
+    each = [sizes] * len(out) if alike else list(sizes)  # type: ignore[arg-type]
+    for i, (x, size) in enumerate(zip(out, each, strict=True)):
         if isinstance(size, SourcedInt) and int(size) == x.shape[dim]:
-            yield x, [SizeFact(size.expression, int(dim))]
+            yield x, [SizeFact(size.expression, int(dim), place=0 if alike else i)]
         else:
             yield x, []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from shardwright.planner.trace.further_runs import SHOWS, Wish, wishes
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
+from shardwright.planner.trace.values import remember
 from shardwright.runtime.config import read_config
+from shardwright.runtime.hub import USUAL, Hub
 from shardwright.runtime.identity import config_hash
 
 OF_A_TRACE = (FakeTensor, FunctionalTensor)
@@ -47,6 +50,10 @@ class Source:
     """What else users call: with masks for padding, labels, hidden states."""
     wishes: tuple[Wish, ...] = ()
     """Where from these are: what may be traced in place of each."""
+    valued: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    """The same `args` and `kwargs`, which remember the whole numbers that they were made of."""
+    by_value: bool = False
+    """Whether those are what is traced."""
 
     def masks(self) -> set[str]:
         """The masks for padding that further runs have."""
@@ -60,6 +67,14 @@ class Source:
         wishes = (kept,) if kept else ()
         return replace(self, more=(), further=kept[:1], wishes=wishes)
 
+    def with_values(self) -> Source | None:
+        """The same, traced with values; None where there are none."""
+        if self.valued is None:
+            return None
+        args, kwargs = self.valued
+        calls = _further(self.module, args, kwargs)
+        return replace(self, args=args, kwargs=kwargs, by_value=True, **calls)
+
     @property
     def runs(self) -> list[Run]:
         """All runs that a plan must hold for; what it costs is what the first does."""
@@ -72,6 +87,7 @@ def read_source(
     kwargs: dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
+    hub: Hub = USUAL,
 ) -> Source:
     """Prepare `model` for tracing; no weights are read or allocated.
 
@@ -82,6 +98,7 @@ def read_source(
         kwargs: Example inputs by name.
         dtype: Of the parameters; else the config's own, else float32.
         trust_remote_code: Whether to run code that comes with the model.
+        hub: Where a hub id leads.
 
     Raises:
         ModelError: not a model, unknown to transformers, or inputs are missing.
@@ -89,21 +106,31 @@ def read_source(
     if by_name.is_code(model):
         model = by_name.made(model)
     if isinstance(model, (str, Path)):
-        model = read_config(model, trust_remote_code)
+        model = read_config(model, trust_remote_code, hub)
     made = not isinstance(model, nn.Module)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     if not made:
         _refuse_compiled(model)
     if made:
-        model = from_config(model, dtype, trust_remote_code)
+        model = from_config(model, dtype, trust_remote_code, hub)
     module = model if made else copy_on_meta(model)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
-    given = to_meta(kwargs or {}) if args or kwargs else text_inputs(module)
-    further = () if args else wishes(module, given)
-    more = () if args or kwargs else more_runs(module, Run("", (), given))
-    fullest = tuple(wish[0] for wish in further)
-    return Source(module, to_meta(args), given, *identity, more, fullest, further)
+    identity = type(model).__name__, config_hash(module), own
+    given = args, kwargs or {}
+    if not args and not kwargs:
+        named = text_inputs(module)
+        more = more_runs(module, Run("", (), named))
+        return Source(module, (), named, *identity, more, **_further(module, (), named))
+    on_meta = to_meta(given)
+    valued = remember(given, on_meta)
+    return Source(module, *on_meta, *identity, **_further(module, *on_meta), valued=valued)
+
+
+def _further(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What else users call than with these inputs."""
+    found = () if args else wishes(module, kwargs)
+    return {"further": tuple(wish[0] for wish in found), "wishes": found}
 
 
 def _refuse_compiled(model: nn.Module) -> None:
@@ -116,7 +143,10 @@ def _refuse_compiled(model: nn.Module) -> None:
 
 
 def from_config(
-    config: Any, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+    config: Any,
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    hub: Hub = USUAL,
 ) -> nn.Module:
     """A model of this config on meta, tied as transformers ties it.
 
@@ -130,7 +160,7 @@ def from_config(
             f"cannot plan a {type(config).__name__}: "
             "give a hub id, a directory, a config or a module"
         )
-    cls: Any = model_class(config, trust_remote_code)
+    cls: Any = model_class(config, trust_remote_code, hub)
     chosen = dtype or getattr(config, "dtype", None) or torch.float32
     with building(cls, config), alone(), torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)

@@ -20,8 +20,8 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
 
     Gives what is noted of sizes while `top` runs, which has `root` in it.
     """
-    provenance = Provenance()
-    undo = [(m, dict(m.__dict__), dict(m._buffers)) for m in root.modules()]
+    provenance = Provenance({id(module): name for name, module in root.named_modules()})
+    undo = [(m, dict(m.__dict__), _contents(m)) for m in root.modules()]
     for path, module in root.named_modules():
         _mark(module.__dict__, path, "", provenance)
         config = module.__dict__.get("config")
@@ -41,11 +41,18 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     try:
         yield provenance
     finally:
-        for module, attributes, buffers in undo:  # whatever a forward kept is gone as well
+        for module, attributes, contents in undo:  # whatever a forward kept is gone as well
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            module._buffers.clear()
-            module._buffers.update(buffers)
+            for name, before in contents.items():
+                attributes[name].clear()
+                attributes[name].update(before)
+
+
+def _contents(module: nn.Module) -> dict[str, dict[Any, Any]]:
+    """What is in the buffers of a module and its tables of hooks: some put hooks on as they run."""
+    tables = ((k, v) for k, v in module.__dict__.items() if k == "_buffers" or k.endswith("_hooks"))
+    return {name: dict(table) for name, table in tables if isinstance(table, dict)}
 
 
 def _mark(attributes: dict[str, Any], path: str, prefix: str, provenance: Provenance) -> None:

@@ -31,7 +31,10 @@ from shardwright.planner.trace.translate import translate
 from shardwright.runtime.attention import by_heads
 
 ON_META = "give inputs with which its forward runs on meta tensors"
-IN_A_MODULE = "put the code that needs data into a module within it, which then stays whole"
+IN_A_MODULE = (
+    "give example inputs with integers that its forward runs on, not on meta, or put the code that "
+    "needs data into a module within it, which then stays whole"
+)
 """What to do where the root does not run, and where its own code depends on data."""
 
 

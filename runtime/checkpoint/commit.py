@@ -1,7 +1,7 @@
 """A folder that holds one checkpoint at any time: the old one, until one step makes it the new.
 
 Readers take `model.safetensors` where there is one, else the files that the index names. So a new
-checkpoint is written beside the old one, under names that nobody reads, and then one step commits:
+checkpoint is written into a folder within, which nobody reads, and then one step commits:
 
 one file        it is renamed to `model.safetensors`, whatever was there before
 several files   the index is renamed to its name; over a checkpoint of one file, which readers would
@@ -31,7 +31,7 @@ from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.source import INDEX, SINGLE
 
 PREFIX = ".shardwright-"
-"""What begins so is part of a checkpoint that is not committed: nobody reads it."""
+"""A folder that begins so has a checkpoint that is not committed: nobody reads it."""
 
 STEM = SINGLE.removesuffix(".safetensors")
 
@@ -48,6 +48,7 @@ class Draft:
         made: whether the folder was made for it.
         lock: an open file that keeps other savers away; it is let go when the process ends.
         files: names of the draft -> final names, in the order in which they are put in place.
+        placed: final names of those that are in place, of a checkpoint that is not committed.
     """
 
     folder: Path
@@ -55,6 +56,7 @@ class Draft:
     lock: int
     token: str = field(default_factory=lambda: secrets.token_hex(4))
     files: dict[Path, Path] = field(default_factory=dict)
+    placed: list[Path] = field(default_factory=list)
 
     @classmethod
     def begin(cls, folder: Path, config: Any = None) -> Draft:
@@ -68,6 +70,8 @@ class Draft:
             CheckpointError: it is a file, another process saves into it, or it holds a checkpoint
                 with another config.
         """
+        if "\0" in str(folder):
+            raise CheckpointError("no directory has a name with a NUL character: give another")
         if folder.exists() and not folder.is_dir():
             raise CheckpointError(f"{folder} is a file: give a directory to save into")
         made = not folder.exists()
@@ -97,7 +101,7 @@ class Draft:
 
     def add_configs(self, model: Any) -> None:
         """Write config.json and generation_config.json, as `save_pretrained` of each does."""
-        inside = self.folder / f"{PREFIX}{self.token}"
+        inside = self._inside() / "configs"
         inside.mkdir()
         model.config.save_pretrained(inside)
         generation = getattr(model, "generation_config", None)
@@ -126,19 +130,19 @@ class Draft:
         for draft, final in self.files.items():
             if draft != last:
                 draft.replace(final)
+                self.placed.append(final)
         _flush(self.folder)
         kept = {*self.files.values()}
         last.replace(self.files[last])
         if index in kept:
             single.unlink(missing_ok=True)
-        self.files.clear()
+        self.placed.clear()
         _flush(self.folder)
         self._remove(path for path in self._weights() if path not in kept)
 
     def close(self) -> None:
         """Remove what was not committed, and let other savers in."""
-        in_place = (final for draft, final in self.files.items() if not draft.exists())
-        self._remove(f for f in in_place if self.made or f.suffix == ".safetensors")
+        self._remove(f for f in self.placed if self.made or f.suffix == ".safetensors")
         self._remove(self.folder.glob(f"{PREFIX}*"))
         if self.made and not any(self.folder.iterdir()):
             self.folder.rmdir()
@@ -146,9 +150,15 @@ class Draft:
 
     def _named(self, final: str) -> Path:
         """The file of the draft that becomes `final`."""
-        draft = self.folder / f"{PREFIX}{self.token}-{final}"
+        draft = self._inside() / final
         self.files[draft] = self.folder / final
         return draft
+
+    def _inside(self) -> Path:
+        """Where the draft is written, and what safetensors writes on the way to a file of its."""
+        inside = self.folder / f"{PREFIX}{self.token}"
+        inside.mkdir(exist_ok=True)
+        return inside
 
     def _weights(self) -> Iterable[Path]:
         """Weight files and index of checkpoints that were saved here."""
@@ -178,11 +188,13 @@ class Draft:
 
     @staticmethod
     def _remove(paths: Iterable[Path]) -> None:
+        """Remove what nobody reads; what cannot be removed now goes with the next save."""
         for path in list(paths):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
 
 
 def _locked(folder: Path) -> int:

@@ -15,6 +15,7 @@ import torch
 
 from shardwright.errors import CheckpointError
 from shardwright.planner.contract.bounded import parse_json, read_json
+from shardwright.runtime.hub import USUAL, Hub
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -70,12 +71,12 @@ class Checkpoint:
     tensors: dict[str, Entry]
 
     @classmethod
-    def open(cls, path: str | Path, revision: str | None = None) -> Checkpoint:
+    def open(cls, path: str | Path, hub: Hub = USUAL) -> Checkpoint:
         """Find the tensors under `path`.
 
         Args:
             path: a directory, or the id of a model on the Hugging Face Hub.
-            revision: branch, tag or commit on the Hub.
+            hub: where such an id leads.
 
         Raises:
             CheckpointError: no such directory, no safetensors in it, or files that are missing,
@@ -83,7 +84,7 @@ class Checkpoint:
         """
         directory = Path(path)
         if not directory.exists() and _is_hub_id(str(path)):
-            directory = _download(str(path), revision)
+            directory = _download(str(path), hub)
         if not directory.is_dir():
             what = "is a file" if directory.exists() else "does not exist"
             raise CheckpointError(
@@ -239,7 +240,7 @@ def _is_hub_id(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", text) is not None
 
 
-def _download(model_id: str, revision: str | None) -> Path:
+def _download(model_id: str, hub: Hub) -> Path:
     """Fetch a model's JSON files, then the safetensors files that belong to it and no others."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -249,7 +250,8 @@ def _download(model_id: str, revision: str | None) -> Path:
     )
 
     def fetch(*patterns: str) -> Path:
-        return Path(snapshot_download(model_id, revision=revision, allow_patterns=list(patterns)))
+        found = snapshot_download(model_id, allow_patterns=list(patterns), **hub.options())
+        return Path(found)
 
     try:
         directory = fetch("*.json")
@@ -267,7 +269,7 @@ def _download(model_id: str, revision: str | None) -> Path:
     except RepositoryNotFoundError:
         why = "there is neither such a directory here nor such a model there: check the name"
     except RevisionNotFoundError:
-        why = f"it has no revision {revision}"
+        why = f"it has no revision {hub.revision}"
     except (OSError, ValueError, KeyError) as error:
         # Offline mode, no network and nothing cached all end here.
         why = f"{_first_line(error)} If you meant a directory, there is none of that name here"

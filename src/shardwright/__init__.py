@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from shardwright.planner.api import plan
     from shardwright.planner.contract.plan_file import Plan
     from shardwright.planner.exports.exports import export
+    from shardwright.planner.on_ranks.numeric import compare
     from shardwright.planner.prove.check import check
+    from shardwright.planner.report.diff import differences
+    from shardwright.planner.report.explain import explain
     from shardwright.rules.registry import register_rule
     from shardwright.runtime.api import apply, load, save
     from shardwright.runtime.gather import full_tensors
@@ -50,6 +53,9 @@ __all__ = [
     "__version__",
     "apply",
     "check",
+    "compare",
+    "differences",
+    "explain",
     "export",
     "full_tensors",
     "load",
@@ -62,6 +68,9 @@ _HOME = {
     "Plan": "shardwright.planner.contract.plan_file",
     "apply": "shardwright.runtime.api",
     "check": "shardwright.planner.prove.check",
+    "compare": "shardwright.planner.on_ranks.numeric",
+    "differences": "shardwright.planner.report.diff",
+    "explain": "shardwright.planner.report.explain",
     "export": "shardwright.planner.exports.exports",
     "full_tensors": "shardwright.runtime.gather",
     "load": "shardwright.runtime.api",

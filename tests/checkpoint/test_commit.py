@@ -1,11 +1,14 @@
 """At any moment a folder holds one checkpoint: wholly the old one, or wholly the new."""
 
 import os
+import resource
+import signal
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 from transformers import LlamaForCausalLM
@@ -41,22 +44,30 @@ def held(folder: Path) -> set[float]:
     return {float(v) for p in model.parameters() for v in p.detach().unique()}
 
 
-def killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be killed before the file operation of that number, in a save."""
+OPERATIONS = ((Path, "replace"), (Path, "unlink"), (Path, "write_text"), (os, "fsync"))
+
+
+def failing_at(step: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the file operation of that number in a save, and it alone, raise an error."""
     numbers = count()
 
-    def dying(owner: Any, name: str) -> None:
+    def failing(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if next(numbers) == step:
-                raise Killed
+                raise error
             return original(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, call)
 
-    for owner, name in ((Path, "replace"), (Path, "unlink"), (Path, "write_text"), (os, "fsync")):
-        dying(owner, name)
+    for owner, name in OPERATIONS:
+        failing(owner, name)
+
+
+def killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be killed before the file operation of that number, in a save."""
+    failing_at(step, Killed(), monkeypatch)
     monkeypatch.setattr(Draft, "close", lambda draft: os.close(draft.lock))
 
 
@@ -89,26 +100,70 @@ def test_killed_at_any_step(
     assert {*out.glob("*.safetensors")} == named
 
 
-@pytest.mark.parametrize("new", SIZES)
-def test_an_error_in_the_middle_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str
-) -> None:
+def test_killed_while_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Safetensors has a temporary file of its own beside the one that it writes."""
     out = tmp_path / "out"
-    save(filled(1), out, {}, ALONE, max_shard_size=SIZES["several"])
-    before = {p.name for p in out.iterdir()}
+    save(filled(1), out, {}, ALONE)
+    names = {p.name for p in out.iterdir()}
+
+    def killed(tensors: Any, file: str, **_: Any) -> None:
+        Path(file).with_name(".tmp0a1b2c").write_bytes(bytes(1000))
+        raise Killed
+
     with monkeypatch.context() as patch:
-        calls = count()
+        patch.setattr(safetensors.torch, "save_file", killed)
+        patch.setattr(Draft, "close", lambda draft: os.close(draft.lock))
+        with pytest.raises(Killed):
+            save(filled(2), out, {}, ALONE)
+    assert held(out) == {1.0}
+    save(filled(3), out, {}, ALONE)
+    assert held(out) == {3.0} and {p.name for p in out.iterdir()} == names
 
-        def full(path: Path, target: Path) -> Path:
-            if next(calls) == 1:
-                raise OSError(28, "No space left on device")
-            return original(path, target)
 
-        original = Path.replace
-        patch.setattr(Path, "replace", full)
-        with pytest.raises(CheckpointError, match="cannot write .*out: No space left on device"):
+@pytest.mark.parametrize("new", SIZES)
+@pytest.mark.parametrize("old", SIZES)
+def test_an_error_at_any_step_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    """Or the new one where it was committed before; and says that it cannot write."""
+    out, seen, errors = tmp_path / "out", set[float](), 0
+    save(filled(1), out, {}, ALONE, max_shard_size=SIZES[old])
+    before = {p.name for p in out.iterdir()}
+    for step in count():
+        with monkeypatch.context() as patch:
+            failing_at(step, OSError(28, "No space left on device"), patch)
+            try:
+                save(filled(2), out, {}, ALONE, max_shard_size=SIZES[new])
+                break
+            except CheckpointError as error:
+                assert str(error) == f"cannot write {out}: No space left on device"
+        seen |= (values := held(out))
+        errors += 1
+        if values == {1.0}:
+            assert {p.name for p in out.iterdir()} - {INDEX} == before - {INDEX}
+        if values == {2.0}:
+            save(filled(1), out, {}, ALONE, max_shard_size=SIZES[old])
+            before = {p.name for p in out.iterdir()}
+    assert errors >= 5 and 1.0 in seen and held(out) == {2.0}
+
+
+@pytest.mark.parametrize("new", SIZES)
+@pytest.mark.parametrize("old", SIZES)
+def test_a_full_disk_leaves_the_old_one(tmp_path: Path, old: str, new: str) -> None:
+    """No file may be longer than 1000 bytes here, which safetensors meets before it has one."""
+    out = tmp_path / "out"
+    save(filled(1), out, {}, ALONE, max_shard_size=SIZES[old])
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write .*out/model.*File too large"):
             save(filled(2), out, {}, ALONE, max_shard_size=SIZES[new])
-    assert held(out) == {1.0} and {p.name for p in out.iterdir()} == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
 
 
 def test_an_error_leaves_no_directory_that_was_not_there(

@@ -10,6 +10,7 @@ import torch
 
 from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.source import INDEX, Checkpoint, read_header
+from shardwright.runtime.hub import Hub
 from tests.checkpoint.make import write, write_index
 
 A = torch.arange(12, dtype=torch.float32).reshape(3, 4)
@@ -198,7 +199,7 @@ def test_hub_takes_what_belongs_to_the_model(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.chdir(tmp_path)
-    assert set(Checkpoint.open("somebody/a-model", revision="v1").tensors) == {"a", "b"}
+    assert set(Checkpoint.open("somebody/a-model", Hub(revision="v1")).tensors) == {"a", "b"}
     assert asked == [["*.json"], [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]]
 
 

@@ -20,15 +20,17 @@ from tests.cli.conftest import Run
 ROOT = Path(__file__).parent.parent.parent
 
 OPTIONS = {
-    "plan": "--batch --compare-tp-plan --device --dtype --dump --help --inputs --json "
-    "--memory --mesh --objective --optimizer-bytes --output --phase --pin --pins "
-    "--pins-from-tp-plan --quiet --seq --sequence-parallel --solver --time-limit --tp --tp-plan "
-    "--trust-remote-code --write-model -h -o -q",
+    "plan": "--batch --cache-dir --compare-tp-plan --device --dtype --dump --help --inputs --json "
+    "--local-files-only --memory --mesh --objective --optimizer-bytes --output --phase --pin "
+    "--pins --pins-from-tp-plan --quiet --revision --seq --sequence-parallel --solver "
+    "--time-limit --tp --tp-plan --trust-remote-code --write-model -h -o -q",
     "show": "--help --json -h",
-    "explain": "--help --inputs --json --trust-remote-code -h",
+    "explain": "--cache-dir --help --inputs --json --local-files-only --revision "
+    "--trust-remote-code -h",
     "diff": "--help --json -h",
     "export": "--help --output --to -h -o",
-    "check": "--accept --dtype --help --inputs --json --layers --numeric --trust-remote-code -h",
+    "check": "--accept --cache-dir --dtype --help --inputs --json --layers --local-files-only "
+    "--numeric --revision --trust-remote-code -h",
     "calibrate": "--help --output --quick -h -o",
     "schema": "--help -h",
 }

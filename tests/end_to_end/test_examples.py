@@ -14,6 +14,7 @@ SAYS = {
     "own_module": "outputs and gradients are equal",
     "own_rule": "outputs and gradients are equal",
     "plan_and_generate": "the same tokens as the unsplit model",
+    "restart": "3 starts, 8 steps, and the losses of a run without restart",
     "train": "saved, and read by transformers",
 }
 """Example -> what it prints when it has compared all that it computes."""

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.faults.models import checkpoint
 from benchmarks.forked import Ended, run_forked
 from tests.planning import plan
 
@@ -27,20 +26,7 @@ if sys.platform != "linux":
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`model`, `other` (other weights), and plans: 1, 2, 4 ranks, another for 2, and 2 x 2."""
     out = tmp_path_factory.mktemp("faults")
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        vocab_size=256,
-        eos_token_id=None,
-        architectures=["LlamaForCausalLM"],
-    )
-    for seed, name in enumerate(("model", "other")):
-        torch.manual_seed(seed)
-        LlamaForCausalLM(config).save_pretrained(out / name)
-    model = out / "model"
+    model, _ = checkpoint(out / "model"), checkpoint(out / "other", seed=1)
     for ranks in (1, 2, 4):
         plan(model, tp=ranks).save(out / f"plan-{ranks}.json")
     plan(model, tp=2, phase="train").save(out / "plan-train.json")

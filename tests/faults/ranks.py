@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime import processes
+from shardwright.runtime import agreement, collectives, processes
+from shardwright.runtime.mesh import Group, Mesh
+from shardwright.runtime.shared_memory.connect import channel_of
 
 CPU = torch.device("cpu")
 
@@ -32,6 +34,11 @@ def never_comes(plan: Path, timeout: float) -> None:
     if rank() == 1:
         return
     processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+
+
+def rank_0_never_comes(plan: Path, timeout: float) -> None:
+    if rank() != 0:
+        processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
 
 
 def dies_before_it_comes(plan: Path, timeout: float) -> None:
@@ -57,6 +64,24 @@ def starts(plan: Path, timeout: float) -> None:
     processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
 
 
+def starts_again(model: Path, plan: Path, late: int, victim: int) -> None:
+    """With a store that an earlier start has left: one rank is late, so its entries are not new."""
+    if rank() == late:
+        time.sleep(1)
+    split = loaded(model, plan, timeout=30)
+    if rank() == victim:
+        die()
+    print(split(torch.zeros(1, 5, dtype=torch.int64)).logits.abs().sum().item())
+
+
+def timeouts(plan: Path, timeout: float) -> None:
+    """Print those of all groups: of all ranks, and of each mesh dim."""
+    mesh = processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
+    groups: list[Any] = [dist.group.WORLD, *mesh.get_all_groups()]
+    print(*(group._get_backend(CPU).options._timeout.total_seconds() for group in groups))
+    wait_for_others(plan.parent)  # rank 0 keeps the store, and others may still form a group
+
+
 # --- in a forward pass
 
 
@@ -73,26 +98,39 @@ def dies_in_forward(model: Path, plan: Path, victim: int, stays: bool) -> None:
         split(torch.zeros(1, 5, dtype=torch.int64))
     except shardwright.DistributedError:
         if stays:
-            wait_for_others(plan.parent, victim)
+            wait_for_others(plan.parent, dead=1)
         raise
 
 
-def wait_for_others(folder: Path, victim: int) -> None:
-    """Until all ranks but one are here, by files: the group has ended."""
-    ranks, port = int(os.environ["WORLD_SIZE"]), os.environ["MASTER_PORT"]
-    (folder / f"here-{port}-{rank()}").touch()
+def wait_for_others(folder: Path, dead: int = 0) -> None:
+    """Until all ranks but so many are here, by files: the group may have ended."""
+    be_here(folder)
     for _ in range(300):
-        if all((folder / f"here-{port}-{r}").exists() for r in range(ranks) if r != victim):
+        if len([*folder.glob(f"here-{_start()}-*")]) == int(os.environ["WORLD_SIZE"]) - dead:
             print("all here")
             return
         time.sleep(0.1)
 
 
+def be_here(folder: Path) -> None:
+    (folder / f"here-{_start()}-{rank()}").touch()
+
+
+def _start() -> str:
+    return os.environ["MASTER_PORT"]
+
+
 def hangs_in_forward(model: Path, plan: Path, victim: int) -> None:
+    """It goes on when all others have given up."""
     split = loaded(model, plan, timeout=4)
     if rank() == victim:
-        split.get_submodule("model.layers.1").register_forward_pre_hook(lambda *_: time.sleep(30))
-    split(torch.zeros(1, 5, dtype=torch.int64))
+        late = split.get_submodule("model.layers.1")
+        late.register_forward_pre_hook(lambda *_: wait_for_others(plan.parent))
+    try:
+        split(torch.zeros(1, 5, dtype=torch.int64))
+    except shardwright.DistributedError:
+        be_here(plan.parent)
+        raise
 
 
 # --- with other things in hand
@@ -138,3 +176,71 @@ def casts_its_model(model: Path, plan: Path) -> None:
     if rank() == 1:
         split.double()
     split(torch.zeros(1, 5, dtype=torch.int64))
+
+
+# --- through shared memory
+
+
+def shares_memory(plan: Path, expected: bool) -> None:
+    """Collectives of each group of a mesh against those of gloo, which run in between."""
+    mesh = Mesh.from_device_mesh(processes.device_mesh_for(Plan.load(plan), None, CPU, 30))
+    groups = [*mesh.groups.values(), Group.of(agreement.world())]
+    for turn, group in enumerate(groups * 2):
+        assert group.pg is not None
+        later = torch.tensor([group.rank])
+        waiting = dist.all_reduce(later, group=group.pg, async_op=True)
+        torch.manual_seed(group.rank + turn)
+        for x in (
+            torch.randn(6, 4, dtype=torch.float64).t(),
+            torch.randn(2, 0, 3),
+            torch.randint(9, (8, 3)),
+            torch.tensor(1.5),
+            torch.randn(8, dtype=torch.complex64),
+            torch.tensor([True, False]),
+        ):
+            _compare(x, group)
+        waiting.wait()
+        assert later.item() == sum(range(group.size))
+        assert (channel_of(group.pg) is not None) == expected
+    maps = Path("/proc/self/maps").read_text()
+    assert ("/memfd:shardwright (deleted)" in maps) == expected
+    assert "/dev/shm/" not in maps
+
+
+def _compare(x: torch.Tensor, group: Group) -> None:
+    rows = torch.empty(group.size, *x.shape, dtype=x.dtype)
+    dist.all_gather_into_tensor(rows.view(-1), x.contiguous().view(-1), group.pg)
+    assert torch.equal(collectives.all_gather(x, group), rows)
+    if x.dtype != torch.bool:
+        whole = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(whole, group=group.pg)
+        torch.testing.assert_close(collectives.all_reduce(x, group), whole)
+        mine = collectives.reduce_scatter(torch.stack([x] * group.size), group)
+        torch.testing.assert_close(mine, whole)
+
+
+def computes(model: Path, plan: Path) -> None:
+    """Prints the loss and the gradients, to the bit."""
+    split = loaded(model, plan)
+    ids = torch.arange(12).view(2, 6)
+    loss = split(ids, labels=ids).loss
+    loss.backward()
+    print(loss.item().hex(), [p.grad.double().sum().item().hex() for p in split.parameters()])
+
+
+def forks(plan: Path) -> None:
+    """The child has no part in what the ranks do, and takes nothing away when it ends."""
+    mesh = Mesh.from_device_mesh(processes.device_mesh_for(Plan.load(plan), None, CPU, 30))
+    x = torch.ones(3)
+    collectives.all_reduce(x, mesh["tp"])
+    if (child := os.fork()) == 0:
+        channel = channel_of(agreement.world())
+        assert channel is not None
+        try:
+            channel.all_reduce(x, "sum")
+        except RuntimeError as error:
+            channel.leave()
+            os._exit(0 if "is a fork of a rank" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert collectives.all_reduce(x, mesh["tp"]).sum().item() == 6

@@ -17,14 +17,14 @@ def in_time(ends: list[Ended]) -> bool:
     return all(end.how != "hangs" for end in ends)
 
 
-@pytest.mark.parametrize("plan", ["plan-4.json", "plan-mesh.json"])
 @pytest.mark.parametrize(
-    "missing",
+    "missing, plan",
     [
-        ranks.never_comes,
-        ranks.dies_before_it_comes,
-        ranks.dies_when_all_have_come,
-        ranks.dies_between_groups,
+        (ranks.never_comes, "plan-4.json"),
+        (ranks.dies_before_it_comes, "plan-4.json"),
+        (ranks.dies_when_all_have_come, "plan-4.json"),
+        (ranks.dies_between_groups, "plan-4.json"),
+        (ranks.dies_between_groups, "plan-mesh.json"),
     ],
 )
 def test_a_rank_that_does_not_come_is_named(
@@ -57,3 +57,8 @@ def test_environment_that_is_not_of_torchrun(folder: Path, start: Start) -> None
         "DistributedError: the environment's WORLD_SIZE is 'x', which is not a number: start the "
         "ranks with torchrun"
     ]
+
+
+def test_timeout_holds_for_all_groups(folder: Path, start: Start) -> None:
+    ends = start(4, ranks.timeouts, folder / "plan-mesh.json", 77.0)
+    assert [end.log.splitlines() for end in ends] == [["77.0 77.0 77.0", "all here"]] * 4, ends

@@ -13,12 +13,13 @@ from shardwright.errors import SolverError
 from shardwright.planner import solvers
 from shardwright.planner.solvers import cpsat, decompose
 from shardwright.planner.solvers.decompose.ascent import Ascent
+from shardwright.planner.solvers.decompose.contract import contract
 from shardwright.planner.solvers.decompose.mend import mend
 from shardwright.planner.solvers.decompose.model import model
-from shardwright.planner.solvers.decompose.network import Network
+from shardwright.planner.solvers.decompose.network import Network, Spans
 from shardwright.planner.solvers.decompose.parallel import side_by_side
 from shardwright.planner.solvers.decompose.part import Free, improve
-from shardwright.planner.solvers.decompose.support import supported
+from shardwright.planner.solvers.decompose.rows import scarce
 from shardwright.planner.solvers.limits import Limits, Use
 from shardwright.planner.solvers.problem import Problem, Result, Row
 
@@ -135,28 +136,64 @@ def solutions(network: Network) -> list[tuple[float, tuple[int, ...]]]:
     return found
 
 
-def test_pruning_removes_no_solution_and_bounds_bound_all():
-    gone = 0
-    for _, network in networks()[:12]:
-        before = solutions(network)
-        keep = supported(network)
-        assert keep is not None
-        for _, x in before:
-            assert all(k[i] for k, i in zip(keep, x, strict=True))
-        gone += sum(int((~k).sum()) for k in keep)
-        small = network.restricted(keep)
-        new = [np.cumsum(k) - 1 for k in keep]
+def test_a_contracted_network_has_the_same_least_cost_and_the_way_back():
+    gone = impossible = 0
+    for seed in SEEDS:
+        network = model(random_problem(seed), 0, {}).network
+        before, small = solutions(network), contract(network)
+        if small is None:
+            assert not before
+            impossible += 1
+            continue
+        after = solutions(small.network)
+        for cost, x in after:
+            score = network.score(small.way.expand(x))
+            assert score.whole and score.cost == cost + small.constant
+        assert bool(before) == bool(after)
+        assert not before or min(before)[0] == min(after)[0] + small.constant
+        gone += len(network.costs) - len(small.network.costs)
+    assert gone and impossible
+
+
+def test_bounds_and_what_is_cut_by_them_leave_all_solutions():
+    cut = 0
+    for _, whole in networks()[:12]:
+        small = contract(whole)
+        assert small is not None
+        network = small.network
         prices = np.random.default_rng(0).uniform(0, 1, len(network.limits.bounds))
-        ascent = Ascent(small)
+        ascent = Ascent(network)
         ascent.price(prices)
         for _ in range(3):
             ascent.forward()
             ascent.backward()
             reduced = ascent.reduced(float(prices @ network.limits.bounds))
-            for cost, x in before:
+            for cost, x in solutions(network):
                 for v, i in enumerate(x):
-                    assert cost >= reduced.bound + reduced.values[v][new[v][i]] - 1e-6
-    assert gone
+                    assert cost >= reduced.bound + reduced.values[v][i] - 1e-6
+                moved = ascent.moved(reduced, cost - reduced.bound + 1e-6)
+                score = moved.score(x)
+                assert score.whole and score.cost == cost
+                cut += sum(int(np.isinf(t).sum()) for t in moved.tables)
+    assert cut > sum(int(np.isinf(t).sum()) for _, n in networks()[:12] for t in n.tables)
+
+
+def test_scarce_rows_hold_what_all_hold():
+    for seed in range(30):
+        pick = np.random.default_rng(seed)
+        ends = np.sort(pick.integers(0, 13, (8, 2)), axis=1)
+        weights = [pick.integers(0, 9, 3).astype(float) for _ in range(8)]
+        bounds = pick.integers(5, 40, 12).astype(float)
+        limits = Spans(np.arange(8), ends[:, 0], ends[:, 1], weights, bounds, bounds)
+        values = pick.integers(0, 50, 12)
+        for low, (first, last) in zip(limits.least(values).tolist(), ends.tolist(), strict=True):
+            assert low == min(values[first:last], default=np.inf)
+        small, rows = scarce(limits)
+        assert len(small.bounds) == len(rows) < len(bounds)
+        for _ in range(50):
+            x = pick.integers(0, 3, 8).tolist()
+            fits = [(own.usage(x) <= own.bounds).all() for own in (limits, small)]
+            assert fits[0] == fits[1]
 
 
 def test_a_part_gets_better_and_mends_what_is_broken():
@@ -194,3 +231,29 @@ def test_mending_ends_within_bounds_where_single_changes_can():
     score = network.score(found)
     assert score.whole and score.cost <= 2 + 3 + 1
     assert mend(network, found, time.monotonic() + 60) == found
+
+
+def chosen(least: int, more: int) -> Problem:
+    """Two variables, each of which costs one of two amounts, and together three times the least."""
+    problem = Problem(("cost",))
+    for v in range(2):
+        problem.variable(f"v{v}", 2)
+        problem.factor(f"f{v}", (v,), [Row((0,), (0,)), Row((1,), (more,))])
+    rows = [Row((a, b), (least * (a + b),)) for a in range(2) for b in range(2) if a + b]
+    problem.factor("both", (0, 1), rows)
+    return problem
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_costs_that_floats_cannot_tell_apart_are_refused(limited: bool):
+    """What all must pay may be large; what they may choose not."""
+    for least, more in ((2**60, 3), (5, 2**40)):
+        problem = chosen(least, more)
+        if limited:
+            problem.limits = Limits([3], [Use(0, 0, 1, (4, 2))])
+        result = decompose.solve(problem, 0, {}, None, 20, 1)
+        assert (result.status, result.bound) == ("optimal", least + more)
+    problem = chosen(5, 2**55 + 1)
+    problem.factor("again", (1,), [Row((0,), (2**55 + 3,)), Row((1,), (0,))])
+    with pytest.raises(SolverError, match="2\\^52"):
+        decompose.solve(problem, 0, {}, None, 20, 1)

@@ -111,7 +111,7 @@ GUARDS: dict[str, Edit] = {
 
 @pytest.mark.parametrize("key", GUARDS)
 def test_what_is_said_of_other_calls_follows_from_the_rest(key: str) -> None:
-    """An edit of it is refused; a plan that says nothing of it, of an older release, is completed."""
+    """An edit of it is refused; a plan of an older release, which lacks it, is completed."""
     model = Fused("chunk").double()
     plan = planned(model, features(WIDTH), 2)
     wrong = edited(plan, GUARDS[key])

@@ -27,6 +27,7 @@ MODULES = (
     mlps.Lengths, mlps.OwnZeros, mlps.Shuffled, m.Unequal, m.Mixer, m.Vision, m.Language, m.Again,
     m.TorchAttention, m.Experts, m.WidthTakenTwice,
     m.WidthReadOffInput,
+    m.WidthGivenToAFunction,
 )  # fmt: skip
 CASES: dict[str, Callable[[], nn.Module]] = {
     **{cls.__name__: cls for cls in MODULES},
@@ -112,14 +113,14 @@ def test_a_size_read_off_a_whole_tensor_keeps_only_what_it_is_for(monkeypatch) -
     """Heads are gathered before; no dry run has to fail for that, and all weights are split."""
     for place in (conflict, of_solution):
         monkeypatch.delattr(place, "of_module")
-    plan = planned(Within(m.WidthReadOffInput()), features(m.WIDTH), 2)
+    plan = planned(Within(m.WidthGivenToAFunction()), features(m.WIDTH), 2)
     assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.unsharded_bytes
 
 
 # --- what happens when a dry run fails
 
 
-class Numbered(m.WidthReadOffInput):
+class Numbered(m.WidthGivenToAFunction):
     """With an attribute that no like block has, so that none can be folded."""
 
     def __init__(self, number: int) -> None:

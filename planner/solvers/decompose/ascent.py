@@ -19,6 +19,8 @@ import numpy as np
 from shardwright.planner.solvers.decompose.network import Array, Network
 
 ULPS = 2.0**-50
+FAR = 2.0**40
+"""The most that a message moves: what a thousand neighbours send is far below 2^52."""
 
 
 class Reduced(NamedTuple):
@@ -39,6 +41,8 @@ class Ascent:
         degrees = [len(near) for near in network.near]
         self.shares = [1 / max(n, d - n, 1) for n, d in zip(later, degrees, strict=True)]
         self.costs = network.costs
+        self.least = [0] * len(sizes)
+        """The values of the least entries that `backward` summed up."""
 
     def price(self, prices: Array) -> None:
         """Add prices of the limits' rows to the costs of values."""
@@ -79,7 +83,8 @@ class Ascent:
             total = self.costs[v]
             for e, _, _ in near:
                 total = total + messages[e ^ 1]
-            least = total.min()
+            self.least[v] = int(total.argmin())
+            least = total[self.least[v]]
             bound += least
             total = shares[v] * (total - least)
             for e, w, table in near:
@@ -99,10 +104,7 @@ class Ascent:
         bound, largest, entries = -paid, abs(paid), 1
         rests: list[Array] = []
         values: list[Array] = []
-        for v, near in enumerate(self.network.near):
-            total = self.costs[v]
-            for e, _, _ in near:
-                total = total + self.messages[e ^ 1]
+        for v, (near, total) in enumerate(zip(self.network.near, self._totals(), strict=True)):
             least = total.min()
             bound += least
             rests.append(total - least)
@@ -118,8 +120,7 @@ class Ascent:
         for v, near in enumerate(self.network.near):
             for e, w, table in near:
                 if w < v:
-                    own = self.shares[v] * rests[v] - self.messages[e ^ 1]
-                    left = own[:, None] + table - self.messages[e][None, :]
+                    left = self._left(v, rests[v], e, table)
                     least = left.min()
                     bound += least
                     left -= least
@@ -127,6 +128,39 @@ class Ascent:
                     values[w] = values[w] + left.min(0)
                     entries += 4
         return Reduced(float(bound - entries * largest * ULPS), values)
+
+    def moved(self, reduced: Reduced, gap: float) -> Network:
+        """The network with its messages moved into it, without what costs more above the bound.
+
+        Every assignment that is left costs what it did, to the last digit: what is moved is whole.
+        Here messages can begin anew, from nothing.
+        """
+        network, values = self.network, reduced.values
+        sent = [np.clip(np.round(m), -FAR, FAR) for m in self.messages]
+        costs: list[Array] = []
+        tables = list(network.tables)
+        for v, (near, total) in enumerate(zip(network.near, self._totals(), strict=True)):
+            own = network.costs[v]
+            for e, w, table in near:
+                own = own + sent[e ^ 1]
+                if w < v:
+                    left = self._left(v, total - total.min(), e, table)
+                    left -= left.min()
+                    above = left + (values[v] - left.min(1))[:, None] + (values[w] - left.min(0))
+                    now = table - sent[e ^ 1][:, None] - sent[e]
+                    tables[e // 2] = np.where(above <= gap, now, np.inf).T
+            costs.append(np.where(values[v] <= gap, own, np.inf))
+        return Network(costs, network.pairs, tables, network.limits)
+
+    def _totals(self) -> list[Array]:
+        """Per variable what its values cost with all messages to it."""
+        near = enumerate(self.network.near)
+        return [sum((self.messages[e ^ 1] for e, _, _ in own), self.costs[v]) for v, own in near]
+
+    def _left(self, v: int, rest: Array, e: int, table: Array) -> Array:
+        """What is left of the table of a directed pair from v to an earlier variable."""
+        own = self.shares[v] * rest - self.messages[e ^ 1]
+        return own[:, None] + table - self.messages[e][None, :]
 
 
 def _largest(a: Array) -> float:

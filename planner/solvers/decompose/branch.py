@@ -13,97 +13,120 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.planner.solvers.decompose.contract import Way, contract
 from shardwright.planner.solvers.decompose.network import Array, Network, Score
-from shardwright.planner.solvers.decompose.prices import HALF, PATIENCE, Prices, Start
+from shardwright.planner.solvers.decompose.prices import HALF, PATIENCE, Prices
 from shardwright.planner.solvers.decompose.search import Hints
-from shardwright.planner.solvers.decompose.support import supported
 
 LEADS = (100.0, 10.0)
 """What passing a bound by a part of it counts, in costs of an assignment: by each, the best one."""
 
 
 class Node(NamedTuple):
-    """A part of the network, what is known of its bound, and where to begin."""
+    """A part of the network made small, what is known of its bound, and where to begin."""
 
     bound: float
+    """Of the whole, as all costs here but those of `network`."""
     network: Network
-    kept: list[Array]
-    """Per variable the numbers of its values in the whole."""
-    start: Start | None
+    constant: float
+    """What every assignment costs in the whole above what it costs in `network`."""
+    ways: tuple[Way, ...]
+    """From the whole on."""
+    prices: Array | None
 
-
-def cut(node: Node, keep: list[Array]) -> Node:
-    """The node with these values only."""
-    start = node.start
-    if start is not None:
-        pairs = node.network.pairs
-        ends = [v for a, b in pairs for v in (b, a)]
-        start = Start([m[keep[v]] for m, v in zip(start.messages, ends, strict=True)], start.prices)
-    kept = [own[k] for own, k in zip(node.kept, keep, strict=True)]
-    return Node(node.bound, node.network.restricted(keep), kept, start)
+    def lifted(self, x: Sequence[int]) -> list[int]:
+        """An assignment of the node in values of the whole."""
+        for way in reversed(self.ways):
+            x = way.expand(x)
+        return list(x)
 
 
 class Visited(NamedTuple):
-    """A node after its visit: what is left of it, and what was found on the way."""
+    """Nodes after their visit: what is left of them, and what was found on the way."""
 
-    bound: float
-    children: list[Node]
+    open: list[Node]
     best: list[int] | None
     """The best assignment seen, in values of the whole."""
     leads: list[list[int]]
     """Cheap ones that pass some bounds, in values of the whole: to be mended."""
     hints: Hints
-    """Of the node's own values."""
-    kept: list[Array]
+    """Of the first node's own values."""
 
 
-def visit(node: Node, ceiling: float, deadline: float) -> Visited:
-    """Bound a node, and split it if it may have what costs less than `ceiling`.
+def dive(node: Node, count: int, ceiling: float, deadline: float) -> Visited:
+    """Visit a node and what it splits into, so many in all, the likelier first."""
+    left, hints, seen = [node], None, _Seen(ceiling)
+    for _ in range(count):
+        if not left or (hints is not None and time.monotonic() > deadline):
+            break
+        now = left.pop()
+        if now.bound <= seen.ceiling - 1 + HALF:
+            children, own = _visit(now, seen, deadline)
+            left += children
+            hints = hints or own
+    assert hints is not None
+    leads = [x for _, x in seen.over.values()]
+    return Visited(left, None if seen.best is None else seen.best[1], leads, hints)
 
-    Where the time is over before, its only child is itself, to go on with.
-    """
-    best: tuple[Score, list[int]] | None = None
-    over: dict[float, tuple[float, list[int]]] = {}
 
-    def offer(x: list[int]) -> float:
-        nonlocal best
+class _Seen:
+    """Assignments met: the best, and cheap ones that pass bounds; in values of the whole."""
+
+    def __init__(self, ceiling: float) -> None:
+        self.ceiling = ceiling
+        self.best: tuple[Score, list[int]] | None = None
+        self.over: dict[float, tuple[float, list[int]]] = {}
+
+    def take(self, node: Node, x: list[int]) -> float:
+        """Look at an assignment of a node; the least cost known, in the node's network."""
         score = node.network.score(x)
+        score = score._replace(cost=score.cost + node.constant)
         if score.over and not score.broken:
             for weight in LEADS:
                 promise = score.cost * (1 + weight * score.over)
-                if promise < over.get(weight, (np.inf,))[0]:
-                    over[weight] = promise, x
-        if best is None or score < best[0]:
-            best = score, x
-        return min(ceiling, best[0].cost) if best[0].whole else ceiling
+                if promise < self.over.get(weight, (np.inf,))[0]:
+                    self.over[weight] = promise, node.lifted(x)
+        if self.best is None or score < self.best[0]:
+            self.best = score, node.lifted(x)
+            if score.whole:
+                self.ceiling = min(self.ceiling, score.cost)
+        return self.ceiling - node.constant
 
-    prices = Prices(node.network, offer, deadline, node.start)
+
+def _visit(node: Node, seen: _Seen, deadline: float) -> tuple[list[Node], Hints]:
+    """Bound a node, and split it if it may have what costs less than what is known.
+
+    Where the time is over before, its only child is itself, to go on with.
+    """
+    prices = Prices(node.network, lambda x: seen.take(node, x), deadline, node.prices)
     while not prices.done:
         prices.step()
     reduced = prices.polish(PATIENCE // 2)
-    found = None if best is None else lifted(node, best[1])
-    leads = [lifted(node, x) for _, x in over.values()]
     hints = Hints(reduced.values, prices.best)
-    bound, most = max(node.bound, reduced.bound), prices.ceiling - 1 + HALF
-    if bound > most:
-        return Visited(bound, [], found, leads, hints, node.kept)
-    node = node._replace(bound=bound, start=Start(prices.ascent.messages, prices.best))
+    bound = max(node.bound, reduced.bound + node.constant)
+    gap = prices.ceiling - 1 + HALF - reduced.bound
+    if gap < 0:
+        return [], hints
+    node = node._replace(bound=bound, prices=prices.best / prices.scale)
     if time.monotonic() > deadline:
-        return Visited(bound, [node], found, leads, hints, node.kept)
-    keep = [values <= most - reduced.bound for values in reduced.values]
-    children: list[Node] = []
-    for side in split(node.network, prices, keep):
-        if all(k.any() for k in side):
-            child = cut(node, side)
-            left = supported(child.network)
-            if left is not None:
-                children.append(cut(child, left))
-    return Visited(bound, children, found, leads, hints, node.kept)
+        return [node], hints
+    keep = [values <= gap for values in reduced.values]
+    sides = split(node.network, prices, keep)
+    node = node._replace(network=prices.ascent.moved(reduced, gap))
+    children = [cut(node, side) for side in sides if all(k.any() for k in side)]
+    return [child for child in children if child is not None], hints
 
 
-def lifted(node: Node, x: Sequence[int]) -> list[int]:
-    """An assignment of a node in values of the whole."""
-    return [int(own[value]) for own, value in zip(node.kept, x, strict=True)]
+def cut(node: Node, keep: list[Array]) -> Node | None:
+    """The node with these values, made small; None where no solution is left."""
+    network = node.network
+    costs = [np.where(k, c, np.inf) for c, k in zip(network.costs, keep, strict=True)]
+    left = contract(Network(costs, network.pairs, network.tables, network.limits))
+    if left is None:
+        return None
+    prices = None if node.prices is None else node.prices[left.rows]
+    constant = node.constant + left.constant
+    return Node(node.bound, left.network, constant, (*node.ways, left.way), prices)
 
 
 def split(network: Network, prices: Prices, keep: list[Array]) -> list[list[Array]]:
@@ -123,15 +146,14 @@ def split(network: Network, prices: Prices, keep: list[Array]) -> list[list[Arra
     v, low = at
     if v < 0:
         for w, k in enumerate(keep):
-            if k.sum() > 1:
-                counts = np.bincount([x[w] for x in prices.found], minlength=len(k)) * k
-                rest = counts.sum() - counts.max()
-                if rest > best:
-                    best, v = rest, w
-                    low = np.arange(len(k)) == counts.argmax()
-    if v < 0:
-        v = max(range(len(keep)), key=lambda w: keep[w].sum())
-        low = np.arange(len(keep[v])) == np.flatnonzero(keep[v])[0]
+            counts = np.bincount([x[w] for x in prices.found], minlength=len(k)) * k
+            order = np.argsort(-counts, kind="stable")
+            half = 1 + int(np.searchsorted(counts[order].cumsum(), counts.sum() / 2))
+            rest = counts[order[half:]].sum() + 1e-3 * k.sum() * (k.sum() > 1)
+            if rest > best:
+                best, v, low = rest, w, np.isin(np.arange(len(k)), order[:half])
+        if not (keep[v] & low).any() or not (keep[v] & ~low).any():
+            low = np.arange(len(keep[v])) == np.flatnonzero(keep[v])[0]
     out = []
     fewer = 2 * sum(low[x[v]] for x in prices.found) < len(prices.found)
     for side in (low, ~low) if fewer else (~low, low):

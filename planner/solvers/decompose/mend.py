@@ -24,7 +24,7 @@ def mend(network: Network, x: Sequence[int], deadline: float) -> list[int]:
     limits = network.limits
     now, best = list(x), (network.score(x), list(x))
     usage = limits.usage(now)
-    first = FIRST * max(best[0].cost, 1.0) / np.maximum(limits.bounds, 1.0)
+    first = FIRST * max(best[0].cost, 1.0) / limits.units
     prices = np.zeros(len(usage))
     quiet = 0
     for _ in range(SWEEPS):

@@ -50,6 +50,7 @@ def model(problem: Problem, component: int, caps: Mapping[int, int]) -> Model:
         np.array([s[2] for s in spans], dtype=int),
         [s[3].astype(float) for s in spans],
         np.array(bounds),
+        np.maximum(bounds, 1.0),
     )
     tables = list(build.tables.values())
     return Model(Network(build.costs, list(build.tables), tables, limits), build.constant, problem)

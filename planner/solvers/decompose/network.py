@@ -25,6 +25,8 @@ class Spans:
     last: Array
     weights: list[Array]
     bounds: Array
+    units: Array
+    """Per row in what it is natural to count: its bound before anything was taken from it."""
 
     def spread(self, values: Array) -> Array:
         """Per row the sum of the values (one a span) of the spans that hold it."""
@@ -46,6 +48,18 @@ class Spans:
         """Per span the sum of its rows' prices."""
         total = np.concatenate([[0.0], np.cumsum(prices)])
         return total[self.last] - total[self.first]
+
+    def least(self, values: Array) -> Array:
+        """Per span the least of its rows' values; infinity for one without rows."""
+        out = np.full(len(self.first), np.inf)
+        wide, width = values.astype(float), 1
+        while width <= len(values):  # wide[row] is the least of `width` rows from there on
+            long = self.last - self.first
+            own = (width <= long) & (long < 2 * width)
+            out[own] = np.minimum(wide[self.first[own]], wide[self.last[own] - width])
+            wide = np.minimum(wide[:-width], wide[width:])
+            width *= 2
+        return out
 
     @cached_property
     def of(self) -> dict[int, list[int]]:
@@ -106,7 +120,7 @@ class Network:
     def over(self, x: Sequence[int]) -> float:
         """By how much an assignment passes bounds, in all, in parts of them."""
         limits = self.limits
-        return float(np.maximum(limits.usage(x) / np.maximum(limits.bounds, 1) - 1, 0).sum())
+        return float(np.maximum((limits.usage(x) - limits.bounds) / limits.units, 0).sum())
 
     def score(self, x: Sequence[int]) -> Score:
         """How good an assignment is."""
@@ -116,22 +130,6 @@ class Network:
         return Score(
             broken, self.over(x), sum(t for t in terms if t < np.inf) if broken else sum(terms)
         )
-
-    def restricted(self, keep: Sequence[Array]) -> Network:
-        """The network with the values that `keep` (masks) leaves to each variable."""
-        whole = [bool(k.all()) for k in keep]
-        tables = [
-            t if whole[a] and whole[b] else np.ascontiguousarray(t[np.ix_(keep[a], keep[b])])
-            for (a, b), t in zip(self.pairs, self.tables, strict=True)
-        ]
-        costs = [c if full else c[k] for c, k, full in zip(self.costs, keep, whole, strict=True)]
-        limits = self.limits
-        weights = [
-            w if whole[v] else w[keep[v]]
-            for w, v in zip(limits.weights, limits.variable.tolist(), strict=True)
-        ]
-        spans = Spans(limits.variable, limits.first, limits.last, weights, limits.bounds)
-        return Network(costs, self.pairs, tables, spans)
 
 
 def empty(network: Network) -> bool:

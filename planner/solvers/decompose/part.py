@@ -20,6 +20,9 @@ from shardwright.planner.solvers.decompose.network import Array, Network
 PARTS = 1000
 """What is too much of a row is counted in this part of its bound."""
 
+BITS = 60
+"""CP-SAT counts to 2^63."""
+
 
 class Free(NamedTuple):
     """What to solve: variables, and per variable the values that it may take."""
@@ -36,7 +39,12 @@ class Found(NamedTuple):
 
 
 def improve(
-    network: Network, x: Sequence[int], free: Free, effort: float, seconds: float = 3600
+    network: Network,
+    x: Sequence[int],
+    free: Free,
+    effort: float,
+    seconds: float = 3600,
+    ceiling: float = np.inf,
 ) -> Found | None:
     """The best values of `free.variables` that CP-SAT finds at an effort; None: none found.
 
@@ -46,6 +54,7 @@ def improve(
         free: Variables and values; those of `x` are among them.
         effort: CP-SAT's deterministic time.
         seconds: The most time to take.
+        ceiling: What x costs, where it breaks nothing: what alone costs more is left out.
     """
     from ortools.sat.python import cp_model as cp
 
@@ -58,11 +67,13 @@ def improve(
     for v, k in at.items():
         for e, w, table in network.near[v]:
             if w not in at:
-                unary[k] = unary[k] + _mended(table[free.values[k], x[w]], free.values[k] == x[v])
+                unary[k] = unary[k] + _mended(
+                    table[free.values[k], x[w]], free.values[k] == x[v], ceiling
+                )
             elif e % 2 == 0:
                 mine, other = free.values[k], free.values[at[w]]
                 now = (mine == x[v])[:, None] & (other == x[w])[None, :]
-                inner.append((k, at[w], _mended(table[np.ix_(mine, other)], now)))
+                inner.append((k, at[w], _mended(table[np.ix_(mine, other)], now, ceiling)))
     for group, costs in zip(literals, unary, strict=True):
         model.add_exactly_one(group)
         _priced(model, terms, group, costs)
@@ -80,6 +91,9 @@ def improve(
     forbidden = top * (1 + 64 * PARTS * len(excess))
     terms.literals += broken
     terms.weights += [forbidden] * len(broken)
+    shift = max(sum(terms.weights).bit_length() - BITS, 0)
+    if shift:  # about what it costs: who asked knows how much it is
+        terms.weights = [max(w >> shift, 1) for w in terms.weights]
     model.minimize(cp.LinearExpr.weighted_sum(terms.literals, terms.weights))
     solver = cp.CpSolver()
     parameters = solver.parameters
@@ -95,15 +109,16 @@ def improve(
         int(own[next(i for i, q in enumerate(group) if solver.value(q))])
         for own, group in zip(free.values, literals, strict=True)
     ]
-    return Found(values, status == cp.OPTIMAL)
+    return Found(values, status == cp.OPTIMAL and not shift)
 
 
 BROKEN = -1.0
 """Stands in a table for what is forbidden but holds now."""
 
 
-def _mended(table: Array, now: Array) -> Array:
-    """A table where what is forbidden and holds now is marked instead."""
+def _mended(table: Array, now: Array, ceiling: float) -> Array:
+    """A table without what costs too much, where what is forbidden and holds now is marked."""
+    table = np.where(table > ceiling, np.inf, table)
     broken = now & np.isinf(table)
     return np.where(broken, BROKEN, table) if broken.any() else table
 
@@ -204,7 +219,7 @@ def _limits(
             weights += [int(w) for w in taken[k]]
         past = usage[row] - limits.bounds[row]
         if past > 0:
-            part = max(int(limits.bounds[row]) // PARTS, 1)
+            part = max(int(limits.units[row]) // PARTS, 1)
             excess = model.new_int_var(0, int(past) // part + 1, "")
             out.append(excess)
             used.append(excess)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,25 +25,22 @@ PATIENCE = 8
 """Sends without much gain after which messages have settled."""
 SETTLED = 1e-4
 """Part of the bound that is much."""
-ENTRIES, FEWEST, MOST = 30_000_000, 2, 30
+ENTRIES, FEWEST, MOST = 10_000_000, 2, 30
 """Entries of tables to send over for one set of prices, but for the first; sends for that."""
+DOUBLINGS = 16
+"""Times that prices double at most."""
 STEPS, WORTH = 4, 0.05
 """Prices are left where as many steps gain less than this part of the gap."""
 NEAR = 0.2
 """Part of the bound that the gap is at most taken for: solutions known may be far from the best."""
 CUTS = 100
 """Cuts that are kept."""
+SCANT = 0.01
+"""Prices are of a row's bound, but of no less than this part of what it was before contraction."""
 BOX = 0.05
 """Part of the bound that the first box spans."""
 HALF = 1e-3
 """Costs are whole: what is bounded by less than this below the next is not better."""
-
-
-class Start(NamedTuple):
-    """Where to begin: messages and prices of a network with more values, cut to this one's."""
-
-    messages: list[Array]
-    prices: Array
 
 
 @dataclass
@@ -54,32 +51,33 @@ class Prices:
     offer: Callable[[list[int]], float]
     """Takes an assignment to look at; returns the least cost known."""
     deadline: float
-    start: Start | None = None
+    start: Array | None = None
+    """Prices to begin with, of a unit of each row."""
     bound: float = -np.inf
     ascent: Ascent = field(init=False)
 
     def __post_init__(self) -> None:
         self.ascent = Ascent(self.network)
-        if self.start is not None:
-            self.ascent.messages = self.start.messages
         entries = sum(t.size for t in self.network.tables) + 1
         self.sends = min(max(ENTRIES // entries, FEWEST), MOST)
-        self.scale = np.maximum(self.network.limits.bounds, 1.0)
+        limits = self.network.limits
+        self.rough = self.start is None  # what fits is looked for first
+        self.past, self.broken = np.zeros(len(limits.bounds)), True
+        self.scale = np.maximum(limits.bounds, SCANT * limits.units)
         self.room = self.network.limits.bounds / self.scale
-        self.now = self.best = np.zeros(len(self.scale))
-        if self.start is not None:
-            self.now = self.best = self.start.prices
+        self.now = self.best = self.scale * (0.0 if self.start is None else self.start)
         self.rows = dict.fromkeys(np.flatnonzero(self.now).tolist())
         self.found: list[list[int]] = []
         self.cuts: list[tuple[float, Array]] = []
         self.box = 0.0
+        self.fits = False
         self.done = False
         self.ceiling = self.model = np.inf
         self.log: list[float] = []
 
     def step(self) -> None:
         """Send messages at these prices until they settle, and choose the next."""
-        first = not self.log
+        first, most = not self.log, FEWEST if self.rough else self.sends
         self.ascent.price(self.now / self.scale)
         paid = float(self.now @ self.room)
         sent: list[float] = []
@@ -92,19 +90,35 @@ class Prices:
             closing = gained > 0 and gained * MOST > self.ceiling - sent[-1]
             if gained < SETTLED * max(abs(sent[-1]), 1.0) and not closing:
                 break
-            if len(sent) >= self.sends and not first:
+            if len(sent) >= most and (self.rough or not first):
                 break
+        if not self.fits:  # what is left of the tables says how the bound goes, if nothing else
+            past = self.network.limits.usage(self.ascent.least) / self.scale - self.room
+            self.cuts.append((sent[-1] - float(self.now @ past), past))
+        self.fits = False
         gain = sent[-1] - self.bound
         if gain > 0:
             self.bound, self.best = sent[-1], self.now
+        self.log.append(self.bound)
+        if self.rough:
+            self.box = BOX * max(abs(self.bound), 1.0)
+            self._raise()
+            return
         if first:
             self.box = BOX * max(abs(self.bound), 1.0)
         elif gain > 0:
             self.box *= 2 if gain > 0.5 * (self.model - self.bound + gain) else 1
         else:
             self.box /= 3
-        self.log.append(self.bound)
         self._choose()
+
+    def _raise(self) -> None:
+        """Double the prices of rows that are over their bounds, until what is found fits."""
+        over = self.past > 0
+        least = BOX * max(abs(self.bound), 1.0) / max(over.sum(), 1)
+        self.now = np.where(over, np.maximum(2 * self.now, least), self.now)
+        self.rough = bool(self.broken or over.any()) and len(self.log) < DOUBLINGS
+        self.done = time.monotonic() > self.deadline
 
     def polish(self, sends: int) -> Reduced:
         """Send messages at the best prices, and give what they prove."""
@@ -125,6 +139,8 @@ class Prices:
                 worst = max(run, key=past.__getitem__)
                 self.rows[worst] = None
         cost = self.network.cost(found)
+        self.fits |= cost < np.inf
+        self.past, self.broken = past, cost == np.inf
         if cost < np.inf and not any(c == cost and (p == past).all() for c, p in self.cuts[-3:]):
             self.cuts.append((cost, past))
         self.ceiling = self.offer(found)

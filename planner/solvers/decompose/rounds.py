@@ -13,25 +13,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from shardwright.planner.solvers.decompose.branch import Node, Visited, cut, lifted, visit
+from shardwright.errors import SolverError
+from shardwright.planner.solvers.decompose.branch import Node, Visited, dive
+from shardwright.planner.solvers.decompose.contract import Contracted, contract
 from shardwright.planner.solvers.decompose.model import Model, model
-from shardwright.planner.solvers.decompose.network import Array, Score
+from shardwright.planner.solvers.decompose.network import Score
 from shardwright.planner.solvers.decompose.parallel import side_by_side
 from shardwright.planner.solvers.decompose.prices import HALF
 from shardwright.planner.solvers.decompose.search import Hints, Search, Searched
-from shardwright.planner.solvers.decompose.support import supported
 from shardwright.planner.solvers.problem import Problem, Result
 
 ROOT, VISIT = 0.4, 0.1
 """Parts of the time for the first visit and for each other one, at most."""
-PARTS = 16
-"""Parts of the best assignment that a worker solves between two rounds of nodes."""
+PARTS, DIVE = 12, 4
+"""What a worker does in a round: parts of the best assignment solved, or nodes visited."""
+EFFORT = 8.0
+"""For a part, at most."""
 MUCH = 0.01
-"""While search makes the best assignment better by this part, no nodes are visited."""
+"""While a round makes the best assignment better by this part, all workers search on."""
 SIZE = 6_000.0
 """Pairs of values in a part at first."""
+EXACT = 2**52
+"""Floats tell whole numbers apart up to twice this: what messages move fits besides."""
 
 
 @dataclass
@@ -45,13 +48,15 @@ class _State:
     seed: int
     open: list[Node] = field(default_factory=list)
     best: tuple[Score, list[int]] | None = None
-    hints: list[Hints] = field(default_factory=list)
-    """Of the first visit and of the last one."""
+    hints: Hints | None = None
+    """Of the first visit."""
     leads: list[list[int]] = field(default_factory=list)
     """Assignments that pass bounds, for workers to mend."""
     most: float = math.inf
     """No assignment costs more."""
     size: float = SIZE
+    effort: float = 1.0
+    """For a part: it doubles while nothing is gained."""
     fresh: bool = True
     """Whether the best assignment is not one of a search."""
     rounds: int = 0
@@ -76,7 +81,7 @@ class _State:
     def done(self) -> bool:
         """Whether the time is over, or nothing better can be."""
         late = time.monotonic() >= self.began + self.seconds
-        return late or self.lower() > self.ceiling - 1 + HALF
+        return late or self.lower() > min(self.ceiling, EXACT) - 1 + HALF
 
     def until(self, part: float) -> float:
         """When a task that may take so much of the time must end."""
@@ -85,14 +90,17 @@ class _State:
 
     def round(self, nodes: int) -> None:
         """Visit so many nodes, and let the other workers search."""
-        ceiling, deadline = self.ceiling, self.until(VISIT if self.best is not None else ROOT)
+        known = self.best is not None
+        count, deadline = (DIVE, self.until(VISIT)) if known else (1, self.until(ROOT))
+        ceiling = self.ceiling
         tasks: list[Callable[[], Visited | Searched]] = [
-            lambda node=node: visit(node, ceiling, deadline) for node in self.chosen(nodes)
+            lambda node=node: dive(node, count, ceiling, deadline) for node in self.chosen(nodes)
         ]
         if self.best is not None:
+            parts = max(round(PARTS / self.effort), 2)
             for k in range(self.workers - len(tasks)):
                 search = self.searching(k)
-                tasks.append(lambda search=search: search.run(PARTS, deadline))
+                tasks.append(lambda search=search: search.run(parts, deadline))
         self.rounds += 1
         before = self.best
         for found in side_by_side(tasks):
@@ -119,27 +127,21 @@ class _State:
 
     def searching(self, worker: int) -> Search:
         """A search from the best assignment, with a seed of its own."""
-        assert self.best is not None
-        hints = self.hints[(self.rounds + worker) % len(self.hints)]
+        assert self.best is not None and self.hints is not None
         seed = (self.seed * 1_000_003 + self.rounds) * 64 + worker
         if self.leads:
             lead = self.leads.pop(0)
-            return Search(self.root.network, lead, self.hints[-1], seed)
-        return Search(self.root.network, list(self.best[1]), hints, seed, self.size, self.fresh)
+            return Search(self.root.network, lead, self.hints, seed)
+        x = list(self.best[1])
+        return Search(self.root.network, x, self.hints, seed, self.size, self.effort, self.fresh)
 
     def visited(self, seen: Visited) -> None:
         """Take over what a visit found."""
         self.leads = seen.leads
         if seen.best is not None and self.offer(seen.best):
             self.fresh = True
-        values = [
-            spread(costs, kept, len(c))
-            for costs, kept, c in zip(
-                seen.hints.values, seen.kept, self.root.network.costs, strict=True
-            )
-        ]
-        self.hints = [*self.hints[:1], Hints(values, seen.hints.prices)]
-        self.open += seen.children
+        self.hints = self.hints or seen.hints
+        self.open += seen.open
 
     def offer(self, x: list[int]) -> bool:
         """Take an assignment of the root if it is better; whether it is."""
@@ -148,14 +150,6 @@ class _State:
         if better:
             self.best = score, x
         return better
-
-
-def spread(costs: Array, kept: Array, size: int) -> Array:
-    """Reduced costs of all values, given those of some: the others are the dearest."""
-    most = float(costs[np.isfinite(costs)].max(initial=0)) + 1
-    whole = np.full(size, most)
-    whole[kept] = np.minimum(costs, most)
-    return whole
 
 
 def solve(
@@ -179,41 +173,46 @@ def solve(
         seed: Of the search; the same seed finds the same, up to where the clock ends it.
 
     Raises:
-        SolverError: OR-tools is not installed, or what was found breaks the problem.
+        SolverError: OR-tools is not installed, the least cost is 2^52 or more (above what every
+            table costs at least), or what was found breaks the problem.
     """
     began = time.monotonic()
     made = model(problem, component, caps)
-    whole = made.network
-    keep = supported(whole)
-    if keep is None:
+    whole = contract(made.network)
+    if whole is None:
         return Result("infeasible", None, 0)
-    root = cut(Node(-math.inf, whole, [np.arange(len(c)) for c in whole.costs], None), keep)
-    own = root._replace(kept=[np.arange(len(c)) for c in root.network.costs])
+    root = Node(-math.inf, whole.network, 0.0, (), None)
     cores = workers or len(os.sched_getaffinity(0))
-    state = _State(own, began, seconds, cores, seed, [own])
-    state.most = own.network.most()
+    state = _State(root, began, seconds, cores, seed, [root])
+    state.most = root.network.most()
     state.round(1)
+    searching = True
     while not state.done():
-        before = math.inf
-        while not state.done() and state.cost < (1 - MUCH) * before:
-            before = state.cost
-            state.round(0)
-        if not state.done():
-            state.round(cores)
-    return _result(state, made, root, component, caps)
+        before = state.cost
+        state.round(0 if searching else max(cores // 2, 1))
+        gained = state.cost < (1 - MUCH) * before
+        state.effort = 1.0 if gained else min(2 * state.effort, EFFORT)
+        searching = gained or (cores == 1 and not searching)
+    return _result(state, made, whole, caps, component)
 
 
 def _result(
-    state: _State, made: Model, root: Node, component: int, caps: Mapping[int, int]
+    state: _State, made: Model, whole: Contracted, caps: Mapping[int, int], component: int
 ) -> Result:
     """What is known, in terms of the problem."""
     lower = state.lower()
-    if state.best is None or not state.best[0].whole:
+    known = state.best is not None and state.best[0].whole
+    if (known or lower < math.inf) and min(lower, state.ceiling) + whole.constant >= EXACT:
+        raise SolverError(
+            "what is to be minimised is 2^52 or more, and decompose counts in floats: "
+            "divide all costs by one number, or use cpsat"
+        )
+    if state.best is None or not known:
         if lower == math.inf:
             return Result("infeasible", None, 0)
-        return Result("unknown", None, made.constant + math.ceil(lower))
-    found = made.assignment(lifted(root, state.best[1]))
+        return Result("unknown", None, made.constant + math.ceil(whole.constant + lower))
+    found = made.assignment(whole.way.expand(state.best[1]))
     cost = made.problem.accept(found, caps)[component]
     if lower > state.ceiling - 1 + HALF:
         return Result("optimal", found, cost)
-    return Result("feasible", found, min(made.constant + math.ceil(lower), cost))
+    return Result("feasible", found, min(made.constant + math.ceil(whole.constant + lower), cost))

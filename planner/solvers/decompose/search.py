@@ -20,9 +20,8 @@ from shardwright.planner.solvers.decompose.mend import mend
 from shardwright.planner.solvers.decompose.network import Array, Network
 from shardwright.planner.solvers.decompose.part import Found, Free, improve
 
-EFFORT = 1.0
 FEWEST, MOST = 2_000, 60_000
-"""Pairs of values in a part."""
+"""Pairs of values in a part at an effort of one."""
 
 
 class Searched(NamedTuple):
@@ -50,6 +49,8 @@ class Search:
     hints: Hints
     seed: int = 0
     size: float = 6_000
+    effort: float = 1.0
+    """CP-SAT's deterministic time for a part."""
     fresh: bool = False
     """Whether the assignment has not been looked at by single variables."""
 
@@ -66,7 +67,9 @@ class Search:
             part = self.part()
             if part.variables:
                 left = deadline - time.monotonic()
-                self.take(part, improve(self.network, self.x, part, EFFORT, left))
+                ceiling = self.score.cost if self.score.whole else np.inf
+                found = improve(self.network, self.x, part, self.effort, left, ceiling)
+                self.take(part, found)
             if time.monotonic() > deadline:
                 break
         return Searched(self.x, self.size)
@@ -74,7 +77,7 @@ class Search:
     def take(self, part: Free, found: Found | None) -> None:
         """Take over what was found if that makes the assignment better."""
         self.size *= 1.1 if found is not None and found.proven else 0.85
-        self.size = min(max(self.size, FEWEST), MOST)
+        self.size = min(max(self.size, FEWEST), MOST * self.effort)
         if found is None:
             return
         x = list(self.x)
@@ -116,7 +119,7 @@ class Search:
             return self.random.choice(broken or [0])
         limits = network.limits
         if self.score[1]:
-            row = int(np.argmax(limits.usage(x) / np.maximum(limits.bounds, 1)))
+            row = int(np.argmax((limits.usage(x) - limits.bounds) / limits.units))
             inside = (limits.first <= row) & (row < limits.last)
             return int(self.random.choice(limits.variable[inside].tolist()))
         if self.random.random() < 0.5:

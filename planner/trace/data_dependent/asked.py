@@ -54,6 +54,8 @@ class Asked(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in NUMBERS and known(args[0]):
             return format(args[0].item(), *args[1:]) if name == "__format__" else func(*args)
+        if name == "tensor" and torch.device(kwargs.get("device") or "cpu").type == "meta":
+            return self._constant(func, *args, **kwargs)
         if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1 and not kwargs):
             with suppress(DynamicOutputShapeException):  # it may have a value without data
                 return func(*args, **kwargs)
@@ -92,6 +94,14 @@ class Asked(TorchFunctionMode):
             return self._split(func, *args, **kwargs)
         raise Unknown(f"{name} is given a number that only data has")
 
+    def _constant(self, func: Any, data: Any, **kwargs: Any) -> Tensor:
+        """A tensor of numbers; on meta torch forgets them at once."""
+        out = func(data, **kwargs)
+        if all(isinstance(n, (int, float)) and type(n) is not Number for n in tree_leaves(data)):
+            with on_data():
+                self.questions.keep(out, torch.tensor(data, dtype=out.dtype))
+        return out
+
     def _select(self, name: str, x: Tensor, as_tuple: bool = False) -> Any:
         """Where `x` is true: so many rows as data says."""
         self.questions.read(x)
@@ -109,7 +119,8 @@ class Asked(TorchFunctionMode):
         """What a mask selects of `x`: what its rows of indices select."""
         if len(masks) > 1:
             raise Unknown("several masks say how many rows there are")
-        rows = self._select("where", masks[0])
+        has_value = self.questions.value(masks[0]) is not None
+        rows = torch.where(masks[0]) if has_value else self._select("where", masks[0])
         parts = index if isinstance(index, tuple) else (index,)
         return func(x, tuple(i for p in parts for i in (rows if p is masks[0] else (p,))))
 

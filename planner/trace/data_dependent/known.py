@@ -75,6 +75,10 @@ class Known:
             self._keep(out, made)
         return out, False
 
+    def keep(self, tensor: Tensor, value: Tensor) -> None:
+        """Take it that `tensor`, an input, has this value."""
+        self._values[tensor] = value
+
     def value(self, tensor: Tensor) -> Tensor | None:
         """The value of `tensor`; None if it is not known."""
         return self._values.get(tensor)

@@ -93,6 +93,7 @@ class Questions:
         cut: Called with each tensor that is made of as many rows as data says, and that dim.
         now: How many calls were made so far.
         value: The value of a tensor, where it has one without data.
+        keep: Called with a tensor that is made of plain numbers, and its value.
     """
 
     def __init__(
@@ -102,9 +103,10 @@ class Questions:
         cut: Callable[[Tensor, int], None] = lambda x, dim: None,
         now: Callable[[], int] = lambda: 0,
         value: Callable[[Tensor], Tensor | None] = lambda x: None,
+        keep: Callable[[Tensor, Tensor], None] = lambda x, value: None,
     ) -> None:
         self.opaque, self.note_read, self.cut = opaque, read, cut
-        self.now, self.value = now, value
+        self.now, self.value, self.keep = now, value, keep
         self.skips = Skips(now)
         self.loops: list[Loop] = []
         self.running: list[tuple[Any, ast.For]] = []

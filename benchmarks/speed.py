@@ -1,0 +1,228 @@
+"""How fast a split model is: beside one process, transformers' own split, and its own limit.
+
+    python -m benchmarks.speed [--json FILE] [--ranks 2] [--rounds 4] [--models dense mixture]
+    python -m benchmarks.speed --device cuda --dtype bfloat16 --ranks 8
+
+Models of about 100 M parameters are made for the run (`speed_models.py`), planned for least memory,
+and held by processes of one thread: one process, our ranks, and those of transformers' own tensor
+parallelism. What is measured is done in turn, a round after the other, while all others wait, so
+that what else the machine does hits all alike; a ratio is that of one round, and what is shown is
+the median and the range of the middle half. On a busy machine the least times say most.
+
+    prefill    a prompt of 512 tokens, scores of the last one
+    decode     a token with a KV cache, from 64 on
+    train      forward and backward of 256 tokens
+    load       once more, until the model is there; transformers maps files, and reads them later
+
+"stubbed" are our ranks with collectives that talk to nobody: their limit. "all cores" is one
+process with as many threads as there are cores. Counts are of one run on rank 0, and hang on no
+clock: ATen calls have views among them, allocations are results in new memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import platform
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import speed_rank
+
+PHASES = ("prefill", "decode", "train", "load")
+WAYS: dict[str, tuple[str, str]] = {
+    # what is shown -> (what the processes hold, its variant)
+    "one": ("one", ""),
+    "all cores": ("one", "all cores"),
+    "ours": ("ours", ""),
+    "transformers": ("transformers", ""),
+    "stubbed": ("ours", "stubbed"),
+}
+LIMIT = 300.0
+"""Seconds for one answer."""
+
+
+class Team:
+    """The processes that hold one model in one way; from an error on, that is all that it says."""
+
+    def __init__(self, way: str, ranks: int, common: dict[str, Any]) -> None:
+        self.error: str | None = None
+        self.pipes, self.processes = [], []
+        context = mp.get_context("spawn")
+        port = _free_port()
+        for rank in range(ranks):
+            mine, theirs = context.Pipe()
+            job = speed_rank.Job(way=way, rank=rank, ranks=ranks, port=port, **common)
+            process = context.Process(target=speed_rank.main, args=(theirs, job), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(mine)
+            self.processes.append(process)
+
+    def ask(self, *command: Any) -> list[Any] | None:
+        """The answers of all ranks; None if any failed, now or before."""
+        if self.error is not None:
+            return None
+        try:
+            for pipe in self.pipes:
+                pipe.send(command)
+            answers = []
+            for pipe in self.pipes:
+                if not pipe.poll(LIMIT):
+                    raise EOFError
+                answers.append(pipe.recv())
+        except (EOFError, OSError):
+            self.error = "a rank died or hangs"
+            return None
+        failed = [value for ok, value in answers if not ok]
+        self.error = failed[0] if failed else None
+        return None if failed else [value for _, value in answers]
+
+    def end(self) -> None:
+        """End its processes."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def teams(ranks: int, common: dict[str, Any]) -> Iterator[dict[str, Team]]:
+    """The processes of all ways."""
+    made: dict[str, Team] = {}
+    try:
+        for way in speed_rank.LOADERS:
+            made[way] = Team(way, 1 if way == "one" else ranks, common)
+        yield made
+    finally:
+        for team in made.values():
+            team.end()
+
+
+def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All figures of one model."""
+    import torch
+
+    from benchmarks import speed_models
+    from shardwright import plan
+
+    model, file = folder / name, folder / f"{name}.json"
+    size = "tiny" if given.tiny else "full"
+    parameters = speed_models.make(name, size, model, getattr(torch, given.dtype))
+    plan(model, tp=given.ranks, objective="memory", phase="prefill,decode,train").save(file)
+    common = {"folder": str(model), "plan": str(file), "size": size}
+    common |= {"device": given.device, "dtype": given.dtype}
+    seconds: dict[str, dict[str, list[float]]]
+    seconds = {phase: {way: [] for way in WAYS} for phase in given.phases}
+    with teams(given.ranks, common) as of:
+        first = {way: of[way].ask("load") or [] for way in of}
+        anonymous = {way: max(a["anonymous"] for a in first[way]) for way in of if first[way]}
+        for turn in range(given.rounds + 1):  # the first is to warm up
+            for phase in given.phases:
+                for way, (who, variant) in WAYS.items():
+                    if phase == "load":
+                        answers = None if variant else of[who].ask("load")
+                        times = [a["seconds"] for a in answers or ()]
+                    else:
+                        times = of[who].ask("run", phase, variant)
+                    if times and turn:
+                        seconds[phase][way].append(max(times))
+        counts = {
+            phase: {way: (of[way].ask("count", phase) or [None])[0] for way in of}
+            for phase in given.phases
+            if phase != "load"
+        }
+        errors = {way: team.error for way, team in of.items() if team.error}
+    return {
+        "model": name,
+        "parameters": parameters,
+        "seconds": seconds,
+        "anonymous": anonymous,
+        "counts": counts,
+        "errors": errors,
+    }
+
+
+def middle(values: Sequence[float]) -> tuple[float, float, float] | None:
+    """The median, and where the middle half begins and ends."""
+    if not values:
+        return None
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return statistics.median(values), low, high
+
+
+def show(row: dict[str, Any]) -> None:
+    """The figures of a model as tables."""
+    print(f"\n{row['model']}: {row['parameters'] / 1e6:.0f} M parameters")
+    print(f"  {'ms (times as fast as one)':26}" + "".join(f"{way:>26}" for way in WAYS))
+    for phase in row["seconds"]:
+        cells = []
+        for way in WAYS:
+            mine, one = row["seconds"][phase][way], row["seconds"][phase]["one"]
+            time_, ratio = middle(mine), middle([a / b for a, b in zip(one, mine, strict=False)])
+            if time_ is None or ratio is None:
+                cells.append("-")
+            else:
+                times = "{:.2f}: {:.2f}-{:.2f}".format(*ratio)
+                cells.append(f"{time_[0] * 1e3:.1f} ({times})")
+        print(f"  {phase:26}" + "".join(f"{cell:>26}" for cell in cells))
+        least = (
+            f"{min(mine) * 1e3:.1f}" if mine else "-" for mine in row["seconds"][phase].values()
+        )
+        print(f"  {'  the least':26}" + "".join(f"{cell:>26}" for cell in least))
+    shown = (f"{way} {bytes_ >> 20} MiB" for way, bytes_ in row["anonymous"].items())
+    print(f"  anonymous memory after loading: {', '.join(shown)}")
+    heads = ("python_calls", "aten_calls", "copies", "allocations", "collectives", "bytes")
+    print(f"  {'counts':26}" + "".join(f"{head:>14}" for head in heads))
+    for phase, ways in row["counts"].items():
+        for way, found in ways.items():
+            if found:
+                cells = "".join(f"{found[head]:>14,}" for head in heads)
+                print(f"  {phase + ', ' + way:26}{cells}")
+    for way, error in row["errors"].items():
+        print(f"  {way} failed: {error}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and show."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--models", nargs="+", default=["dense", "fused", "mixture"])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--tiny", action="store_true", help="models of no size, to try the script")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    given = parser.parse_args(arguments)
+    begun, rows = time.monotonic(), []
+    for name in given.models:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(measured(name, given, Path(folder)))
+        show(rows[-1])
+        if given.json:
+            about = {"ranks": given.ranks, "device": given.device, "dtype": given.dtype}
+            about |= {"cores": os.cpu_count(), "machine": platform.machine()}
+            given.json.write_text(json.dumps({"about": about, "models": rows}, indent=1) + "\n")
+    print(f"\n{time.monotonic() - begun:.0f} s")
+    return int(any(row["errors"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""A rank of `speed.py`: holds a model, and does what it is told, when it is told."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+TOKENS = {"full": {"prefill": 512, "decode": 64, "train": 256}}
+TOKENS["tiny"] = {"prefill": 32, "decode": 8, "train": 16}
+STEPS = {"prefill": 1, "decode": 16, "train": 1}
+"""How often a phase is run for one figure."""
+
+
+class Job(NamedTuple):
+    """What a rank is started with."""
+
+    way: str
+    rank: int
+    ranks: int
+    port: int
+    folder: str
+    plan: str
+    size: str
+    device: str
+    dtype: str
+
+
+def main(pipe: Connection, job: Job) -> None:
+    """Answer commands (name, *arguments) until there are no more; an error is an answer, too."""
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        TRANSFORMERS_VERBOSITY="error",
+        HF_HUB_DISABLE_PROGRESS_BARS="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(job.port),
+        GLOO_SOCKET_IFNAME="lo",
+        RANK=str(job.rank),
+        LOCAL_RANK=str(job.rank),
+        WORLD_SIZE=str(job.ranks),
+    )
+    rank: Rank | None = None
+    while True:
+        try:
+            command, *arguments = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            rank = rank or Rank(job)
+            pipe.send((True, getattr(rank, command)(*arguments)))
+        except Exception as error:
+            text = (str(error).strip() or "no message").splitlines()[0]
+            pipe.send((False, f"{type(error).__name__}: {text[:160]}"))
+
+
+class Rank:
+    """A model on one rank."""
+
+    def __init__(self, job: Job) -> None:
+        import torch
+        import transformers
+
+        import shardwright.runtime.api  # noqa: F401 imports are not loading
+
+        transformers.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        torch.set_num_threads(1)
+        self.job, self.torch = job, torch
+        self.device = torch.device(job.device, job.rank if job.device == "cuda" else None)
+        if job.device == "cuda":
+            torch.cuda.set_device(self.device)
+        if job.ranks > 1:
+            torch.distributed.init_process_group("nccl" if job.device == "cuda" else "gloo")
+        self.model: Any = None
+        self.tokens = TOKENS[job.size]
+
+    def load(self) -> dict[str, float]:
+        """Load the model again: seconds, and bytes of anonymous memory that it has more."""
+        import gc
+
+        from benchmarks.loading import memory
+
+        self.model = None
+        gc.collect()
+        self._together()
+        before, begun = memory(), time.perf_counter()
+        self.model = LOADERS[self.job.way](self)
+        self._done()
+        seconds = time.perf_counter() - begun
+        return {"seconds": seconds, "anonymous": memory() - before}
+
+    def run(self, phase: str, variant: str) -> float:
+        """Seconds of one run of a phase."""
+        with VARIANTS[variant](self):
+            work = self._work(phase)
+            self._together()
+            begun = time.perf_counter()
+            for _ in range(STEPS[phase]):
+                work()
+            self._done()
+            return (time.perf_counter() - begun) / STEPS[phase]
+
+    def count(self, phase: str) -> dict[str, int]:
+        """What one run of a phase does."""
+        from benchmarks.speed_counts import counted
+
+        work = self._work(phase)
+        work()
+        return counted(work, ours=self.job.way == "ours")
+
+    def _work(self, phase: str) -> Callable[[], Any]:
+        """A function that runs a phase once; what goes before it has been done."""
+        torch, model = self.torch, self.model
+        ids = torch.arange(self.tokens[phase], device=self.device).view(1, -1) % 251
+        if phase == "train":
+
+            def train() -> None:
+                model(ids, labels=ids).loss.backward()
+                model.zero_grad(set_to_none=True)
+
+            return train
+        with torch.no_grad():
+            cache = model(ids, logits_to_keep=1).past_key_values if phase == "decode" else None
+
+        @torch.no_grad()
+        def step() -> None:
+            if cache is None:
+                model(ids, logits_to_keep=1)
+            else:
+                model(ids[:, -1:], past_key_values=cache)
+
+        return step
+
+    def _together(self) -> None:
+        if self.job.ranks > 1:
+            self.torch.distributed.barrier()
+
+    def _done(self) -> None:
+        if self.job.device == "cuda":
+            self.torch.cuda.synchronize()
+
+
+def _one(rank: Rank) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(rank.job.folder, dtype=rank.job.dtype)
+    return loaded.to(rank.device).eval()
+
+
+def _ours(rank: Rank) -> Any:
+    import shardwright
+
+    return shardwright.load(
+        Path(rank.job.folder), rank.job.plan, device=rank.device, timeout=120.0
+    ).eval()
+
+
+def _peer(rank: Rank) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    wanted = DistributedConfig(tp_size=rank.job.ranks, tp_plan="auto")
+    return AutoModelForCausalLM.from_pretrained(
+        rank.job.folder, distributed_config=wanted, dtype=rank.job.dtype
+    ).eval()
+
+
+LOADERS: dict[str, Callable[[Rank], Any]] = {"one": _one, "ours": _ours, "transformers": _peer}
+
+
+@contextmanager
+def _all_cores(rank: Rank) -> Iterator[None]:
+    rank.torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        yield
+    finally:
+        rank.torch.set_num_threads(1)
+
+
+@contextmanager
+def _stubbed(_: Rank) -> Iterator[None]:
+    """No rank waits for another: what a collective gives is made of this rank's own."""
+    from shardwright.runtime import collectives
+
+    with mock.patch.object(collectives, "_run", _alone):
+        yield
+
+
+def _alone(group: Any, op: Any, x: Any, *_: Any) -> Any:
+    kind = op._name if hasattr(op, "_name") else str(op)
+    if "gather" in kind:
+        return x.repeat(group.size)
+    return x[: x.numel() // group.size].clone() if "scatter" in kind else x.clone()
+
+
+VARIANTS: dict[str, Callable[[Rank], Any]] = {
+    "": lambda _: nullcontext(),
+    "all cores": _all_cores,
+    "stubbed": _stubbed,
+}

@@ -1,0 +1,128 @@
+"""Calls in the source of a method: what they are called in plans, and how they get local sizes.
+
+Code such as `y.view(B, T, C)` with `C` read off a whole tensor gives a size that no attribute can
+change. A plan names the call, `forward.view.3`: the fourth call of a `view` in the source of
+`forward`. The method of the split module is compiled from that source anew, and asks for local
+sizes there. All else of it is as it was.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import linecache
+import threading
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+from itertools import islice
+from types import CodeType, FunctionType
+
+LOCAL_SIZES = "_shardwright_sizes"
+"""The method of a split module that gives local sizes: of the name of a call, and what it takes."""
+
+
+_ALONE = threading.RLock()
+"""Python 3.11 counts how deep it is in a tree once for all threads."""
+
+
+def method_of(kind: type, name: str) -> FunctionType | None:
+    """The plain function that is the method `name` of class `kind`."""
+    found = inspect.getattr_static(kind, name, None)
+    return found if isinstance(found, FunctionType) else None
+
+
+def name_of(method: FunctionType, code: CodeType, at: int) -> str | None:
+    """The name of a call in `method`; None where there is no source that is just what runs.
+
+    Args:
+        method: The method.
+        code: Its code, or that of a function within it.
+        at: Where the call stands in that code, in bytes.
+    """
+    _, last, _, column = next(islice(code.co_positions(), at // 2, None))
+    with _ALONE:
+        tree = _definition(_file(method), method)
+    for name, call in _named(tree) if tree is not None else ():
+        if (call.end_lineno, call.end_col_offset) == (last, column):
+            return name
+    return None
+
+
+def with_local_sizes(method: FunctionType, calls: Collection[str]) -> FunctionType | None:
+    """`method` with local sizes in `calls`; None if its source has no such calls."""
+    with _ALONE:
+        code = _changed(method, calls)
+    if code is None or code.co_freevars != method.__code__.co_freevars:
+        return None
+    made = FunctionType(
+        code, method.__globals__, method.__name__, method.__defaults__, method.__closure__
+    )
+    made.__kwdefaults__, made.__annotations__ = method.__kwdefaults__, method.__annotations__
+    made.__qualname__, made.__module__ = method.__qualname__, method.__module__
+    made.__doc__ = method.__doc__
+    made.__dict__.update(method.__dict__)
+    return made
+
+
+def _changed(method: FunctionType, calls: Collection[str]) -> CodeType | None:
+    """The code of `method` with `calls` that ask for local sizes."""
+    file = copy.deepcopy(_file(method))
+    tree = _definition(file, method)
+    found = dict(_named(tree)) if tree is not None else {}
+    if file is None or tree is None or not found.keys() >= set(calls):
+        return None
+    owner = [*tree.args.posonlyargs, *tree.args.args][0].arg
+    for name in calls:
+        call = found[name]
+        ask = ast.Attribute(ast.Name(owner, ast.Load()), LOCAL_SIZES, ast.Load())
+        asked = ast.Call(ask, [ast.Constant(name), *call.args], [])
+        call.args = [ast.Starred(asked, ast.Load())]
+        ast.copy_location(call.args[0], call)
+    return _code(ast.fix_missing_locations(file), method)
+
+
+def _named(tree: ast.FunctionDef) -> Iterator[tuple[str, ast.Call]]:
+    """The calls in a method by name, in the order in which they end."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    count: dict[str, int] = {}
+    for call in sorted(calls, key=lambda c: (c.end_lineno or 0, c.end_col_offset or 0)):
+        word = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+        number = count[word] = count.get(word, -1) + 1
+        yield f"{tree.name}.{word}.{number}", call
+
+
+def _file(method: FunctionType) -> ast.Module | None:
+    """The file of a method; None where that does not compile to just what runs."""
+    file = method.__code__.co_filename
+    tree = _parsed(file, "".join(linecache.getlines(file, method.__globals__)))
+    return tree if tree is not None and _code(tree, method) == method.__code__ else None
+
+
+@lru_cache(maxsize=16)
+def _parsed(file: str, text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text, file)
+    except SyntaxError:
+        return None
+
+
+def _definition(tree: ast.Module | None, method: FunctionType) -> ast.FunctionDef | None:
+    """Where a file defines `method`."""
+    line = method.__code__.co_firstlineno
+    for node in ast.walk(tree) if tree is not None else ():
+        named = isinstance(node, ast.FunctionDef) and node.name == method.__name__
+        if named and line == min(n.lineno for n in (node, *node.decorator_list)):
+            return node
+    return None
+
+
+def _code(tree: ast.Module, method: FunctionType) -> CodeType | None:
+    """What a file compiles to where it defines `method`."""
+    old = method.__code__
+    found = [compile(tree, old.co_filename, "exec", dont_inherit=True)]
+    for code in found:
+        if (code.co_qualname, code.co_firstlineno) == (old.co_qualname, old.co_firstlineno):
+            return code
+        found += [c for c in code.co_consts if isinstance(c, CodeType)]
+    return None

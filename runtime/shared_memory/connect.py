@@ -1,0 +1,131 @@
+"""Which groups have a channel: those of gloo, on one host, whose ranks can all map one memory.
+
+The memory has no name in any file system: the first rank makes it, the others open it through its
+process. So nothing of it can be left, however ranks end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shardwright.runtime import connections, peers
+from shardwright.runtime.agreement import gather
+from shardwright.runtime.failure import named
+from shardwright.runtime.peers import Peer
+from shardwright.runtime.shared_memory.channel import Channel, size
+from shardwright.runtime.shared_memory.compiled import UnavailableError, library, version
+
+LOG = logging.getLogger("shardwright")
+
+_known: Any = WeakIdKeyDictionary()
+"""Process group -> its channel, or None."""
+
+
+class _Offer(NamedTuple):
+    """What one rank tells the others: why it cannot, or where it runs and what memory it has."""
+
+    why_not: str | None
+    host: str
+    version: str
+    memory: str | None
+
+
+def channel_of(group: dist.ProcessGroup) -> Channel | None:
+    """The channel of a group, if it has one; its ranks call this together for the first time.
+
+    Raises:
+        DistributedError: a rank died before all had it.
+    """
+    if group not in _known:
+        _known[group] = _connected(group) if _is_gloo(group) else None
+    return _known[group]
+
+
+def _is_gloo(group: dist.ProcessGroup) -> bool:
+    if not dist.is_gloo_available():
+        return False
+    try:
+        return isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo)
+    except RuntimeError:  # it has none for CPUs
+        return False
+
+
+def _connected(group: dist.ProcessGroup) -> Channel | None:
+    ranks, channel, file = dist.get_process_group_ranks(group), None, None
+    try:
+        why_not = _why_not()
+        if why_not is None and group.rank() == 0:
+            file = os.memfd_create("shardwright")
+            os.ftruncate(file, size(len(ranks)))
+        memory = None if file is None else f"/proc/{os.getpid()}/fd/{file}"
+        mine = _Offer(why_not, Peer.this(len(ranks)).host, version(), memory)
+        offers = gather("sharing memory", mine, group)
+        failure = _refusal(offers)
+        if failure is None:
+            try:
+                channel = _opened(offers[0].memory, group, ranks)
+            except OSError as error:
+                failure = str(error)
+            failure = next(filter(None, gather("sharing memory", failure, group)), None)
+    finally:
+        if file is not None:
+            os.close(file)
+    if failure is None:
+        LOG.info("%s share memory", named(ranks))
+        return channel
+    LOG.info("%s talk over gloo: %s", named(ranks), failure)
+    return None
+
+
+def _why_not() -> str | None:
+    if os.environ.get("SHARDWRIGHT_SHARED_MEMORY", "1") in ("", "0"):
+        return "SHARDWRIGHT_SHARED_MEMORY=0"
+    if not hasattr(os, "memfd_create"):
+        return "this system has no memory without a name"
+    try:
+        library()
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
+def _refusal(offers: Sequence[_Offer]) -> str | None:
+    for offer in offers:
+        if offer.why_not is not None:
+            return offer.why_not
+    if len({offer.host for offer in offers}) > 1:
+        return "they are not on one host"
+    return None if len({offer.version for offer in offers}) == 1 else "their versions differ"
+
+
+def _opened(memory: str, group: dist.ProcessGroup, ranks: Sequence[int]) -> Channel:
+    file = os.open(memory, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        others = set(ranks) - {dist.get_rank()}
+        options = group._get_backend(torch.device("cpu")).options  # of it, as it keeps no group
+        channel = Channel(file, group.rank(), len(ranks), _looking(others, options))
+    finally:
+        os.close(file)
+    connections.hangs_up(channel, channel.leave)
+    return channel
+
+
+def _looking(others: Collection[int], options: Any) -> Callable[[float], None]:
+    """What a waiting rank does from time to time: it looks after the others, and at the clock."""
+    roll = peers.roll()
+
+    def look(seconds: float) -> None:
+        if gone := sorted(set(roll.gone()).intersection(others)):
+            raise RuntimeError(f"{named(gone)} ended")
+        limit = options._timeout.total_seconds()
+        if seconds > limit:
+            raise RuntimeError(f"Timed out after {limit:g} s")
+
+    return look
