@@ -12,7 +12,14 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
 import shardwright
 from shardwright.errors import UsageError
@@ -46,6 +53,20 @@ def gpt2() -> Any:
     return GPT2LMHeadModel(GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50))
 
 
+def phi3() -> Any:
+    """A fused weight, of which both ranks have the rows of the one key and value head."""
+    config = Phi3Config(
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        intermediate_size=48,
+        vocab_size=50,
+        num_hidden_layers=1,
+        pad_token_id=0,
+    )
+    return Phi3ForCausalLM(config)
+
+
 def made(model: Any) -> Any:
     torch.manual_seed(0)
     model = model().double().eval()
@@ -63,7 +84,7 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-@pytest.mark.parametrize(("model", "tp"), [(llama, 2), (llama, 4), (gpt2, 2), (gpt2, 3)])
+@pytest.mark.parametrize(("model", "tp"), [(llama, 2), (llama, 4), (gpt2, 3), (phi3, 2)])
 def test_clipping_takes_the_norm_of_the_whole(model: Any, tp: int) -> None:
     """Parts that are uneven, shared, fused or replicated each count once, on every rank."""
     base = made(model)
