@@ -64,13 +64,17 @@ class Arranged(Shard):
     def __reduce__(self) -> tuple[Any, ...]:
         return Arranged, (self.dim, self.layout, self.shared)
 
-    def _to_replicate_tensor(self, local_tensor: Tensor, mesh: Any, mesh_dim: int, _: Any) -> Any:
+    def _to_replicate_tensor(
+        self, local_tensor: Tensor, mesh: Any, mesh_dim: int, current_logical_shape: Any
+    ) -> Tensor:
         split = self._split(mesh, mesh_dim)
         if local_tensor.shape[self.dim] != split.own_size(local_tensor):
             self._refuse()  # split over other ranks, too
         return split.all_gather(local_tensor)
 
-    def _replicate_to_shard(self, local_tensor: Tensor, mesh: Any, mesh_dim: int, _: Any) -> Any:
+    def _replicate_to_shard(
+        self, local_tensor: Tensor, mesh: Any, mesh_dim: int, shard_index: Any
+    ) -> Tensor:
         return self._split(mesh, mesh_dim).take(local_tensor)
 
     def _split(self, mesh: Any, mesh_dim: int) -> Split:
