@@ -111,8 +111,9 @@ def _definition(tree: ast.Module | None, method: FunctionType) -> ast.FunctionDe
     """Where a file defines `method`."""
     line = method.__code__.co_firstlineno
     for node in ast.walk(tree) if tree is not None else ():
-        named = isinstance(node, ast.FunctionDef) and node.name == method.__name__
-        if named and line == min(n.lineno for n in (node, *node.decorator_list)):
+        if not isinstance(node, ast.FunctionDef) or node.name != method.__name__:
+            continue
+        if line == min(n.lineno for n in (node, *node.decorator_list)):
             return node
     return None
 

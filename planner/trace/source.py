@@ -116,15 +116,14 @@ def read_source(
     module = model if made else copy_on_meta(model)
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     identity = type(model).__name__, config_hash(module), own
-    identity = type(model).__name__, config_hash(module), own
     given = args, kwargs or {}
     if not args and not kwargs:
         named = text_inputs(module)
         more = more_runs(module, Run("", (), named))
         return Source(module, (), named, *identity, more, **_further(module, (), named))
-    on_meta = to_meta(given)
-    valued = remember(given, on_meta)
-    return Source(module, *on_meta, *identity, **_further(module, *on_meta), valued=valued)
+    args, kwargs = to_meta(given)
+    valued = remember(given, (args, kwargs))
+    return Source(module, args, kwargs, *identity, **_further(module, args, kwargs), valued=valued)
 
 
 def _further(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,8 +70,8 @@ def translate(
     marks.logits = {translator.name_of(t) for t in record.scores}
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
     graph.sizes = [
-        SizeArgument(expression, translator.names[id(t)], *where)
-        for t, (expression, *where) in sizes
+        SizeArgument(f.expression, translator.names[id(t)], f.dim, f.bound, f.place, f.caller)
+        for t, f in sizes
         if id(t) in translator.names
     ]
     return graph

@@ -59,6 +59,7 @@ def load(file: Any, **how: Any) -> list[torch.nn.Module]:
 
 def test_each_revision_is_planned_checked_explained_and_loaded(cache: Path) -> None:
     at: dict[str, Any] = {"cache_dir": cache, "local_files_only": True}
+    made = None
     for revision, vocabulary in {None: 64, "v2": 96}.items():
         at["revision"] = revision
         made = plan(NAME, 2, **at)

@@ -2,6 +2,7 @@
 
 Each maker gives a model and a function of a batch and a length, which makes inputs by name.
 """
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A GPT, a ViT, a DiT, a Swin, a RetNet; each with a twin whose attention takes the same sizes from
 attributes of its own.
 """
+# pyright: reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

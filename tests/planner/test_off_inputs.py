@@ -154,7 +154,7 @@ def test_other_code_and_other_sizes_raise() -> None:
         with pytest.raises(PlanError, match=r"Written.forward is not .* plan again"):
             apply(copy.deepcopy(written), other, mesh)
         mine = apply(copy.deepcopy(model), plan, mesh)
-        mine.n_head = 8
+        mine.n_head = 8  # type: ignore[assignment]
         with pytest.raises(PlanError, match=r"forward.view.* should have 4 elements here, not 8"):
             mine(*features(64)(2, 7))
 
