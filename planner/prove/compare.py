@@ -11,6 +11,7 @@ from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import shapes
+from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.prediction import prediction
 from shardwright.planner.emit.reasons import replicated_parameters
 from shardwright.planner.problem.optimize import Optimum
@@ -19,7 +20,7 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import memory_of
 from shardwright.planner.verify.recost import Bill
 
-FIGURES = ("cost", "predicted", "replicated", "opaque")
+FIGURES = ("cost", "predicted", "drawing", "replicated", "opaque")
 """What a plan says of itself, and nobody acts on."""
 
 ACCEPTED = "edited: right, but not what a solver found"
@@ -60,6 +61,7 @@ def of_solution(
         "modules": {n: m.model_dump() for n, m in of_all_blocks(task, modules).items()},
         "opaque": without_rule(task.graph, task.axes),
         "predicted": found.model_dump(),
+        "drawing": [b.model_dump() for b in drawing(unfolded, bill)],
         "cost": [optimum.objective, *bill.price],
         "replicated": [w.model_dump() for w in replicated_parameters(unfolded, whole)],
     }

@@ -12,6 +12,7 @@ from typing import TypeVar
 from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.plan_file import ModelIdentity, ModulePlan, Plan
 from shardwright.planner.dry_run.conflict import Conflict
+from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters
 from shardwright.planner.graph.axes import Axes
@@ -57,6 +58,7 @@ def make_plan(
         workload=task.workload,
         objective=solution.objective,
         modules=of_all_blocks(task, modules),
+        drawing=drawing(solution.unfolded, solution.bill),
         replicated=replicated_parameters(
             solution.unfolded,
             _of_copies(task, solution.possible),
