@@ -205,6 +205,9 @@ class DrawnItem(_Part):
         default={},
         description="number of an item of the block, or slot of what enters it -> placement",
     )
+    parts: list[str] = Field(
+        default=[], description="what attention takes the parts of its output for, in their order"
+    )
     blocks: dict[str, Count] = Field(
         default={}, description="number of a block in the drawing -> how many stand here"
     )

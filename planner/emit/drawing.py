@@ -14,6 +14,7 @@ from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import DrawnBlock, DrawnItem
 from shardwright.planner.emit.elements import Element, Elements
 from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.parts import parts
 from shardwright.planner.emit.spent import Spending, Spent
 from shardwright.planner.graph.graph import Boundary
 from shardwright.planner.verify.first_run import of_first_run
@@ -43,7 +44,7 @@ def drawing(layouts: Layouts, bill: Bill) -> list[DrawnBlock]:
 class _Drawing:
     def __init__(self, layouts: Layouts, elements: Elements, spending: Spending) -> None:
         self.layouts, self.elements, self.spending = layouts, elements, spending
-        self.found = elements.found
+        self.found, self.parts = elements.found, parts(elements)
         self.runs: dict[Place, list[list[int]]] = {}
         """Place -> the elements of each of its items."""
         self.item: dict[tuple[Place, int], int] = {}
@@ -133,12 +134,13 @@ class _Drawing:
                 stack = _relative(first.chain[len(place)].rpartition(".")[0], place[-1])
                 yield DrawnItem(module=stack, takes=takes, blocks=blocks)
             else:
-                yield self._item(first, self.spending.elements[run[0]], takes, place[-1])
+                yield self._item(run[0], takes, place[-1])
         rest = self._aside(place)
         if rest.phase_ns or rest.collectives:
             yield rest
 
-    def _item(self, element: Element, spent: Spent, takes: dict[str, str], block: str) -> DrawnItem:
+    def _item(self, number: int, takes: dict[str, str], block: str) -> DrawnItem:
+        element, spent = self.found[number], self.spending.elements[number]
         slowest = sorted(spent.slowest.items(), key=lambda one: -one[1])
         return DrawnItem(
             module=_relative(element.module, block),
@@ -146,6 +148,7 @@ class _Drawing:
             ops=[*dict.fromkeys(op for (op, _), ns in slowest if ns)][:NAMED],
             source=slowest[0][0][1] if slowest and not element.boundary else "",
             takes=takes,
+            parts=self.parts.get(number, []),
             phase_ns={p: n for p, n in spent.ns.items() if n},
             collectives=spent.counted(),
         )

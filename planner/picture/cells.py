@@ -82,15 +82,15 @@ def _period(dim: Dim, ranks: int) -> tuple[int, Dim]:
 def grain(dim: Dim) -> str:
     """What a dim is made of where it is split: `32 groups of 128`; empty for single indices."""
     if isinstance(dim, Concat):
-        return " + ".join(filter(None, map(grain, dim.terms)))
+        return " + ".join(grain(term) or f"{dim_size(term):,}" for term in dim.terms)
     if isinstance(dim, Atom):
-        return f"{dim.size} single ones" if dim.mesh else f"{dim.size} in one"
+        return "" if dim.mesh else f"{dim.size} whole"
     split = [i for i, factor in enumerate(dim.factors) if is_split(factor)]
     if not split:
-        return f"{dim_size(dim)} in one"
+        return f"{dim_size(dim)} whole"
     after = prod(dim_size(f) or 1 for f in dim.factors[split[-1] + 1 :])
     number = prod(dim_size(f) or 1 for f in dim.factors[: split[-1] + 1])
-    return f"{number} groups of {after}" if after > 1 else f"{number} single ones"
+    return f"{number:,} groups of {after:,}" if after > 1 else ""
 
 
 def spans(ranges: list[Range], most: int = 4) -> str:
