@@ -19,6 +19,10 @@ BOX, HIGH, SHEET = 156.0, 46.0, 32.0
 """Width and height of a box with a weight, and the size of its sheet."""
 FLAT = 28.0
 DIAMOND = 10.0
+DASH = 5
+"""Length of a stripe of an edge."""
+OUT = 36.0
+"""Room beside what leaves the block and is not its last."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +76,27 @@ class BlockDrawing:
             edges |= {(k, key): text for k, text in sources}
         for key, text in self.block.gives.items():
             if key in shown:
-                nodes[f"out {key}"] = Node(4, 4, 4)
-                takes[f"out {key}"] = [key]
-                edges[key, f"out {key}"] = text
+                self._leaves(key, text, shown, nodes, takes, edges)
         layout = place(nodes, takes)
         parts = [self._edge(layout.paths[ends], text) for ends, text in edges.items()]
+        parts += [
+            part
+            for key, text in self.block.gives.items()
+            if key in shown and key != [*shown][-1]
+            for part in self._leaving(nodes[key], text)
+        ]
         parts += [self._text(nodes[f"in {slot}"], slot) for slot in slots]
         parts += [self._item(nodes[key], int(key), item) for key, item in shown.items()]
         return drawing(layout.width, layout.height, f"Drawing of {title(self.block)}", parts)
+
+    def _leaves(self, key, text, shown, nodes, takes, edges) -> None:  # noqa: ANN001
+        """What leaves the block: from what runs last, down; else it is said beside."""
+        if key == [*shown][-1]:
+            nodes[f"out {key}"] = Node(4, 4, 4)
+            takes[f"out {key}"] = [key]
+            edges[key, f"out {key}"] = text
+        else:
+            nodes[key].right += OUT
 
     # --- how much room each takes
 
@@ -115,14 +132,22 @@ class BlockDrawing:
             return tag("g", title, tag("path", d=path, class_="hit"),
                        tag("path", d=path, class_=f"edge {how}"))  # fmt: skip
         some = self.palette.colours
-        strands = [some[0], some[len(some) // 2], some[-1]] if len(some) > 2 else some
-        width = 3.0
+        stripes = [some[0], some[len(some) // 2], some[-1]] if len(some) > 2 else some
         lines = [
             tag("path", d=path, class_="edge sharded", stroke=colour,
-                transform=f"translate({(i - (len(strands) - 1) / 2) * width:.1f} 0)")
-            for i, colour in enumerate(strands)
+                stroke_dasharray=f"{DASH} {DASH * (len(stripes) - 1)}",
+                stroke_dashoffset=-DASH * i)
+            for i, colour in enumerate(stripes)
         ]  # fmt: skip
         return tag("g", title, tag("path", d=path, class_="hit"), *lines)
+
+    @staticmethod
+    def _leaving(node: Node, placement: str) -> list[Markup]:
+        node.right -= OUT
+        x, how = node.x + node.right, lies(placement)
+        title = tag("title", f"{LIES[how]}: {placement}")
+        line = tag("path", title, d=f"M{x:.1f} {node.y:.1f} h12", class_=f"edge {how}")
+        return [line, tag("text", "out", x=x + 15, y=node.y + 4, class_="small")]
 
     def _text(self, node: Node, text: str) -> Markup:
         return tag("text", text, x=node.x, y=node.y + 4, class_="end")

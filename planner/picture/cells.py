@@ -93,11 +93,11 @@ def grain(dim: Dim) -> str:
     return f"{number:,} groups of {after:,}" if after > 1 else ""
 
 
-def spans(ranges: list[Range], most: int = 4) -> str:
-    """Ranges in words: `0–511, 4096–4223`."""
+def spans(ranges: list[Range], most: int = 6) -> str:
+    """Ranges in words, one a line: `0–511,` and `4096–4223`."""
     texts = [f"{a:,}–{b - 1:,}" if b - a > 1 else f"{a:,}" for a, b in ranges[:most]]
     more = len(ranges) - most
-    return ", ".join(texts) + (f" and {more:,} more" if more > 0 else "")
+    return ",\n".join(texts) + (f"\nand {more:,} more" if more > 0 else "")
 
 
 def names(ranks: Mapping[int, object] | tuple[int, ...]) -> str:

@@ -48,9 +48,14 @@ class CloseUp:
 
     @property
     def dims(self) -> list[str]:
-        """What the dims are called that are split; of a weight that is whole, none."""
-        return [n for n, d in zip(self._names(), self.weight.placement.dims, strict=True)
-                if is_split(d)]  # fmt: skip
+        """What is split: dims, each segment of one by itself; of a weight that is whole, none."""
+        out = []
+        for name, dim in zip(self._names(), self.weight.placement.dims, strict=True):
+            if isinstance(dim, Concat) and is_split(dim):
+                out += [f"{name} of {self.segment(i)}" for i in range(len(dim.terms))]
+            elif is_split(dim):
+                out.append(name)
+        return out
 
     def _names(self) -> list[str]:
         n = len(self.weight.shape)
@@ -90,17 +95,17 @@ class CloseUp:
         both = self.down is not None and self.across is not None
         if both or most < 2:
             return ""
-        some = "All ranks" if most == ranks else f"{most} ranks each"
-        return f"{some} hold the same {'segments' if most == ranks else 'part'} where stripes are mixed."
+        if most == ranks:
+            return "What is grey is whole on every rank."
+        return f"What has stripes of several colours is held by {most} ranks each."
 
     @property
     def rows(self) -> list[Row]:
         """What each rank holds; ranks that hold the same are one row."""
         found: dict[tuple[str, ...], list[int]] = {}
         for rank, at in enumerate(self.palette.ranks):
-            held = tuple(
-                self._held(dim, at) for dim in self.weight.placement.dims if is_split(dim)
-            )
+            dims = (dim for dim in self.weight.placement.dims if is_split(dim))
+            held = tuple(words for dim in dims for words in self._held(dim, at))
             found.setdefault(held, []).append(rank)
         out = []
         for held, ranks in list(found.items())[:LISTED]:
@@ -110,15 +115,14 @@ class CloseUp:
             out.append(Row(names(tuple(ranks)), colour, [*held], shape, self.weight.bytes_at(at)))
         return out
 
-    def _held(self, dim: Dim, at: Coords) -> str:
-        if not isinstance(dim, Concat):
-            return spans(local_ranges(dim, at))
-        ends, parts = 0, []
-        for i, term in enumerate(dim.terms):
-            found = [(a + ends, b + ends) for a, b in local_ranges(term, at)]
-            parts.append(f"{self.segment(i)}: {spans(found)}")
-            ends += dim_size(term) or 0
-        return "; ".join(parts)
+    @staticmethod
+    def _held(dim: Dim, at: Coords) -> list[str]:
+        """The indices of a dim that a rank holds; of a concatenation, those in each segment."""
+        terms, end, out = dim.terms if isinstance(dim, Concat) else (dim,), 0, []
+        for term in terms:
+            out.append(spans([(a + end, b + end) for a, b in local_ranges(term, at)]))
+            end += dim_size(term) or 0
+        return out
 
     def segment(self, number: int) -> str:
         """What a segment is called."""

@@ -36,7 +36,7 @@ def drawing(width: float, height: float, label: str, inside: Iterable[Markup]) -
     return tag("svg", inside, viewBox=box, width=width, height=height, role="img", aria_label=label)
 
 
-def fitted(text: str, width: float, size: float = 12) -> str:
+def fitted(text: str, width: float, size: float = 13) -> str:
     """`text`, its middle left out where it is wider than that."""
     most = max(int(width / (size * LETTER)), 3)
     if len(text) <= most:

@@ -57,7 +57,7 @@ def _name(item: DrawnItem) -> str:
         found = [c.kind.replace("_", "-") for c in item.collectives if c.phase != "backward"]
         return found[0] if found else "copy"
     if is_aside(item):
-        return "besides"
+        return "rest"
     return short(item.module) if item.module else label(item)
 
 
@@ -112,7 +112,7 @@ def _boxes(found: list[Span], wide: float, x: float = 0.0) -> Iterator[Markup]:
         title = tag("title", f"{span.name}: {human_time(span.ns)}")
         if w >= 0.05:
             yield tag("rect", title, x=f"{x:.2f}", y=y, width=f"{w:.2f}", height=LANE - 2,
-                      class_=f"span {span.lane}")  # fmt: skip
+                      class_=f"span {span.lane}{' apart' * (w > 5)}")  # fmt: skip
         if w > 44:
             text = fitted(span.name, w - 8, 11)
             yield tag("text", text, x=x + 5, y=y + LANE / 2 + 3, class_=f"on {span.lane}")

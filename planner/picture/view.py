@@ -123,7 +123,8 @@ class View:
     def workload(self) -> str:
         """What was priced."""
         load = self.plan.workload
-        phases = ", ".join(f"{n} × {p}" if n > 1 else p for p, n in load.phases.items())
+        known = [(p, load.phases[p]) for p in get_args(Phase) if p in load.phases]
+        phases = ", ".join(f"{n} × {p}" if n > 1 else p for p, n in known)
         return (
             f"{phases}; batch {load.batch} of {load.seq:,} tokens, {load.dtype}, on {load.device}"
         )
