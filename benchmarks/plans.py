@@ -30,7 +30,7 @@ from shardwright.planner.contract.styles import LOCAL
 
 RANKS = (2, 4, 8, 16)
 """Of published models; tiny ones are planned for two."""
-NEWS = ("digest", "objective", "calls", "takes", "gives")
+NEWS = ("digest", "objective", "calls", "takes", "gives", "drawing")
 """What plans before version 3 do not say."""
 
 

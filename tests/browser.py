@@ -69,7 +69,10 @@ class Page:
 
     def click(self, selector: str) -> None:
         """Click in the middle of the first element that fits, with the mouse."""
-        self.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
+        self.run(
+            f"document.querySelector({selector!r})"
+            ".scrollIntoView({block: 'center', behavior: 'instant'})"
+        )
         box = self.run(
             f"(b => [b.x + b.width / 2, b.y + b.height / 2])"
             f"(document.querySelector({selector!r}).getBoundingClientRect())"

@@ -234,6 +234,7 @@ FROM_RUNTIME = {
     "planner.on_ranks.numeric": {
         "runtime.api", "runtime.build", "runtime.config", "runtime.gather", "runtime.processes"
     },
+    "planner.picture.beside": {"runtime.identity"},
     "planner.prove.prover": {"runtime.identity"},
     "planner.report.explain": {"runtime.identity"},
     "planner.trace.duplicate": {"runtime.closures"},

@@ -14,7 +14,7 @@ from shardwright.planner.cli.console import compact
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
-    from shardwright.planner.picture.view import Shown
+    from shardwright.planner.picture.facts import Shown
 
 given = click.option("--inputs", metavar="MODULE:FUNCTION",
                      help="What gives inputs for MODEL, or a file of torch.save.")  # fmt: skip

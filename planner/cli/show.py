@@ -20,7 +20,7 @@ from shardwright.planner.cli.shared import (
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
-    from shardwright.planner.picture.view import Shown
+    from shardwright.planner.picture.facts import Shown
 
 
 @click.command(
@@ -35,7 +35,7 @@ Examples:
 )
 @click.argument("files", metavar="PLAN.JSON...", type=click.Path(), nargs=-1, required=True)
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE",
-              help="Write a page there that draws the plans; a browser is all it needs.")  # fmt: skip
+              help="Draw the plans on a page there; it needs nothing but a browser.")  # fmt: skip
 @click.option("--model", metavar="MODEL",
               help="With --html: the model, to say what alternatives would cost, too.")  # fmt: skip
 @given
@@ -65,7 +65,7 @@ def show(
 
 def _shown(plan: Plan, name: str, model: str | None, inputs: str | None, trust: bool) -> Shown:
     """A plan for the page, with what its model tells beside."""
-    from shardwright.planner.picture.view import Shown
+    from shardwright.planner.picture.facts import Shown
 
     if model is None:
         return Shown(plan, name)

@@ -52,7 +52,8 @@ class _Drawing:
         self.takes: defaultdict[tuple[Place, int], dict[str, str]] = defaultdict(dict)
         self.gives: defaultdict[Place, dict[str, str]] = defaultdict(dict)
         for place, inside in self._inside().items():
-            self.runs[place] = [[*run] for _, run in groupby(inside, lambda n: self._key(place, n))]
+            keyed = [(self._key(place, n), n) for n in inside]
+            self.runs[place] = [[n for _, n in run] for _, run in groupby(keyed, lambda k: k[0])]
             for i, run in enumerate(self.runs[place]):
                 self.item |= {(place, n): i for n in run}
         for number, element in enumerate(self.found):
@@ -61,7 +62,9 @@ class _Drawing:
         for name in elements.graph.outputs:
             made = elements.origin(name)
             if made is not None and made >= 0:
-                self._leave(("",), made, str(layouts.placement(name)))
+                chain, text = self.found[made].chain, str(layouts.placement(name))
+                for n in range(1, len(chain) + 1):
+                    self._leave(chain[:n], made, text)
 
     def _inside(self) -> dict[Place, list[int]]:
         """The elements in each place, in blocks within it too."""
@@ -113,16 +116,20 @@ class _Drawing:
         kinds: dict[Place, DrawnBlock] = {}
         alike: dict[str, list[Place]] = {}
         like: dict[str, Place] = {}
-        for place in sorted(self.runs, key=lambda p: (-len(p), self.runs[p][:1])):
+        for place in sorted(self.runs, key=lambda p: (-len(p), self._first(p))):
             items = [*self._items(place, like)]
             drawn = DrawnBlock(modules=[], count=0, items=items, gives=self.gives[place])
             key = f"{pattern(place[-1])} {drawn.model_dump_json()}"
             alike.setdefault(key, []).append(place)
             kinds[place] = drawn
             like[place[-1]] = alike[key][0]
-        groups = sorted(alike.values(), key=lambda p: (self.runs[p[0]][:1], len(p[0])))
+        groups = sorted(alike.values(), key=lambda p: (self._first(p[0]), len(p[0])))
         numbers = {places[0][-1]: str(i) for i, places in enumerate(groups)}
         return [_numbered(kinds[places[0]], places, numbers) for places in groups]
+
+    def _first(self, place: Place) -> int:
+        """The number of the element that runs first there."""
+        return next((run[0] for run in self.runs[place]), 0)
 
     def _items(self, place: Place, like: dict[str, Place]) -> Iterator[DrawnItem]:
         """The items of a block; those of blocks within are named by the first that is alike."""

@@ -7,11 +7,9 @@ its own computes. Others of one module, one after the other, are one element. So
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shardwright.planner.emit.places import Places
+from shardwright.planner.emit.places import Places, prefixes
 from shardwright.planner.emit.redistributions import crossed
 from shardwright.planner.graph.graph import Boundary, Graph, Op
 from shardwright.planner.graph.kv_cache import ATTENTION
@@ -68,12 +66,30 @@ class Elements:
         self.found: list[Element] = []
         self.aside: list[tuple[tuple[str, ...], Op]] = []
         self.readers: dict[str, int] = {}
+        self.entries = self._entries()
         for op in self.graph.ops:
             self._add(op)
         for name in self.graph.outputs:
             self.origin(name)
 
+    def _entries(self) -> dict[str, list[str]]:
+        """Module -> the tensors that change as they enter it, if anything reads them."""
+        read = {n for op in self.graph.ops for n in op.inputs} | {*self.graph.outputs}
+        read |= {b.source for b in self.graph.boundaries}
+        out: dict[str, list[str]] = {}
+        for b in self.graph.boundaries:
+            if b.side == "in" and b.target in read and self.state[b.source] != self.state[b.target]:
+                out.setdefault(b.module, []).append(b.target)
+        return out
+
+    def _enter(self, module: str) -> None:
+        """Note what changes as modules are entered, before anything is computed in them."""
+        for around in prefixes(module):
+            for name in self.entries.pop(around, ()):
+                self.origin(name)
+
     def _add(self, op: Op) -> None:
+        self._enter(op.module)
         inputs = [(n, self.origin(n)) for n in dict.fromkeys(op.inputs)]
         read = [(n, o) for n, o in inputs if o is not None]
         chain = self.places.chain(op.module)
@@ -152,4 +168,3 @@ class Elements:
             path.append(self.entered[name])
             name = path[-1].source
         return name, tuple(path)
-

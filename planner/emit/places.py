@@ -22,13 +22,13 @@ class Places:
 
     def __init__(self, owners: Iterable[str]) -> None:
         self.owners = frozenset(owners)
-        self.parts = {prefix for name in self.owners for prefix in _prefixes(name)}
+        self.parts = {prefix for name in self.owners for prefix in prefixes(name)}
         self.chain, self.part = cache(self._chain), cache(self._part)
         self.is_stack = cache(self._is_stack)
 
     def _chain(self, module: str) -> tuple[str, ...]:
         """The model and the blocks around a module, from the outside in; itself, if it is one."""
-        return ("", *(p for p in _prefixes(module) if p and self._is_block(p)))
+        return ("", *(p for p in prefixes(module) if p and self._is_block(p)))
 
     def _is_block(self, module: str) -> bool:
         stack, _, number = module.rpartition(".")
@@ -46,10 +46,10 @@ class Places:
 
     def _part(self, module: str) -> str:
         """The innermost part that a module is, or is in."""
-        return next((p for p in reversed(_prefixes(module)) if p in self.parts), "")
+        return next((p for p in reversed(prefixes(module)) if p in self.parts), "")
 
 
-def _prefixes(module: str) -> list[str]:
+def prefixes(module: str) -> list[str]:
     """The names of the modules around one, and its own, from the model in."""
     words = module.split(".") if module else []
     return [".".join(words[:n]) for n in range(len(words) + 1)]

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import DrawnBlock, DrawnItem, Phase, Plan
 from shardwright.planner.picture.glyph import glyph
 from shardwright.planner.picture.layout import Node, place
+from shardwright.planner.picture.palette import Palette
 from shardwright.planner.picture.svg import LETTER, drawing, fitted, tag
 from shardwright.planner.picture.weights import Weight
 from shardwright.planner.picture.words import LIES, kinds, label, lies, short
 from shardwright.planner.units import human_bytes, human_time
 
-BOX, HIGH, SHEET = 156.0, 46.0, 32.0
+BOX, HIGH, SHEET = 150.0, 44.0, 28.0
 """Width and height of a box with a weight, and the size of its sheet."""
 FLAT = 28.0
 DIAMOND = 10.0
@@ -39,14 +39,6 @@ class Ids:
     def block(self, number: int | str) -> str:
         """Of a block."""
         return f"{self.prefix}-block-{number}"
-
-
-@dataclass(frozen=True)
-class Palette:
-    """Where the ranks of one copy of the model stand, and their colours."""
-
-    ranks: list[Coords]
-    colours: list[str]
 
 
 class BlockDrawing:
@@ -83,7 +75,7 @@ class BlockDrawing:
             part
             for key, text in self.block.gives.items()
             if key in shown and key != [*shown][-1]
-            for part in self._leaving(nodes[key], text)
+            for part in self._aside(nodes[key], text)
         ]
         parts += [self._text(nodes[f"in {slot}"], slot) for slot in slots]
         parts += [self._item(nodes[key], int(key), item) for key, item in shown.items()]
@@ -141,13 +133,12 @@ class BlockDrawing:
         ]  # fmt: skip
         return tag("g", title, tag("path", d=path, class_="hit"), *lines)
 
-    @staticmethod
-    def _leaving(node: Node, placement: str) -> list[Markup]:
+    def _aside(self, node: Node, placement: str) -> list[Markup]:
+        """What leaves the block beside a node, which had room for that."""
         node.right -= OUT
-        x, how = node.x + node.right, lies(placement)
-        title = tag("title", f"{LIES[how]}: {placement}")
-        line = tag("path", title, d=f"M{x:.1f} {node.y:.1f} h12", class_=f"edge {how}")
-        return [line, tag("text", "out", x=x + 15, y=node.y + 4, class_="small")]
+        x = node.x + node.right
+        line = self._edge(f"M{x:.1f} {node.y:.1f} h14", placement)
+        return [line, tag("text", "out", x=x + 17, y=node.y + 4, class_="small")]
 
     def _text(self, node: Node, text: str) -> Markup:
         return tag("text", text, x=node.x, y=node.y + 4, class_="end")
@@ -167,12 +158,12 @@ class BlockDrawing:
             shape = tag("circle", cx=node.x, cy=node.y, r=12.0, class_="op")
         else:
             shape = _rect(node, "op", FLAT / 2)
-        words = tag("text", text, x=node.x, y=node.y + 4, class_="sign" if len(text) == 1 else "mid")
+        words = tag(
+            "text", text, x=node.x, y=node.y + 4, class_="sign" if len(text) == 1 else "mid"
+        )
         return tag("g", title, shape, words, tabindex=0, class_="glue")
 
-    def _box(
-        self, node: Node, item: DrawnItem, weights: list[Weight], flat: bool
-    ) -> list[Markup]:
+    def _box(self, node: Node, item: DrawnItem, weights: list[Weight], flat: bool) -> list[Markup]:
         left = node.x - node.left
         shape = _rect(node, "box", 5)
         name = short(item.module) or "model"
@@ -181,18 +172,15 @@ class BlockDrawing:
             return [shape, tag("text", text, x=node.x, y=node.y + 4, class_="mid")]
         first = weights[0]
         sizes = first.placement.local_shape(self.palette.ranks[0])
-        below = "×".join(map(str, sizes)) + (" a rank" if first.is_split else " whole")
-        at = left + SHEET + 15
-        room = BOX - SHEET - 20
+        below = "×".join(map(str, sizes)) + (" each" if first.is_split else " whole")
+        at = left + SHEET + 14
+        room = BOX - SHEET - 17
         return [
             shape,
-            glyph(first, *self._colours(), left + 7, node.y - SHEET / 2, SHEET),
-            tag("text", fitted(name, room), x=at, y=node.y - 3, class_="name"),
-            tag("text", fitted(below, room, 10.5), x=at, y=node.y + 12, class_="small"),
+            glyph(first, self.palette, left + 7, node.y - SHEET / 2, SHEET),
+            tag("text", fitted(name, room, 13.5), x=at, y=node.y - 3, class_="name"),
+            tag("text", fitted(below, room, 11.5), x=at, y=node.y + 12, class_="small"),
         ]
-
-    def _colours(self) -> tuple[list[Coords], list[str]]:
-        return self.palette.ranks, self.palette.colours
 
     def _stack(self, node: Node, item: DrawnItem) -> Markup:
         count = sum(item.blocks.values())
@@ -219,7 +207,8 @@ class BlockDrawing:
         text = self._sent(item)
         forward = any(c.phase != "backward" for c in item.collectives)
         r = DIAMOND if text else 4.0
-        points = f"{node.x},{node.y - r} {node.x + r},{node.y} {node.x},{node.y + r} {node.x - r},{node.y}"
+        corners = ((0, -r), (r, 0), (0, r), (-r, 0))
+        points = " ".join(f"{node.x + dx:.1f},{node.y + dy:.1f}" for dx, dy in corners)
         kind = "sent" if forward else "back" if item.collectives else "local"
         parts = [tag("polygon", points=points, class_=f"mark {kind}")]
         for i, line in enumerate(text):

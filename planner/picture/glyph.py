@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import product
 
 from markupsafe import Markup
 
 from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.mesh import Coords
-from shardwright.planner.picture.cells import Striped, striped
-from shardwright.planner.picture.palette import WHOLE
+from shardwright.planner.picture.cells import Cell, Striped, striped
+from shardwright.planner.picture.palette import WHOLE, Palette
 from shardwright.planner.picture.svg import tag
 from shardwright.planner.picture.weights import Weight
 
@@ -39,35 +40,40 @@ def stripes(weight: Weight, ranks: list[Coords]) -> tuple[Striped | None, Stripe
     )
 
 
-def fill(holders: Sequence[int], colours: list[str]) -> str:
-    """The colour of what these ranks hold: that of the first, or of what all hold."""
-    return WHOLE if len(holders) == len(colours) > 1 or not holders else colours[holders[0]]
-
-
-def glyph(
-    weight: Weight, ranks: list[Coords], colours: list[str], x: float, y: float, size: float
-) -> Markup:
+def glyph(weight: Weight, palette: Palette, x: float, y: float, size: float) -> Markup:
     """The sheet of a weight, `size` wide and high."""
-    down, across = stripes(weight, ranks)
+    down, across = stripes(weight, palette.ranks)
     parts = [tag("rect", x=x, y=y, width=size, height=size, fill=WHOLE)]
-    for row in down.cells if down else ():
-        if across is None and down and len(down.cells) > MOST:
-            break
-        for column in across.cells if across else (None,):
-            holders = [r for r in row.ranks if column is None or r in column.ranks]
-            parts.append(_cell(down, row, across, column, holders, colours, x, y, size))
-    if down is None:
-        for column in across.cells if across else ():
-            parts.append(_cell(None, None, across, column, column.ranks, colours, x, y, size))
+    few = down is None or len(down.cells) <= MOST or across is not None
+    for row, column in crossed(down, across) if few else ():
+        top, high = extent(down, row, size)
+        left, wide = extent(across, column, size)
+        parts.append(
+            tag("rect", x=x + left, y=y + top, width=wide, height=high,
+                fill=palette.fill(shared(row, column)))
+        )  # fmt: skip
     parts.append(tag("rect", x=x, y=y, width=size, height=size, class_="frame"))
     return tag("g", parts, class_="glyph split" if weight.is_split else "glyph")
 
 
-def _cell(down, row, across, column, holders, colours, x, y, size):  # noqa: ANN001, ANN202
-    top = size * row.start / down.size if row else 0.0
-    high = size * (row.stop - row.start) / down.size if row else size
-    left = size * column.start / across.size if column else 0.0
-    wide = size * (column.stop - column.start) / across.size if column else size
-    return tag(
-        "rect", x=x + left, y=y + top, width=wide, height=high, fill=fill(holders, colours)
-    )
+def crossed(
+    down: Striped | None, across: Striped | None
+) -> Iterator[tuple[Cell | None, Cell | None]]:
+    """All cells of a sheet, by rows; None for a side that is not split; nothing if none is."""
+    if down or across:
+        yield from product(down.cells if down else (None,), across.cells if across else (None,))
+
+
+def shared(row: Cell | None, column: Cell | None) -> tuple[int, ...]:
+    """The ranks that hold a cell."""
+    if row is None or column is None:
+        cell = row or column
+        return cell.ranks if cell else ()
+    return tuple(r for r in row.ranks if r in column.ranks)
+
+
+def extent(side: Striped | None, cell: Cell | None, length: float) -> tuple[float, float]:
+    """Where a cell begins on a side so long, and its own length."""
+    if side is None or cell is None:
+        return 0.0, length
+    return length * cell.start / side.size, length * (cell.stop - cell.start) / side.size

@@ -6,6 +6,25 @@ and in print.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.planner.contract.mesh import Coords
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Where the ranks of one copy of the model stand, and their colours."""
+
+    ranks: list[Coords]
+    colours: list[str]
+
+    def fill(self, holders: Sequence[int]) -> str:
+        """The colour of what these ranks hold: that of the first, or of what all hold."""
+        alone = len(holders) == len(self.colours) > 1 or not holders
+        return WHOLE if alone else self.colours[holders[0]]
+
+
 STOPS = ("#2c5f92", "#2f7d85", "#5d8f5b", "#a0963c", "#d69a45", "#f0a583", "#f3bccb")
 WHOLE = "var(--whole)"
 """The colour of what every rank holds."""

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from markupsafe import Markup, escape
 
+SMALLEST = 0.7
+"""How much a drawing may be scaled down where there is little room; then it can be moved about."""
 LETTER = 0.56
 """Width of a letter, of its height, in the fonts of the page: about."""
 
@@ -20,9 +22,7 @@ def tag(name: str, *inside: str | Markup | Iterable[Markup], **attributes: objec
         for key, value in attributes.items()
         if value is not None
     )
-    parts = (
-        escape(part) if isinstance(part, str) else Markup("").join(part) for part in inside
-    )
+    parts = (escape(part) if isinstance(part, str) else Markup("").join(part) for part in inside)
     return Markup(f"<{name}{given}>{Markup('').join(parts)}</{name}>")  # noqa: S704 all is escaped
 
 
@@ -33,7 +33,9 @@ def _text(value: object) -> str:
 def drawing(width: float, height: float, label: str, inside: Iterable[Markup]) -> Markup:
     """A whole drawing, which says to those who cannot see it what it is of."""
     box = f"0 0 {width:.0f} {height:.0f}"
-    return tag("svg", inside, viewBox=box, width=width, height=height, role="img", aria_label=label)
+    least = f"min-width:{SMALLEST * width:.0f}px"
+    return tag("svg", inside, viewBox=box, width=width, height=height, style=least, role="img",
+               aria_label=label)  # fmt: skip
 
 
 def fitted(text: str, width: float, size: float = 13) -> str:
@@ -42,4 +44,4 @@ def fitted(text: str, width: float, size: float = 13) -> str:
     if len(text) <= most:
         return text
     head = (most - 1) // 2
-    return f"{text[:head]}…{text[-(most - 1 - head):]}"
+    return f"{text[:head]}…{text[-(most - 1 - head) :]}"

@@ -86,9 +86,7 @@ def line(found: list[Span], name: str, what: str, width: float) -> Markup:
             one = wide / span.times
             key = f"{name}-{i}"
             defs.append(tag("g", list(_boxes(list(span.within), one)), id=key))
-            parts += [
-                tag("use", href=f"#{key}", x=f"{x + n * one:.2f}") for n in range(span.times)
-            ]
+            parts += [tag("use", href=f"#{key}", x=f"{x + n * one:.2f}") for n in range(span.times)]
         else:
             parts += list(_boxes([span], wide, x))
         if span.within and len(span.name) * 11 * LETTER < wide and x > last:

@@ -3,84 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from markupsafe import Markup
 
-from shardwright.planner.contract.digest import digest_of
 from shardwright.planner.contract.mesh import TP
 from shardwright.planner.contract.names import pattern
-from shardwright.planner.contract.plan_file import CollectiveCount, DrawnBlock, Phase, Plan
-from shardwright.planner.picture.block import BlockDrawing, Ids, Palette, block_ns, title
+from shardwright.planner.contract.plan_file import CollectiveCount, DrawnBlock, Phase
+from shardwright.planner.picture.block import BlockDrawing, Ids, block_ns, title
 from shardwright.planner.picture.cells import ranks_of
 from shardwright.planner.picture.close_up import CloseUp
+from shardwright.planner.picture.facts import Block, Cost, Figure, Shown, Weighed, phase_in_words
 from shardwright.planner.picture.memory_bar import Use, bar, rank_bars, uses
-from shardwright.planner.picture.palette import colours
+from shardwright.planner.picture.palette import Palette, colours
 from shardwright.planner.picture.time_line import LANES, line, shares, spans
+from shardwright.planner.picture.verdict import checks, phases, verdict
 from shardwright.planner.picture.weights import Weight, Weights
 from shardwright.planner.picture.words import kinds, numbered
 from shardwright.planner.units import human_bytes, human_time
 from shardwright.planner.wording import objective_in_words, placement_in_words
 
-if TYPE_CHECKING:  # they import torch, and a plan is shown without
-    from shardwright.planner.report.explain import Explanation
-    from shardwright.planner.report.hand_written import HandWritten
-
 LARGE = 0.01
 """What is left whole is listed from this share of all bytes on."""
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A plan to be shown, and what is known beside it.
-
-    Attributes:
-        plan: The plan.
-        name: What it is called: its file, say.
-        hand: transformers' own table, priced.
-        explained: What alternatives would cost.
-    """
-
-    plan: Plan
-    name: str = ""
-    hand: HandWritten | None = None
-    explained: Sequence[Explanation] = field(default=())
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A fact: what it is of, in words, as a number where it is one, and more of it."""
-
-    label: str
-    text: str
-    value: int | None = None
-    more: str = ""
-    share: float | None = None
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a block takes in a phase, in words: collectives, time, of it communication, of all."""
-
-    phase: str
-    collectives: str
-    time: str
-    sent: str
-    all: str
-
-
-@dataclass(frozen=True)
-class Block:
-    """A distinct block: its id, what it is called, how many there are, and its drawings."""
-
-    id: str
-    title: str
-    count: int
-    costs: list[Cost]
-    drawing: Markup
-    lines: list[tuple[str, Markup]]
 
 
 class View:
@@ -96,8 +41,7 @@ class View:
     @cached_property
     def phase_ns(self) -> dict[Phase, int]:
         """What each phase takes, in the order in which they are run."""
-        known = self.plan.predicted.phase_ns
-        return {phase: known[phase] for phase in get_args(Phase) if phase in known}
+        return phases(self.plan)
 
     # --- the head
 
@@ -114,7 +58,9 @@ class View:
         if plan.batch_dims:
             copies = plan.world_size // plan.mesh[TP]
             text += f": {numbered(copies, 'copy' if copies == 1 else 'copies').rstrip('s')}"
-            text = text.replace("copie", "copies") + f" of the model, each split over {plan.mesh[TP]}"
+            text = (
+                text.replace("copie", "copies") + f" of the model, each split over {plan.mesh[TP]}"
+            )
         if plan.sub_axes:
             text += f" ({' × '.join(map(str, plan.sub_axes[TP]))})"
         return text
@@ -137,64 +83,12 @@ class View:
     @cached_property
     def verdict(self) -> list[Figure]:
         """The strip: what matters most."""
-        return [self._held(), *self._times(), self._sent(), self._proof()]
-
-    def _held(self) -> Figure:
-        predicted, room = self.plan.predicted, self.plan.objective.memory_bytes
-        total = sum(use.bytes for use in uses(self.plan))
-        parts = f"{human_bytes(max(predicted.parameter_bytes))} of parameters"
-        share = total / room if room else None
-        of = f"{share:.0%} of {human_bytes(room)}; " if room and share is not None else ""
-        return Figure("held by a rank", human_bytes(total), total, of + parts, share)
-
-    def _times(self) -> list[Figure]:
-        out = []
-        for phase, ns in self.phase_ns.items():
-            more = ""
-            if self.plan.drawing:
-                more = f"{shares(self.plan, phase)[1] / max(ns, 1):.0%} of it communication"
-            out.append(Figure(_phase(phase), human_time(ns), ns, more))
-        return out
-
-    def _sent(self) -> Figure:
-        found = self.plan.predicted.collectives
-        ahead = [c for c in found if c.phase == "forward"]
-        rest = [
-            f"{p}: {sum(c.count for c in found if c.phase == p):,}"
-            for p in ("decode", "backward")
-            if any(c.phase == p for c in found)
-        ]
-        number = sum(c.count for c in ahead)
-        size = human_bytes(sum(c.bytes for c in ahead))
-        more = "; ".join([f"{size} enter them on a rank", *rest])
-        return Figure("collectives of a forward", f"{number:,}", number, more)
-
-    def _proof(self) -> Figure:
-        solver = self.plan.solver
-        if solver.status == "optimal":
-            by = solver.proved_by or solver.name
-            return Figure("optimal", "proven", solver.gap, f"by {by}: no plan is better, gap 0")
-        gap = solver.gap / max(solver.objective[0], 1)
-        return Figure("at most above the optimum", f"{gap:.2%}", solver.gap, f"by {solver.name}")
+        return verdict(self.plan)
 
     @property
     def checks(self) -> list[str]:
         """What else is to be known: of checks that it passed, and notes."""
-        plan = self.plan
-        whole = plan.digest == digest_of(plan.model_dump())
-        out = [
-            "Every op was held against its rule, and the model's own code run on the shapes of a "
-            "rank, before this plan was written; it is as it was written."
-            if whole
-            else "This plan was edited since it was written, or an older release wrote it: "
-            "shardwright check --accept proves it."
-        ]
-        if plan.solver.note:
-            out.append(f"Note: {plan.solver.note}.")
-        if plan.opaque:
-            ops = ", ".join(plan.opaque)
-            out.append(f"Ops without a rule, whose tensors stay whole: {ops}.")
-        return out
+        return checks(self.plan)
 
     # --- the model
 
@@ -215,7 +109,7 @@ class View:
                 next(iter(self.phase_ns), None),
             )  # fmt: skip
             lines = [
-                (_phase(p), self._line(number, p))
+                (phase_in_words(p), self._line(number, p))
                 for p in self.phase_ns
                 if number and block_ns(self.plan.drawing, number, p)
             ]
@@ -226,7 +120,7 @@ class View:
 
     def _line(self, number: int, phase: str) -> Markup:
         found = spans(self.plan.drawing, number, phase)
-        what = f"{_phase(phase)} of {title(self.plan.drawing[number])}"
+        what = f"{phase_in_words(phase)} of {title(self.plan.drawing[number])}"
         wide = 1170.0 if number == 0 else 660.0
         return line(found, f"{self.id}-t{number}-{phase}", what, wide)
 
@@ -243,7 +137,9 @@ class View:
             words = "; ".join(filter(None, (kinds(_sum(calls, p), p) for p in passes)))
             share = f"{human_time(sent)} ({sent / max(total, 1):.0%})"
             every = human_time(total * block.count)
-            out.append(Cost(_phase(phase), words or "none", human_time(total), share, every))
+            out.append(
+                Cost(phase_in_words(phase), words or "none", human_time(total), share, every)
+            )
         if "train" not in self.phase_ns and (words := kinds(_sum(calls, "backward"), "backward")):
             out.append(Cost("backward, if it trains", words, "", "", ""))
         return out
@@ -337,7 +233,7 @@ class View:
                     f"{human_time(ns)}: {human_time(compute)} of computing, {human_time(sent)} of "
                     "changes of placement"
                 )
-                out.append((_phase(phase), words, self._line(0, phase)))
+                out.append((phase_in_words(phase), words, self._line(0, phase)))
         return out
 
     @property
@@ -371,45 +267,6 @@ class View:
             held,
             *rest,
         ]
-
-
-@dataclass(frozen=True)
-class Weighed:
-    """A weight on the page."""
-
-    id: str
-    weight: Weight
-    close: CloseUp
-    words: str
-    owner: str
-    pin: str | None
-    reason: str | None
-    explained: Explanation | None
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        """(what, in words) beside the drawing."""
-        weight = self.weight
-        shape = " × ".join(f"{n:,}" for n in weight.shape)
-        many = f", × {weight.count} alike" if weight.count > 1 else ""
-        out = [
-            ("shape", f"{shape}: {human_bytes(weight.whole_bytes)}{many}"),
-            ("module", f"{self.owner}, as {weight.layer}"),
-            ("placement", weight.entry.placement if weight.entry else self.words),
-        ]
-        if weight.entry and weight.entry.use:
-            out.append(("used as", weight.entry.use))
-        if weight.item.source:
-            out.append(("code", weight.item.source))
-        if self.pin:
-            out.append(("pinned", self.pin))
-        if self.reason:
-            out.append(("why whole", self.reason))
-        return out
-
-
-def _phase(phase: str) -> str:
-    return {"decode": "a step of decoding", "train": "a step of training"}.get(phase, phase)
 
 
 def _sum(found: Sequence[CollectiveCount], phase: str) -> list[CollectiveCount]:

@@ -15,6 +15,8 @@ from shardwright.planner.contract.plan_file import DrawnItem, ModulePlan, Parame
 
 ITEMSIZE = {"float64": 8, "float32": 4}
 """Bytes of an element, where it is not 2."""
+MOST = 1 << 16
+"""Blocks of a stack: no model has more."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,12 @@ class Weights:
                     for n in stored
                 ]
                 seen |= {*stored}
+                seen |= {
+                    _within(".".join(filter(None, (each, item.module))), n)
+                    for modules in block.modules
+                    for each in each_of(modules)
+                    for n in stored
+                }
                 self.found[b, i] = sorted(row, key=lambda w: (-prod(w.shape), w.name))
         left = (n for n in plan.model.parameters if n not in seen)
         self.rest = [self._weight(n, [""], DrawnItem(), 1) for n in left]
@@ -115,6 +123,15 @@ def first_of(modules: str) -> str:
     """The name of the first of `layers.0-31`."""
     stack, dot, number = modules.rpartition(".")
     return f"{stack}{dot}{number.partition('-')[0]}" if number[:1].isdigit() else modules
+
+
+def each_of(modules: str) -> list[str]:
+    """The names of all of `layers.0-31`."""
+    stack, dot, numbers = modules.rpartition(".")
+    first, _, last = numbers.partition("-")
+    if not last.isdigit():
+        return [modules]
+    return [f"{stack}{dot}{n}" for n in range(int(first), min(int(last), MOST) + 1)]
 
 
 def _within(owner: str, name: str) -> str:

@@ -9,9 +9,9 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.cost.cost import Costs
+from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import shapes
-from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.prediction import prediction
 from shardwright.planner.emit.reasons import replicated_parameters
 from shardwright.planner.problem.optimize import Optimum
