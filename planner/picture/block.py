@@ -99,7 +99,7 @@ class BlockDrawing:
     def _node(self, number: int, item: DrawnItem) -> Node:
         if item.slot is not None:
             text = self._sent(item)
-            wide = max((len(t) for t in text), default=0) * 11 * LETTER
+            wide = max((len(t) for t in text), default=0) * 12.5 * LETTER
             return Node(DIAMOND + 2, DIAMOND + 8 + wide if text else DIAMOND, 22 if text else 8)
         if item.blocks:
             return Node(BOX / 2 + 6, BOX / 2 + 12, HIGH + 8)

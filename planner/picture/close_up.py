@@ -41,7 +41,7 @@ class CloseUp(Held):
         parts += self._ticks(self.down, high, True, shape[down])
         if not flat:
             parts += self._ticks(self.across, wide, False, shape[across])
-        parts += self._brackets(high)
+        parts += self._brackets(wide, high)
         parts.append(tag("rect", x=LEFT, y=TOP, width=wide, height=high, class_="frame"))
         if not self.weight.is_split:
             middle = (LEFT + wide / 2, TOP + high / 2)
@@ -128,16 +128,22 @@ class CloseUp(Held):
             out.append(tag("text", words, class_="small", **place))
         return out
 
-    def _brackets(self, high: float) -> list[Markup]:
-        """Segments of a concatenation, named on the right."""
-        if self.down is None or len(self.down.segments) < 2:
-            return []
-        scale, out = high / self.down.size, []
-        x = LEFT + (90.0 if len(self.weight.shape) == 1 else WIDE) + 8
-        for i, (start, stop) in enumerate(self.down.segments):
-            top, end = TOP + start * scale + 2, TOP + stop * scale - 2
-            out.append(tag("path", d=f"M{x} {top:.1f} h5 V{end:.1f} h-5", class_="bracket"))
-            out.append(
-                tag("text", self.segment(i), x=x + 10, y=(top + end) / 2 + 4, class_="small")
-            )
+    def _brackets(self, wide: float, high: float) -> list[Markup]:
+        """Segments of a concatenation, named on the right, or below."""
+        out = []
+        for side, length in ((self.down, high), (self.across, wide)):
+            if side is None or len(side.segments) < 2:
+                continue
+            for i, (start, stop) in enumerate(side.segments):
+                a, b = start * length / side.size + 2, stop * length / side.size - 2
+                if side is self.down:
+                    x, y = LEFT + wide + 8, TOP + a
+                    path, kind = f"M{x} {y:.1f} h5 v{b - a:.1f} h-5", ""
+                    at = x + 10, y + (b - a) / 2 + 4
+                else:
+                    x, y = LEFT + a, TOP + high + 5
+                    path, kind = f"M{x:.1f} {y} v4 h{b - a:.1f} v-4", "mid"
+                    at = x + (b - a) / 2, y + 16
+                text = tag("text", self.segment(i), x=at[0], y=at[1], class_=f"small {kind}")
+                out += [tag("path", d=path, class_="bracket"), text]
         return out

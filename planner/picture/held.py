@@ -40,7 +40,7 @@ class Held:
         out = []
         for name, dim in zip(self._names(), self.weight.placement.dims, strict=True):
             if isinstance(dim, Concat) and is_split(dim):
-                out += [f"{name} of {self.segment(i)}" for i in range(len(dim.terms))]
+                out += [self.segment(i) for i in range(len(dim.terms))]
             elif is_split(dim):
                 out.append(name)
         return out
@@ -116,6 +116,6 @@ class Held:
 
     def segment(self, number: int) -> str:
         """What a segment is called."""
-        parts, dim = self.weight.item.parts, self.weight.placement.dims[0]
-        known = isinstance(dim, Concat) and len(dim.terms) == len(parts)
+        parts, dims = self.weight.item.parts, self.weight.placement.dims
+        known = any(isinstance(dim, Concat) and len(dim.terms) == len(parts) for dim in dims)
         return parts[number] if known else f"segment {number + 1}"

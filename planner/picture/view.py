@@ -134,7 +134,10 @@ class View:
             sent = sum(s.lane_ns(LANES[1]) for s in found)
             passes = ["decode"] if phase == "decode" != first else ["forward"]
             passes += ["backward"] * (phase == "train")
-            words = "; ".join(filter(None, (kinds(_sum(calls, p), p) for p in passes)))
+            sent_in = {p: kinds(_sum(calls, p), p) for p in passes}
+            words = "; ".join(
+                f"{p}: {text}" if len(passes) > 1 else text for p, text in sent_in.items() if text
+            )
             share = f"{human_time(sent)} ({sent / max(total, 1):.0%})"
             every = human_time(total * block.count)
             out.append(
