@@ -71,9 +71,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Weighed:
-    """A weight on the page."""
+    """A weight on the page, shown with the `first` of its module."""
 
     id: str
+    first: str
     weight: Weight
     close: CloseUp
     words: str

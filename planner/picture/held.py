@@ -69,7 +69,8 @@ class Held:
         dim = self.weight.placement.dims[i]
         sizes = sorted({dim_size(dim, at) or 0 for at in self.palette.ranks})
         held = " or ".join(f"{n:,}" for n in sizes)
-        text = f"{name.capitalize()} are split: {held} of {dim_size(dim) or 0:,} on a rank"
+        verb = "are" if name.endswith("s") else "is"
+        text = f"{name.capitalize()} {verb} split: {held} of {dim_size(dim) or 0:,} on a rank"
         if isinstance(dim, Concat):
             names = [self.segment(n) for n in range(len(dim.terms))]
             return f"{text}, of {', '.join(names)} each its part ({grain(dim)})."

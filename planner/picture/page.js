@@ -16,7 +16,7 @@ function showWeight(id, focus) {
   const wanted = document.getElementById(id);
   if (!wanted) return;
   const row = wanted.parentElement;
-  for (const each of row.querySelectorAll(".closeup")) each.classList.toggle("shown", each === wanted);
+  for (const each of row.querySelectorAll(".closeup")) each.classList.toggle("shown", each.dataset.of === wanted.dataset.of);
   for (const link of row.closest(".plan").querySelectorAll("a.weight")) {
     const chosen = link.getAttribute("href") === "#" + id;
     link.classList.toggle("chosen", chosen);

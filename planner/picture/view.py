@@ -186,7 +186,10 @@ class View:
         explained = next(
             (e for e in self.shown.explained if e.name in (weight.one, pattern(weight.one))), None
         )
-        return Weighed(key, weight, close, words, owner, pin, reason, explained)
+        first = next((row[0] for row in self.weights.found.values() if weight in row), weight)
+        return Weighed(
+            key, self.ids.weight(first), weight, close, words, owner, pin, reason, explained
+        )
 
     @property
     def wholes(self) -> list[tuple[str, str, str, str]]:

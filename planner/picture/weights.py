@@ -100,7 +100,9 @@ class Weights:
                     for each in each_of(modules)
                     for n in stored
                 }
-                self.found[b, i] = sorted(row, key=lambda w: (-prod(w.shape), w.name))
+                self.found[b, i] = sorted(
+                    row, key=lambda w: (-prod(w.shape), not w.name.endswith("weight"))
+                )
         left = (n for n in plan.model.parameters if n not in seen)
         self.rest = [self._weight(n, [""], DrawnItem(), 1) for n in left]
 
