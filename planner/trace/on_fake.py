@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -76,6 +78,36 @@ def _on_fake(module: nn.Module, fake: FakeTensorMode) -> None:
                     store[name] = made[id(tensor)]
 
 
+@contextmanager
+def _converted_anew() -> Iterator[None]:
+    """Within, and in this thread, modules that are converted (`.to(dtype)`) get new parameters.
+
+    torch would swap fake ones for the converted, which it refuses while anything refers to them
+    weakly, as fake modes do.
+    """
+    before, thread = nn.Module._apply, get_ident()
+
+    def convert(
+        self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> nn.Module:
+        if get_ident() != thread:
+            return before(self, fn, recurse)
+        for child in self.children() if recurse else ():
+            convert(child, fn)
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                changed = nn.Parameter(fn(parameter), requires_grad=parameter.requires_grad)
+                self._parameters[name] = changed
+        self._buffers.update({k: fn(b) for k, b in self._buffers.items() if b is not None})
+        return self
+
+    nn.Module._apply = convert
+    try:
+        yield
+    finally:
+        nn.Module._apply = before
+
+
 def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     """Make `runs` of `module`, which is on meta, for what its hooks see.
 
@@ -101,6 +133,7 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     with (
         alone(),
         torch.no_grad(),
+        _converted_anew(),
         opaque.standing_in(module, empty),
         fake,
         like_real,

@@ -140,6 +140,18 @@ class Masked(nn.Module):
         return self.mlp(self.linear(x))
 
 
+class Converts(nn.Module):
+    """A module that is converted as it runs, as routers of mixtures are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mlp = nn.Linear(WIDTH, WIDTH, dtype=torch.float32), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear = self.linear.to(x.dtype)
+        return self.mlp(self.linear(x))
+
+
 class Normed(Mlp):
     """Weights that hooks compute and keep as plain attributes."""
 
@@ -155,6 +167,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], float]] = {
     "lists with None": (SomeNone, 0.55),
     "bound methods": (Methods, 0.55),
     "a weight masked in place": (Masked, 0.7),
+    "a conversion on the way": (Converts, 0.7),
 }
 
 
