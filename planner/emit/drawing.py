@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from shardwright.planner.contract.names import pattern
-from shardwright.planner.contract.plan_file import DrawnBlock, DrawnItem
+from shardwright.planner.contract.plan_file import DrawnBlock, DrawnItem, Phase
 from shardwright.planner.emit.elements import Element, Elements
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.parts import parts
@@ -169,7 +169,7 @@ class _Drawing:
                 total.ns += spent.ns
                 for phase, calls in spent.calls.items():
                     total.calls[phase] += calls
-        ns = {p: n for p, n in total.ns.items() if n}
+        ns: dict[Phase, int] = {p: n for p, n in total.ns.items() if n}
         return DrawnItem(phase_ns=ns, collectives=total.counted())
 
 

@@ -48,7 +48,7 @@ class BlockDrawing:
         self, plan: Plan, number: int, weights: dict[tuple[int, int], list[Weight]],
         palette: Palette, ids: Ids, phase: Phase | None,
     ) -> None:  # fmt: skip
-        self.phase = phase
+        self.phase: Phase | None = phase
         self.plan, self.block, self.number = plan, plan.drawing[number], number
         self.weights, self.palette, self.ids = weights, palette, ids
         self.trains = "train" in plan.workload.phases
@@ -199,9 +199,9 @@ class BlockDrawing:
         return tag("a", inside, href=f"#{self.ids.block(next(iter(item.blocks)))}", class_="stack")
 
     def _spent(self, item: DrawnItem) -> str:
-        drawn, phase = self.plan.drawing, self.phase
-        total = sum(n * block_ns(drawn, int(b), phase) for b, n in item.blocks.items())
-        return f"{phase} {human_time(total)}" if phase else ""
+        drawn = self.plan.drawing
+        total = sum(n * block_ns(drawn, int(b), self.phase) for b, n in item.blocks.items())
+        return f"{self.phase} {human_time(total)}" if self.phase else ""
 
     def _mark(self, node: Node, item: DrawnItem) -> list[Markup]:
         text = self._sent(item)

@@ -29,7 +29,7 @@ class CloseUp(Held):
     def draw(self) -> Markup:
         """The sheet, its cells labelled by ranks, its edges by indices."""
         across, down = sheet(self.weight)[1], sheet(self.weight)[0]
-        shape = self.weight.shape or (1,)
+        shape: tuple[int, ...] = self.weight.shape or (1,)
         flat = across == down
         wide = 90.0 if flat else WIDE
         ratio = shape[down] / max(shape[across], 1)

@@ -118,7 +118,7 @@ class View:
             out.append(Block(self.ids.block(number), name, block.count, costs, draw.draw(), lines))
         return out
 
-    def _line(self, number: int, phase: str) -> Markup:
+    def _line(self, number: int, phase: Phase) -> Markup:
         found = spans(self.plan.drawing, number, phase)
         what = f"{phase_in_words(phase)} of {title(self.plan.drawing[number])}"
         wide = 1170.0 if number == 0 else 660.0
