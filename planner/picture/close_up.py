@@ -75,7 +75,7 @@ class CloseUp(Held):
         )  # fmt: skip
         if len(text) * 6.4 > w:
             text = names(ranks)
-        if len(text) * 6.4 > w or h < 12:
+        if not ranks or len(text) * 6.4 > w or h < 12:
             return []
         middle = x + w / 2, y + h / 2 + 4
         if len(ranks) > 1:  # on stripes: on a plate of its own
