@@ -84,7 +84,7 @@ class CloseUp(Held):
             plate = tag("rect", x=x, y=y, width=wide, height=15, rx=3, class_="plate")
             return [plate, tag("text", text, x=middle[0], y=middle[1], class_="mid small")]
         return [tag("text", text, x=middle[0], y=middle[1], class_="mid small",
-                    style=f"fill:{ink(self.palette.colours[ranks[0]])}")]  # fmt: skip
+                    style=f"fill:{ink(self.palette.fill(ranks))}")]  # fmt: skip
 
     def _fill(self, ranks: tuple[int, ...]) -> str:
         if len(ranks) == 1:

@@ -37,7 +37,9 @@ def colours(ranks: int) -> list[str]:
 
 
 def ink(colour: str) -> str:
-    """What is read on it: black or white."""
+    """What is read on it: black or white; on what is no colour but a variable, that of the page."""
+    if not colour.startswith("#"):
+        return "var(--ink)"
     red, green, blue = _parts(colour)
     return "#fff" if 0.3 * red + 0.59 * green + 0.11 * blue < 140 else "#1a1d21"
 
