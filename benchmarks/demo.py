@@ -5,7 +5,8 @@
 Two checkpoints of 30 M random parameters (one llama-like, one with fused projections like phi3)
 generate text; all-MiniLM-L6-v2, a published encoder, embeds sentences. Any difference beyond what
 the order of float32 sums explains ends the demo with exit code 1. `--keep` leaves checkpoints,
-plans and results in DIR.
+plans and results in DIR. A page that draws the plans is written there, else where temporary files
+are.
 """
 
 from __future__ import annotations
@@ -71,9 +72,21 @@ def main() -> int:
     except (ShardwrightError, RanksFailed) as error:
         print(f"demo: {str(error).strip()}", file=sys.stderr)
         return 1
+    drawn = (options.keep or Path(tempfile.gettempdir())) / "shardwright-demo.html"
+    draw(outcomes, drawn)
     failed = [c for outcome in outcomes for c in outcome.checks if not c.passed]
-    demo_show.closing(sum(len(o.checks) for o in outcomes), len(failed), start, options.keep)
+    demo_show.closing(sum(len(o.checks) for o in outcomes), len(failed), start, options.keep, drawn)
     return 1 if failed else 0
+
+
+def draw(outcomes: list[Outcome], path: Path) -> None:
+    """Write a page that draws the plans."""
+    from shardwright.planner.contract.files import write_atomically
+    from shardwright.planner.picture.facts import Shown
+    from shardwright.planner.picture.page import page
+
+    shown = [Shown(o.plan, title) for o, title in zip(outcomes, MODELS.values(), strict=True)]
+    write_atomically(path, page(shown))
 
 
 def run_model(key: str, directory: Path) -> Outcome:

@@ -81,7 +81,7 @@ def _line(check: Check) -> Text:
     return line
 
 
-def closing(checks: int, failed: int, start: float, kept: Path | None) -> None:
+def closing(checks: int, failed: int, start: float, kept: Path | None, drawn: Path) -> None:
     """The sum of it."""
     console.print()
     seconds = f"{time.perf_counter() - start:.0f} s"
@@ -89,5 +89,6 @@ def closing(checks: int, failed: int, start: float, kept: Path | None) -> None:
         console.print(f"[bold red]{failed} of {checks} checks failed[/bold red], after {seconds}")
     else:
         console.print(f"[bold green]All {checks} checks passed[/bold green], after {seconds}")
+    console.print(f"The plans are drawn in {drawn}: open it in a browser")
     if kept:
         console.print(f"Checkpoints, plans and results are in {kept}")

@@ -120,8 +120,8 @@ def test_heavy_import_would_be_seen(name: str) -> None:
 
 # Model types, or what is left of them without a version, that are also words one may need here.
 PLAIN_WORDS = set(
-    "align beam bit canary clap clip codegen dots encoder-decoder funnel git gte led opt radio rag "
-    "sam step tips".split()
+    "align aria beam bit canary clap clip codegen dots encoder-decoder funnel git gte led opt "
+    "radio rag sam step tips".split()
 )
 
 
@@ -237,6 +237,7 @@ FROM_RUNTIME = {
         "runtime.api", "runtime.build", "runtime.config", "runtime.gather", "runtime.hub",
         "runtime.processes",
     },
+    "planner.picture.beside": {"runtime.identity"},
     "planner.prove.prover": {"runtime.identity"},
     "planner.report.explain": {"runtime.identity"},
     "planner.trace.callers": {"runtime.call_sites"},

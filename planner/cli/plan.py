@@ -17,6 +17,7 @@ from shardwright.planner.cli.shared import (
     from_hub,
     given,
     save,
+    save_page,
     show_plan,
     trusting,
 )
@@ -33,6 +34,7 @@ Examples:
   shardwright plan ./my-model --tp 8 --batch 16 --seq 2048 --dtype bfloat16
   shardwright plan ./my-model --tp 2 --memory 24GiB --solver backtracking
   shardwright plan ./my-model --tp 2 --pin 'model.layers.*.mlp=replicate'
+  shardwright plan ./my-model --tp 4 -o plan.json --html plan.html
   shardwright plan my_net.py:Net --tp 2 --inputs my_net.py:example
 """
 )
@@ -41,6 +43,8 @@ Examples:
 @click.option("--mesh", metavar="NAME=N,...",
               help="dp=2,tp=4: 2 copies share the batch, each split over 4 ranks.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
+@click.option("--html", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Draw the plan on a page there, with what alternatives would cost.")  # fmt: skip
 @click.option("--objective", type=click.Choice(["time", "memory"]), default="time",
               show_default=True, help="What is to be least, in a pass or on a rank.")  # fmt: skip
 @click.option("--memory", type=Size(),
@@ -91,6 +95,7 @@ def plan(
     tp: int | None,
     mesh: str | None,
     output: str | None,
+    html: str | None,
     objective: ObjectiveName,
     memory: int | None,
     solver: str | None,
@@ -127,10 +132,9 @@ def plan(
         raise click.UsageError("give either --tp, as in --tp 4, or --mesh, as in --mesh dp=2,tp=4")
     if table_file is not None and not (compare or follow):
         raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
-    if output is not None:
-        check_folder(Path(output))
-    if write_model is not None:
-        check_folder(Path(write_model))
+    for path in (output, html, write_model):
+        if path is not None:
+            check_folder(Path(path))
     with working(f"planning {model}"):
         import torch
 
@@ -166,9 +170,17 @@ def plan(
     if output is not None:
         save(result, Path(output))
     warn(result)
+    if html is not None:
+        name = Path(output or html).name
+        with working(f"pricing alternatives for {html}"):
+            from shardwright.planner.picture.beside import beside
+
+            more = {"trust_remote_code": trust, **example_inputs(inputs)}
+            shown = beside(result, name, model, **more)
+        save_page([shown], Path(html))
     if quiet:
-        if output is not None:
-            click.echo(output)
+        for path in filter(None, (output, html)):
+            click.echo(path)
     else:
         if hand is None:
             show_plan(result, as_json)
@@ -176,6 +188,8 @@ def plan(
             show_both(result, hand, as_json)
         if output is not None and not as_json:
             say(f"Wrote {output}: load it under torchrun with shardwright.load(MODEL, plan=...)")
+        if html is not None and not as_json:
+            say(f"Wrote {html}: open it in a browser")
 
 
 def show_both(result: Plan, hand: HandWritten, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +16,7 @@ from shardwright.planner.cli.console import compact
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
+    from shardwright.planner.picture.facts import Shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,6 +72,17 @@ def save(result: Plan, path: Path) -> None:
     """Write the plan, all of it or nothing."""
     try:
         result.save(path)
+    except OSError as error:
+        raise PlanError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def save_page(shown: Sequence[Shown], path: Path) -> None:
+    """Write plans as a page of HTML, all of it or nothing."""
+    from shardwright.planner.contract.files import write_atomically
+    from shardwright.planner.picture.page import page
+
+    try:
+        write_atomically(path, page(shown))
     except OSError as error:
         raise PlanError(f"cannot write {path}: {error.strerror or error}") from error
 

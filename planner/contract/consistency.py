@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 LARGEST = 2**40
 """Of sizes, counts and the like: what there is has less, and products of it stay exact."""
 
+MOST_ITEMS = 1 << 20
+"""Of a drawing, each as often as it stands in the model."""
+
 ATTRIBUTE = re.compile(r"[A-Za-z]\w*|_[A-Za-z0-9]\w*|\d+", re.ASCII)
 """A step of the path to an attribute: nothing that Python itself reads (`__class__`)."""
 
@@ -76,6 +79,7 @@ def check(plan: Plan) -> None:
             f"model.parameters.{name}: {shape!r:.60} is no shape",
         )
     coords = coords_of({TP: plan.mesh[TP]}, plan.sub_axes, 0)
+    _check_drawing(plan, coords)
     done: set[int] = set()
     for name, module in plan.modules.items():
         if id(module) not in done:
@@ -99,6 +103,32 @@ def _check_figures(plan: Plan) -> None:
     )
     _need(len(plan.solver.objective) == 4, "solver.objective: it has not four numbers")
     _need(len(plan.solver.bound) == 1, "solver.bound: it is not one number")
+
+
+def _check_drawing(plan: Plan, coords: Coords) -> None:
+    """Items take what comes before them, blocks are in blocks before them, and all ends."""
+    sizes = [0] * len(plan.drawing)
+    for n, block in reversed([*enumerate(plan.drawing)]):
+        where = f"drawing.{n}"
+        _need(bool(block.modules), f"{where}.modules: there are none")
+        for i, item in enumerate(block.items):
+            for key, text in item.takes.items():
+                _need(not key.isdigit() or _below(key, i), f"{where}.items.{i}.takes: '{key:.40}'")
+                _placement(text, coords)
+            for key, times in item.blocks.items():
+                known = _below(key, len(sizes)) and int(key) > n
+                _need(known, f"{where}.items.{i}.blocks: '{key:.40}' is no block after it")
+                sizes[n] += times * sizes[int(key)]
+        for key, text in block.gives.items():
+            _need(_below(key, len(block.items)), f"{where}.gives: '{key:.40}' is no item")
+            _placement(text, coords)
+        sizes[n] += len(block.items)
+        _need(sizes[n] <= MOST_ITEMS, f"{where}: more than {MOST_ITEMS:,} items")
+
+
+def _below(key: str, end: int) -> bool:
+    """Whether a key is a number below `end`."""
+    return key.isascii() and key.isdigit() and len(key) < 10 and int(key) < end
 
 
 def _tests(

@@ -219,6 +219,48 @@ class Prediction(_Part):
     collectives: list[CollectiveCount] = []
 
 
+class DrawnItem(_Part):
+    """Something that a block does: a module's ops, a change of placement, or blocks within it.
+
+    Keys that say nothing are left out. One without any is what is aside: masks, positions.
+    """
+
+    module: str = Field(default="", description="its name within the block")
+    slot: str | None = Field(
+        default=None, description="of a change of placement: 'in hidden_states', 'out '"
+    )
+    ops: list[str] = Field(default=[], description="what is computed, what takes longest first")
+    source: str = Field(default="", description="line of the model's code")
+    takes: dict[str, str] = Field(
+        default={},
+        description="number of an item of the block, or slot of what enters it -> placement",
+    )
+    parts: list[str] = Field(
+        default=[], description="what attention takes the parts of its output for, in their order"
+    )
+    blocks: dict[str, Count] = Field(
+        default={}, description="number of a block in the drawing -> how many stand here"
+    )
+    phase_ns: dict[Phase, Count] = Field(default={}, description="of each phase, run once")
+    collectives: list[CollectiveCount] = []
+
+    @model_serializer(mode="wrap")
+    def _brief(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        defaults = type(self).model_fields
+        return {k: v for k, v in serialize(self).items() if v != defaults[k].default}
+
+
+class DrawnBlock(_Part):
+    """The model, or blocks of it that are alike, as a person draws them."""
+
+    modules: list[str] = Field(description="names; 'layers.0-31' is 32 of them")
+    count: Count = Field(description="how many there are")
+    items: list[DrawnItem] = Field(description="in the order in which they run")
+    gives: dict[str, str] = Field(
+        default={}, description="number of an item -> placement of what leaves the block from it"
+    )
+
+
 class SolverReport(_Part):
     """Who found the plan and how good it is known to be."""
 
@@ -256,6 +298,9 @@ class Plan(_Part):
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
     calls: list[TracedCall] = Field(
         default=[], description="what it is proven for; the first is priced"
+    )
+    drawing: list[DrawnBlock] = Field(
+        default=[], description="of the first call; the model itself first, then its blocks"
     )
     replicated: list[Replicated] = []
     opaque: dict[str, Count] = Field(default={}, description="ops without a rule -> occurrences")

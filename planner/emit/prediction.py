@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.mesh import TP, Coords
@@ -11,7 +11,7 @@ from shardwright.planner.contract.transitions import Collective
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.verify.first_run import of_first_run
-from shardwright.planner.verify.recost import Bill
+from shardwright.planner.verify.recost import Bill, Calls
 
 FLAG_BYTES = 4
 """What says whether a copy of the model has a gradient of a parameter."""
@@ -58,22 +58,28 @@ def whole_bytes(graph: Graph, name: str) -> int:
 
 
 def count(bill: Bill) -> list[CollectiveCount]:
-    """Collectives by phase and kind: of the first pass, its backward, and a step of decoding.
-
-    Before copies of the model average gradients they say which they have, which is not priced.
-    """
-    out = []
+    """Collectives by phase and kind: of the first pass, its backward, and a step of decoding."""
     ahead, back = bill.collectives()
+    found = {"forward": ahead, "backward": back + flags(bill)}
+    for run in bill.costs.passes[1:]:
+        if run.phase == "decode":
+            found["decode"] = bill.collectives(run)[0]
+    return tally(found)
+
+
+def flags(bill: Bill) -> Calls:
+    """What copies of the model say before they average gradients: which they have. It is free."""
     costs, stored = bill.costs, bill.costs.holdings.stored
     trained = sum(
         costs.redistributions.averaging(n, bill.assignment[n]) is not None for n in stored
     )
-    if trained:
-        back[Collective("all_reduce", FLAG_BYTES * trained, costs.workload.replicas)] += 1
-    found = {"forward": ahead, "backward": back}
-    for run in bill.costs.passes[1:]:
-        if run.phase == "decode":
-            found["decode"] = bill.collectives(run)[0]
+    flag = Collective("all_reduce", FLAG_BYTES * trained, costs.workload.replicas)
+    return Calls({flag: 1} if trained else {})
+
+
+def tally(found: Mapping[str, Mapping[Collective, int]]) -> list[CollectiveCount]:
+    """How often collectives are called, by phase, as a plan has them."""
+    out = []
     for phase, calls in found.items():
         for kind in sorted({c.kind for c in calls}):
             n = sum(times for c, times in calls.items() if c.kind == kind)

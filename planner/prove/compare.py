@@ -12,6 +12,7 @@ from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.names import lookup, pattern
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.cost.cost import Costs
+from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.prediction import prediction
@@ -22,7 +23,7 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import memory_of
 from shardwright.planner.verify.recost import Bill
 
-FIGURES = ("cost", "predicted", "replicated", "opaque")
+FIGURES = ("cost", "predicted", "drawing", "replicated", "opaque")
 """What a plan says of itself, and nobody acts on."""
 
 FOLLOWS = "; `shardwright check --accept` writes what it finds"
@@ -67,6 +68,7 @@ def of_solution(
         "calls": [call.model_dump() for call in traced_calls(task)],
         "opaque": without_rule(task.graph, task.axes),
         "predicted": found.model_dump(),
+        "drawing": [b.model_dump() for b in drawing(unfolded, bill)],
         "cost": [optimum.objective, *bill.price],
         "replicated": [w.model_dump() for w in replicated_parameters(unfolded, whole)],
     }

@@ -6,7 +6,7 @@ The model is traced again, and the problem solved with each alternative pinned.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,13 +96,25 @@ def explain(
     how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code, **hub}
     task = prepare(model, **as_planned(plan), **how)
     check_identity(task.source.module, plan)
+    return explained(plan, task, [name])
+
+
+def explained(plan: Plan, task: Task, names: Sequence[str]) -> list[Explanation]:
+    """The same of several names, for a model that is traced as the plan was made for it.
+
+    Raises:
+        UsageError: nothing has one of these names.
+    """
     # Of blocks that are alike the graph may have one alone, so names are those of the module.
     every = [n for n, _ in task.source.module.named_parameters(remove_duplicate=False)]
     counts = Counter(_group(plan, fqn) for fqn in every)
-    asked = dict.fromkeys(_group(plan, fqn) for fqn in every if matches(name, fqn))
-    if not asked:
-        parameters(task.graph, name)
-        raise UsageError(f"'{name}' has buffers only, and those stay replicated")
+    asked: dict[str, None] = {}
+    for name in names:
+        found = dict.fromkeys(_group(plan, fqn) for fqn in every if matches(name, fqn))
+        if not found:
+            parameters(task.graph, name)
+            raise UsageError(f"'{name}' has buffers only, and those stay replicated")
+        asked |= found
     learnt = _restrictions(task, plan)
     posed = formulate(task, replace(learnt, conventions=frozenset()))
     states = posed.network.states

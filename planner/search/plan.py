@@ -13,6 +13,7 @@ from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.names import slot_pattern
 from shardwright.planner.contract.plan_file import ModelIdentity, ModulePlan, Plan, TracedCall
 from shardwright.planner.dry_run.conflict import Conflict
+from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters
 from shardwright.planner.graph.axes import Axes
@@ -65,6 +66,7 @@ def make_plan(
         objective=solution.objective,
         modules=of_all_blocks(task, modules),
         calls=traced_calls(task),
+        drawing=drawing(solution.unfolded, solution.bill),
         replicated=replicated_parameters(
             solution.unfolded,
             _of_copies(task, solution.possible),

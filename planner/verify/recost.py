@@ -117,9 +117,10 @@ class Bill:
     @cached_property
     def _strategies(self) -> list[tuple[Op, Strategy, int]]:
         """The same, with how they run."""
-        return [(op, self._strategy(op), times) for op, times in self.ops]
+        return [(op, self.strategy(op), times) for op, times in self.ops]
 
-    def _strategy(self, op: Op) -> Strategy:
+    def strategy(self, op: Op) -> Strategy:
+        """How an op runs."""
         have = tuple(self.assignment[n] for n in (*op.inputs, *op.outputs))
         rule = self.costs.axes.rules.get(op.name)
         split: OpShards | str = frozenset()

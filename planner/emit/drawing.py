@@ -1,0 +1,210 @@
+"""The model as a person draws it: what each block does in turn, how tensors lie, what that takes.
+
+Times and collectives of all items, each as often as its block stands in the model, add up to what
+the plan predicts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from shardwright.planner.contract.names import pattern
+from shardwright.planner.contract.plan_file import DrawnBlock, DrawnItem, Phase
+from shardwright.planner.emit.elements import Element, Elements
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.parts import parts
+from shardwright.planner.emit.spent import Spending, Spent
+from shardwright.planner.graph.graph import Boundary
+from shardwright.planner.verify.first_run import of_first_run
+from shardwright.planner.verify.recost import Bill
+
+NAMED = 4
+"""Ops of an item that are named: those that take longest."""
+UNNAMED = "input"
+"""The slot of what enters a block by none."""
+
+Place = tuple[str, ...]
+"""A block, by its name and those of the blocks around it; the model is `("",)`."""
+
+
+def drawing(layouts: Layouts, bill: Bill) -> list[DrawnBlock]:
+    """What is drawn of a plan: the model itself, then each block that is unlike those before.
+
+    Args:
+        layouts: Of the graph of all blocks.
+        bill: Of the same.
+    """
+    first = of_first_run(bill)
+    elements = Elements(first)
+    return _Drawing(layouts, elements, Spending(elements, first)).blocks()
+
+
+class _Drawing:
+    def __init__(self, layouts: Layouts, elements: Elements, spending: Spending) -> None:
+        self.layouts, self.elements, self.spending = layouts, elements, spending
+        self.found, self.parts = elements.found, parts(elements)
+        self.runs: dict[Place, list[list[int]]] = {}
+        """Place -> the elements of each of its items."""
+        self.item: dict[tuple[Place, int], int] = {}
+        """(place, element) -> number of the item there."""
+        self.takes: defaultdict[tuple[Place, int], dict[str, str]] = defaultdict(dict)
+        self.gives: defaultdict[Place, dict[str, str]] = defaultdict(dict)
+        for place, inside in self._inside().items():
+            keyed = [(self._key(place, n), n) for n in inside]
+            self.runs[place] = [[n for _, n in run] for _, run in groupby(keyed, lambda k: k[0])]
+            for i, run in enumerate(self.runs[place]):
+                self.item |= {(place, n): i for n in run}
+        for number, element in enumerate(self.found):
+            for read in element.reads:
+                self._join(number, element, *read)
+        for name in elements.graph.outputs:
+            made = elements.origin(name)
+            if made is not None and made >= 0:
+                chain, text = self.found[made].chain, str(layouts.placement(name))
+                for n in range(1, len(chain) + 1):
+                    self._leave(chain[:n], made, text)
+
+    def _inside(self) -> dict[Place, list[int]]:
+        """The elements in each place, in blocks within it too."""
+        inside: dict[Place, list[int]] = {("",): []}
+        for number, element in enumerate(self.found):
+            for n in range(1, len(element.chain) + 1):
+                inside.setdefault(element.chain[:n], []).append(number)
+        return inside
+
+    def _key(self, place: Place, number: int) -> object:
+        """What elements of one item share: blocks of one stack in a row are one."""
+        within = self.found[number].chain[len(place) :]
+        return within[0].rpartition(".")[0] if within else number
+
+    # --- edges
+
+    def _join(
+        self, number: int, element: Element, made: int | None, name: str, path: tuple[Boundary, ...]
+    ) -> None:
+        """Note that an element reads what another one made, or an input of the model."""
+        text, chain = str(self.layouts.placement(name)), element.chain
+        if made is None:
+            shared = 0
+        else:
+            other = self.found[made].chain
+            shared = next(
+                (i for i, (a, b) in enumerate(zip(chain, other, strict=False)) if a != b),
+                min(len(chain), len(other)),
+            )
+            place = chain[:shared]
+            i, j = self.item[place, made], self.item[place, number]
+            if i != j:
+                _note(self.takes[place, j], str(i), text)
+            for n in range(shared + 1, len(other) + 1):
+                self._leave(other[:n], made, text)
+        crossed = [*path, *([element.boundary] if element.boundary else [])]
+        for n in range(shared + 1, len(chain) + 1):
+            place = chain[:n]
+            slot = next((b.slot for b in crossed if b.side == "in" and b.module == place[-1]), "")
+            _note(self.takes[place, self.item[place, number]], slot or UNNAMED, text)
+
+    def _leave(self, place: Place, made: int, text: str) -> None:
+        _note(self.gives[place], str(self.item[place, made]), text)
+
+    # --- blocks
+
+    def blocks(self) -> list[DrawnBlock]:
+        """All that are unlike, in the order in which they first run."""
+        kinds: dict[Place, DrawnBlock] = {}
+        alike: dict[str, list[Place]] = {}
+        like: dict[str, Place] = {}
+        for place in sorted(self.runs, key=lambda p: (-len(p), self._first(p))):
+            items = [*self._items(place, like)]
+            drawn = DrawnBlock(modules=[], count=0, items=items, gives=self.gives[place])
+            key = f"{pattern(place[-1])} {drawn.model_dump_json()}"
+            alike.setdefault(key, []).append(place)
+            kinds[place] = drawn
+            like[place[-1]] = alike[key][0]
+        groups = sorted(alike.values(), key=lambda p: (self._first(p[0]), len(p[0])))
+        numbers = {places[0][-1]: str(i) for i, places in enumerate(groups)}
+        return [_numbered(kinds[places[0]], places, numbers) for places in groups]
+
+    def _first(self, place: Place) -> int:
+        """The number of the element that runs first there."""
+        return next((run[0] for run in self.runs[place]), 0)
+
+    def _items(self, place: Place, like: dict[str, Place]) -> Iterator[DrawnItem]:
+        """The items of a block; those of blocks within are named by the first that is alike."""
+        for i, run in enumerate(self.runs[place]):
+            takes, first = self.takes[place, i], self.found[run[0]]
+            if len(first.chain) > len(place):
+                within = dict.fromkeys(self.found[n].chain[len(place)] for n in run)
+                blocks = dict(Counter(like[name][-1] for name in within))
+                stack = _relative(first.chain[len(place)].rpartition(".")[0], place[-1])
+                yield DrawnItem(module=stack, takes=takes, blocks=blocks)
+            else:
+                yield self._item(run[0], takes, place[-1])
+        rest = self._aside(place)
+        if rest.phase_ns or rest.collectives:
+            yield rest
+
+    def _item(self, number: int, takes: dict[str, str], block: str) -> DrawnItem:
+        element, spent = self.found[number], self.spending.elements[number]
+        slowest = sorted(spent.slowest.items(), key=lambda one: -one[1])
+        return DrawnItem(
+            module=_relative(element.module, block),
+            slot=element.boundary and f"{element.boundary.side} {element.boundary.slot}".strip(),
+            ops=[*dict.fromkeys(op for (op, _), ns in slowest if ns)][:NAMED],
+            source=slowest[0][0][1] if slowest and not element.boundary else "",
+            takes=takes,
+            parts=self.parts.get(number, []),
+            phase_ns={p: n for p, n in spent.ns.items() if n},
+            collectives=spent.counted(),
+        )
+
+    def _aside(self, place: Place) -> DrawnItem:
+        """What a block takes besides, with that of blocks within that do nothing else."""
+        total = Spent()
+        for chain, spent in self.spending.aside.items():
+            known = next(chain[:n] for n in range(len(chain), 0, -1) if chain[:n] in self.runs)
+            if known == place:
+                total.ns += spent.ns
+                for phase, calls in spent.calls.items():
+                    total.calls[phase] += calls
+        ns: dict[Phase, int] = {p: n for p, n in total.ns.items() if n}
+        return DrawnItem(phase_ns=ns, collectives=total.counted())
+
+
+def _note(table: dict[str, str], key: str, text: str) -> None:
+    """Note a placement; of several tensors, that of one that is not replicated."""
+    if key not in table or not ("@" in table[key] or "|" in table[key]):
+        table[key] = text
+
+
+def _relative(module: str, block: str) -> str:
+    return module.removeprefix(block).removeprefix(".")
+
+
+def _numbered(block: DrawnBlock, places: list[Place], numbers: dict[str, str]) -> DrawnBlock:
+    """A block with the names of those that are alike; blocks within it by their numbers."""
+    items = [
+        item.model_copy(update={"blocks": {numbers[name]: n for name, n in item.blocks.items()}})
+        for item in block.items
+    ]
+    names = [*_ranges(place[-1] for place in places)]
+    return block.model_copy(update={"modules": names, "count": len(places), "items": items})
+
+
+def _ranges(names: Iterable[str]) -> Iterator[str]:
+    """Names with those in a row in one: `layers.0-31`."""
+    rows: list[tuple[str, int, int]] = []
+    for name in names:
+        stack, _, number = name.rpartition(".")
+        if not number.isdigit():
+            yield name
+            continue
+        last = rows[-1] if rows else None
+        if last and last[0] == stack and last[2] + 1 == int(number):
+            rows[-1] = (stack, last[1], int(number))
+        else:
+            rows.append((stack, int(number), int(number)))
+    for stack, first, last in rows:
+        yield f"{stack}.{first}" + (f"-{last}" if last > first else "")

@@ -1,0 +1,170 @@
+"""A run of the model as a chain of elements: what a module computes, and changes of placement.
+
+What is made of no parameter (masks, positions) is aside. An op that takes one element alone is
+part of it, but for a product of several tensors (attention), and what a module with parameters of
+its own computes. Others of one module, one after the other, are one element. So edges lead ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardwright.planner.emit.places import Places, prefixes
+from shardwright.planner.emit.redistributions import crossed
+from shardwright.planner.graph.graph import Boundary, Graph, Op
+from shardwright.planner.graph.kv_cache import ATTENTION
+from shardwright.planner.graph.views import is_move
+from shardwright.planner.strategies.state import made_partial
+from shardwright.planner.verify.recost import Bill
+
+WEIGHT = -1
+"""In place of the number of an element: a parameter, or what is made of one alone."""
+
+
+@dataclass(eq=False)
+class Element:
+    """What one module computes at a time, or a change of placement at the boundary of one.
+
+    Attributes:
+        chain: The model and the blocks that it is in.
+        module: Which module computes it, or has the boundary.
+        boundary: Of a change.
+        ops: What is computed.
+        reads: (number of an element, or None for an input of the model), the tensor as it is
+            read, and the boundaries that it came by.
+    """
+
+    chain: tuple[str, ...]
+    module: str
+    boundary: Boundary | None = None
+    ops: list[Op] = field(default_factory=list)
+    reads: list[tuple[int | None, str, tuple[Boundary, ...]]] = field(default_factory=list)
+
+
+class Elements:
+    """The elements of a run, in their order.
+
+    Args:
+        bill: Of the run.
+
+    Attributes:
+        found: The elements.
+        aside: (Blocks around, op) of what is aside.
+        readers: Parameter as it is used -> number of the element that reads it first.
+    """
+
+    def __init__(self, bill: Bill) -> None:
+        self.graph: Graph = bill.costs.graph
+        self.state, self.rules = bill.assignment, bill.costs.axes.rules
+        weights = [u for u in self.graph.uses if not u.is_buffer]
+        self.places = Places(u.fqn.rpartition(".")[0] for u in weights)
+        self.entered = {b.target: b for b in self.graph.boundaries}
+        self.outer = self.graph.outer()
+        self.made: dict[str, int] = {u.used: WEIGHT for u in weights}
+        self.weights = {u.used: u.used for u in self.graph.uses}
+        self.inputs = frozenset(self.graph.inputs)
+        self.found: list[Element] = []
+        self.aside: list[tuple[tuple[str, ...], Op]] = []
+        self.readers: dict[str, int] = {}
+        self.entries = self._entries()
+        for op in self.graph.ops:
+            self._add(op)
+        for name in self.graph.outputs:
+            self.origin(name)
+
+    def _entries(self) -> dict[str, list[str]]:
+        """Module -> the tensors that change as they enter it, if anything reads them."""
+        read = {n for op in self.graph.ops for n in op.inputs} | {*self.graph.outputs}
+        read |= {b.source for b in self.graph.boundaries}
+        out: dict[str, list[str]] = {}
+        for b in self.graph.boundaries:
+            if b.side == "in" and b.target in read and self.state[b.source] != self.state[b.target]:
+                out.setdefault(b.module, []).append(b.target)
+        return out
+
+    def _enter(self, module: str) -> None:
+        """Note what changes as modules are entered, before anything is computed in them."""
+        for around in prefixes(module):
+            for name in self.entries.pop(around, ()):
+                self.origin(name)
+
+    def _add(self, op: Op) -> None:
+        self._enter(op.module)
+        inputs = [(n, self.origin(n)) for n in dict.fromkeys(op.inputs)]
+        read = [(n, o) for n, o in inputs if o is not None]
+        chain = self.places.chain(op.module)
+        if not read:
+            self.aside.append((chain, op))
+            return
+        if len(inputs) == 1 and read[0][1] == WEIGHT:
+            self.made |= dict.fromkeys(op.outputs, WEIGHT)
+            base = self._path(op.inputs[0])[0]
+            self.weights |= dict.fromkeys(op.outputs, self.weights.get(base, base))
+            self.aside.append((chain, op))
+            return
+        sources = {o for _, o in read}
+        number = self._joined(op, chain, sources) if not self._is_product(op, read) else None
+        if number is None:
+            number = self._next(chain, self.places.part(op.module))
+        element = self.found[number]
+        element.ops.append(op)
+        for name in op.inputs:
+            base, path = self._path(name)
+            self.readers.setdefault(self.weights.get(base, base), number)
+            at = self.made.get(base)
+            if (at is not None and at not in (WEIGHT, number)) or base in self.inputs:
+                element.reads.append((at, name, path))
+        self.made |= dict.fromkeys(op.outputs, number)
+
+    def _joined(self, op: Op, chain: tuple[str, ...], sources: set[int]) -> int | None:
+        """The element that an op is part of, as it takes nothing else."""
+        (number, *others) = sources
+        if others or number == WEIGHT or self.found[number].chain != chain:
+            return None
+        element, part = self.found[number], self.places.part(op.module)
+        own = part in self.places.owners and part != element.module
+        fits = is_move(op.call) or not (own or element.boundary)
+        return number if fits else None
+
+    def _is_product(self, op: Op, read: list[tuple[str, int]]) -> bool:
+        rule = self.rules.get(op.name)
+        several = sum(o != WEIGHT for _, o in read) > 1
+        return several and rule is not None and bool(rule.sum or op.call.op == ATTENTION)
+
+    def _next(self, chain: tuple[str, ...], part: str) -> int:
+        """The last element, if it is of this part of the model; else a new one."""
+        last = self.found[-1] if self.found else None
+        if last is None or last.boundary or (last.chain, last.module) != (chain, part):
+            self.found.append(Element(chain, part))
+        return len(self.found) - 1
+
+    def origin(self, name: str) -> int | None:
+        """The number of the element that makes a tensor; None of what is aside.
+
+        Changes of placement on the way become elements.
+        """
+        if name in self.made:
+            return self.made[name]
+        boundary = self.entered.get(name)
+        if boundary is None:
+            return None
+        around = self.outer.get(boundary.target)
+        ends = crossed(boundary, around)
+        first, source, target = self.state[ends[0]], self.state[ends[-2]], self.state[ends[-1]]
+        taken = ends[0] if around and made_partial(first, source) and target != source else ends[-2]
+        number = self.origin(taken)
+        if number is not None and number != WEIGHT and source != target:
+            base, path = self._path(taken)
+            chain = self.places.chain(boundary.module)
+            self.found.append(Element(chain, boundary.module, boundary))
+            self.found[-1].reads.append((self.made[base], taken, path))
+            number = self.made[name] = len(self.found) - 1
+        return number
+
+    def _path(self, name: str) -> tuple[str, tuple[Boundary, ...]]:
+        """What a tensor was where it was made or changed, and the boundaries since."""
+        path: list[Boundary] = []
+        while name not in self.made and name in self.entered:
+            path.append(self.entered[name])
+            name = path[-1].source
+        return name, tuple(path)

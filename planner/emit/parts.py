@@ -1,0 +1,59 @@
+"""What the parts of a fused projection are to attention: query, key or value."""
+
+from __future__ import annotations
+
+from shardwright.planner.emit.elements import WEIGHT, Elements
+from shardwright.planner.graph.graph import Op
+from shardwright.planner.graph.kv_cache import ATTENTION
+
+WORDS = ("query", "key", "value")
+"""The first operands of attention."""
+FAR = 100
+"""Ops between a projection and attention: more than that is none."""
+
+
+def parts(elements: Elements) -> dict[int, list[str]]:
+    """Element -> what becomes of the parts that its output is cut into, in their order."""
+    made = elements.graph.producers()
+    found: dict[int, dict[int, str]] = {}
+    for op in elements.graph.ops:
+        if op.call.op == ATTENTION:
+            for word, name in zip(WORDS, op.inputs, strict=False):
+                cut = _cut(elements, made, name)
+                if cut is not None:
+                    found.setdefault(cut[0], {}).setdefault(cut[1], word)
+    return {at: [row[i] for i in sorted(row)] for at, row in found.items() if len(row) > 1}
+
+
+def _cut(elements: Elements, made: dict[str, Op], name: str) -> tuple[int, int] | None:
+    """The element that a tensor is a part of the output of, and which part: its place in it."""
+    place = None
+    for _ in range(FAR):
+        if (boundary := elements.entered.get(name)) is not None:
+            name = boundary.source
+            continue
+        op = made.get(name)
+        if op is None:
+            return None
+        if any(elements.origin(n) == WEIGHT for n in op.inputs) and op.outputs[0] == name:
+            at = elements.made.get(name)
+            rule = elements.rules.get(op.name)
+            if rule is not None and rule.sum:
+                return None if place is None or at is None else (at, place)
+        if len(op.outputs) > 1:
+            place = op.outputs.index(name)
+        elif op.call.op in ("slice", "select"):
+            place = _start(elements, op)
+        name = next((n for n in op.inputs if elements.origin(n) not in (None, WEIGHT)), "")
+    return None
+
+
+def _start(elements: Elements, op: Op) -> int:
+    """Where a slice begins, or what a selection selects."""
+    arguments = op.call.arguments
+    start = arguments.get("start", arguments.get("index"))
+    dim = arguments.get("dim", 0)
+    if not (isinstance(start, int) and isinstance(dim, int)):
+        return 0
+    size = elements.graph.tensors[op.inputs[0]].shape[dim]
+    return start % size if start < 0 else start

@@ -1,0 +1,55 @@
+"""Where an op stands in the model as people think of it: in which blocks, in which module there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from itertools import combinations
+
+from shardwright.planner.contract.names import is_within
+
+
+class Places:
+    """Blocks and parts of a model, by the names of its modules alone.
+
+    A block is a module with a number for a name, in a row of which two are alike: two modules or
+    more in both have parameters, and half of those in either. A part is a module with a parameter
+    in it.
+
+    Args:
+        owners: The modules that have parameters of their own.
+    """
+
+    def __init__(self, owners: Iterable[str]) -> None:
+        self.owners = frozenset(owners)
+        self.parts = {prefix for name in self.owners for prefix in prefixes(name)}
+        self.chain, self.part = cache(self._chain), cache(self._part)
+        self.is_stack = cache(self._is_stack)
+
+    def _chain(self, module: str) -> tuple[str, ...]:
+        """The model and the blocks around a module, from the outside in; itself, if it is one."""
+        return ("", *(p for p in prefixes(module) if p and self._is_block(p)))
+
+    def _is_block(self, module: str) -> bool:
+        stack, _, number = module.rpartition(".")
+        return number.isdigit() and self.is_stack(stack)
+
+    def _is_stack(self, stack: str) -> bool:
+        inside: dict[str, set[str]] = {}
+        for name in self.owners:
+            if is_within(name, stack):
+                number, _, rest = name[len(stack) :].removeprefix(".").partition(".")
+                inside.setdefault(number, set()).add(rest)
+        blocks = [names for number, names in inside.items() if number.isdigit()]
+        shared = ((a & b, a | b) for a, b in combinations(blocks, 2))
+        return any(len(both) > 1 and 2 * len(both) >= len(all_) for both, all_ in shared)
+
+    def _part(self, module: str) -> str:
+        """The innermost part that a module is, or is in."""
+        return next((p for p in reversed(prefixes(module)) if p in self.parts), "")
+
+
+def prefixes(module: str) -> list[str]:
+    """The names of the modules around one, and its own, from the model in."""
+    words = module.split(".") if module else []
+    return [".".join(words[:n]) for n in range(len(words) + 1)]

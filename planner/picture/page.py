@@ -1,0 +1,27 @@
+"""Plans as one page of HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from shardwright.planner.picture.facts import Shown
+from shardwright.planner.picture.view import View
+from shardwright.planner.units import human_bytes, human_time
+
+HERE = Path(__file__).parent
+
+
+def page(shown: Sequence[Shown]) -> str:
+    """A page that shows plans, one at a time where scripts run; it loads nothing else."""
+    frame = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    frame.filters |= {"bytes": human_bytes, "time": human_time}
+    views = [View(each, number) for number, each in enumerate(shown)]
+    files = {name: (HERE / name).read_text() for name in ("page.css", "page.js")}
+    return frame.get_template("page.html").render(views=views, style=files["page.css"],
+                                                  script=files["page.js"])  # fmt: skip
