@@ -55,7 +55,7 @@ def show(
     if inputs and model is None:
         raise click.UsageError("--inputs needs --model")
     if html is None:
-        show_plan(Plan.load(files[0]), as_json)
+        show_plan(Plan.load(next(iter(files))), as_json)
         return
     check_folder(Path(html))
     shown = [_shown(Plan.load(file), Path(file).name, model, inputs, trust) for file in files]

@@ -89,6 +89,7 @@ def _check_text(text: str, plain: bool, longest: int | None = None) -> None:
     if plain and not text.isprintable():
         raise ValueError(f"it has text that cannot be printed: {text[:40]!a}")
     try:
-        text.isascii() or text.encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"it has text that is none: {text[:40]!a}") from None

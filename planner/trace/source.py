@@ -121,9 +121,9 @@ def read_source(
         named = text_inputs(module)
         more = more_runs(module, Run("", (), named))
         return Source(module, (), named, *identity, more, **_further(module, (), named))
-    args, kwargs = to_meta(given)
-    valued = remember(given, (args, kwargs))
-    return Source(module, args, kwargs, *identity, **_further(module, args, kwargs), valued=valued)
+    on_meta: tuple[tuple[Any, ...], dict[str, Any]] = to_meta(given)
+    calls, valued = _further(module, *on_meta), remember(given, on_meta)
+    return Source(module, *on_meta, *identity, **calls, valued=valued)
 
 
 def _further(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import shardwright
 from shardwright.errors import UsageError
@@ -134,8 +135,7 @@ def test_checkpoints_of_a_module_alone_and_in_the_model() -> None:
 
     def alone(m: Any) -> Tensor:
         x = torch.ones(2, 5, m.config.hidden_size, dtype=torch.float64, requires_grad=True)
-        run: Any = torch.utils.checkpoint.checkpoint
-        return run(m.model.layers[0].mlp.gate_proj, x, use_reentrant=False).pow(3).sum()
+        return checkpoint(m.model.layers[0].mlp.gate_proj, x, use_reentrant=False).pow(3).sum()
 
     assert_alike(model, plan, alone)
     assert_alike(copy.deepcopy(model), plan, whole)
