@@ -53,6 +53,8 @@ def main(
     chosen = (models or tuple(names()))[k - 1 :: n]
     if unknown := {*uses} - USES.keys():
         raise click.UsageError(f"no such use: {', '.join(sorted(unknown))}")
+    if unknown := {*models} - {*names()}:
+        raise click.UsageError(f"no such model: {', '.join(sorted(unknown))}; {', '.join(names())}")
     jobs = [(model, use) for model in chosen for use in uses or USES]
     console, rows = Console(stderr=True), []
     found = sweep(jobs, tp, compared, groups, limit)

@@ -66,7 +66,12 @@ def _prepared(name: str, rank: int, tp: int) -> tuple[Made, Plan | str]:
     box: list[Any] = [None]
     if rank == 0:
         try:
-            box = [(True, shardwright.plan(made.model, tp=tp, **made.plan).to_json())]
+            box = [
+                (
+                    True,
+                    shardwright.plan(made.model, tp=tp, objective="memory", **made.plan).to_json(),
+                )
+            ]
         except Exception as error:
             box = [(False, _text(error))]
     dist.broadcast_object_list(box)
