@@ -8,6 +8,7 @@ the whole first, in its order (`watch_propagation`), or it raises.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -29,8 +30,8 @@ from shardwright.runtime.split import Split
 class Arranged(Shard):
     """Shard of a whole that lies as `layout` says; `shared` if ranks have some of it in common.
 
-    It equals a `Shard` of its dim, as torch wants of all that are like one, and differs from it as
-    a key.
+    It equals a `Shard` of its dim while torch settles how an op goes, as its rules want it, and is
+    no `Shard` at any other time: what torch keeps of ops on those is not for it.
     """
 
     layout: str
@@ -47,6 +48,13 @@ class Arranged(Shard):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Arranged):
             return self.__reduce__() == other.__reduce__()
+        return _SETTLING.depth > 0 and self._is_like(other)
+
+    def __ne__(self, other: object) -> bool:
+        """Whether it is no shard of that dim: specs look so whether their parts fit each other."""
+        return not (self == other or self._is_like(other))
+
+    def _is_like(self, other: object) -> bool:
         return isinstance(other, Shard) and self.dim == other.dim
 
     def __hash__(self) -> int:
@@ -95,6 +103,20 @@ class Arranged(Shard):
     _shard_tensor = _reduce_shard_tensor = _refuse
 
 
+class _Settling(threading.local):
+    """Whether torch settles how an op goes, in this thread."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
+_SETTLING = _Settling()
+
 Propagate = Callable[[OpSchema], OutputSharding]
 
 
@@ -119,6 +141,13 @@ def propagate(torch_s: Propagate, schema: OpSchema) -> OutputSharding:
     held = [_arrangement(column) for column in _columns(schema)]
     if not any(held):
         return torch_s(schema)
+    with _SETTLING:
+        return _settled(torch_s, schema, held)
+
+
+def _settled(
+    torch_s: Propagate, schema: OpSchema, held: list[Arrangement | None]
+) -> OutputSharding:
     out = torch_s(schema)
     wrong = _wrong(out, schema, held)
     if not wrong:

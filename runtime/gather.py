@@ -47,9 +47,9 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
     out = {}
     for name in sorted(tensors):
         value = tensors[name]
-        if not _is_scalar(value) and mesh is not None:
+        if isinstance(value, Tensor) and mesh is not None:
             value = local_of(value, mesh)
-            if name in placed:
+            if name in placed and not _is_scalar(value):
                 value = gather_whole(value, placed[name], mesh)
         out[name] = value
     return out

@@ -54,7 +54,7 @@ class Proven:
         )
         return cls(
             type(model).__name__,
-            frozenset(name for call in calls for name in call.inputs),
+            frozenset(n for call in calls if not call.module for n in call.inputs),
             slots,
             positions(forward)[0],
             frozenset(parameters),

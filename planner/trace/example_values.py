@@ -1,14 +1,12 @@
 """Whole numbers among example inputs that code computes sizes from: grids, places of an image.
 
-Where a model cannot be traced without data, or parts of it could only run as they are, it is traced
-with the values of the integers and masks that it was given. As with sizes, the plan then holds for
-what the code does with such values.
+Where a model cannot be traced without data it is traced with the values of the integers and masks
+that it was given. As with sizes, the plan then holds for what the code does with such values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from shardwright.errors import ModelError
 from shardwright.planner.blocks.fold import Folding
@@ -21,7 +19,7 @@ Traced = tuple[Source, Folding, Unfolded]
 
 
 def trace_with_values(source: Source, pins: Sequence[Pin] = (), ends: bool = False) -> Traced:
-    """`trace_all`, with values of inputs where that is needed, or leaves less untraced.
+    """`trace_all`, with values of inputs where nothing can be traced without.
 
     Raises:
         ModelError: the model cannot be traced.
@@ -30,15 +28,6 @@ def trace_with_values(source: Source, pins: Sequence[Pin] = (), ends: bool = Fal
     if valued is None:
         return trace_all(source, pins, ends)
     try:
-        found = trace_all(source, pins, ends)
+        return trace_all(source, pins, ends)
     except ModelError:
         return trace_all(valued, pins, ends)
-    if _untraced(found):
-        with suppress(ModelError):
-            found = min(found, trace_all(valued, pins, ends), key=_untraced)
-    return found
-
-
-def _untraced(found: Traced) -> int:
-    """How many modules would run as they are."""
-    return len(found[1].graph.untraced)

@@ -94,13 +94,14 @@ def test_memory_asks_for_what_cannot_be() -> None:
 def test_equals_the_whole_model(name: str, tp: int) -> None:
     """Logits, gradients and a decode step, also where the sequence does not divide."""
     model, plan = planned(name, tp)
+    allowed = 1e-6 if name == "gemma2" else 1e-9  # its softmax is in float32
     for seq in (16, SEQ, 3):  # 3: a part of nothing on the last of 4 ranks
         given = inputs(model, name, seq)
         expected = reference(model, given)
         work = partial(compare, model, given, plan, expected=expected)
         for found in run_ranks(tp, work):
             assert found.logits <= 1e-9
-            assert found.gradients is not None and found.gradients <= 1e-9, found.worst
+            assert found.gradients is not None and found.gradients <= allowed, found.worst
             assert found.decode is not None and found.decode <= 1e-9
 
 

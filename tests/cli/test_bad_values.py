@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-import shardwright
 from shardwright import CheckpointError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.mesh import Mesh
+from tests import planning
 from tests.cli.conftest import Run, tiny
 from tests.cli.test_errors import error_line
 
@@ -115,7 +115,7 @@ def test_command_lines(run: Run, model: Path, words: list[str], text: str) -> No
 )
 def test_arguments(given: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=f"^{text}$"):
-        shardwright.plan(nn.Linear(4, 4), 2, args=(torch.zeros(3, 4),), **given)
+        planning.plan(nn.Linear(4, 4), 2, args=(torch.zeros(3, 4),), **given)
 
 
 def test_names_of_any_length_in_an_index(tmp_path: Path, plan: Plan) -> None:

@@ -28,6 +28,7 @@ def test_exit_code(difference, code, monkeypatch, capsys):
         return demo.Outcome(PLAN, 1.0, 1, 10, [RANK], checks, "")
 
     monkeypatch.setattr(demo, "run_model", run_model)
+    monkeypatch.setattr(demo, "draw", lambda outcomes, path: None)
     monkeypatch.setattr(sys, "argv", ["demo"])
     assert demo.main() == code
     text = capsys.readouterr().out

@@ -82,8 +82,8 @@ def test_gathering(folder: Path, start: Start) -> None:
         (
             ranks.takes_another_way,
             None,
-            "rank 0 is at the output of 'model.layers.0.input_layernorm' [1, 5, 64] float32, "
-            "rank 1 is at the output of 'model.layers.1.input_layernorm' [1, 5, 64] float32: give",
+            "rank 0 is at the output of 'model.layers.1.input_layernorm' [1, 5, 64] float32, "
+            "rank 1 is at the input 'input' of 'lm_head' [1, 5, 64] float32: give",
         ),
         (
             ranks.casts_its_model,

@@ -39,7 +39,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     # two kinds in turn, and five of one to one of another
     "gemma2": ("Gemma2ForCausalLM", {**SIZES, "head_dim": 8}),
     "gpt_oss": ("GptOssForCausalLM", {**SIZES, "head_dim": 8, "num_local_experts": 4}),
-    "cohere2": ("Cohere2ForCausalLM", SIZES),
     # the first blocks differ
     "deepseek_v3": ("DeepseekV3ForCausalLM", {
         **SIZES, "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
@@ -61,7 +60,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "intermediate_size": 64,
     }),
     "bloom": ("BloomForCausalLM", {**OLD, "n_layer": LAYERS, "hidden_size": 32, "n_head": 4}),
-    "olmo2": ("Olmo2ForCausalLM", SIZES),
     "phi3": ("Phi3ForCausalLM", SIZES),
 }  # fmt: skip
 
