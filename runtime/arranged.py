@@ -145,9 +145,7 @@ def propagate(torch_s: Propagate, schema: OpSchema) -> OutputSharding:
         return _settled(torch_s, schema, held)
 
 
-def _settled(
-    torch_s: Propagate, schema: OpSchema, held: list[Arrangement | None]
-) -> OutputSharding:
+def _settled(torch_s: Propagate, schema: OpSchema, held: Held) -> OutputSharding:
     out = torch_s(schema)
     wrong = _wrong(out, schema, held)
     if not wrong:

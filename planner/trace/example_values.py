@@ -24,10 +24,10 @@ def trace_with_values(source: Source, pins: Sequence[Pin] = (), ends: bool = Fal
     Raises:
         ModelError: the model cannot be traced.
     """
-    valued = source.with_values()
-    if valued is None:
-        return trace_all(source, pins, ends)
     try:
         return trace_all(source, pins, ends)
     except ModelError:
+        valued = source.with_values()
+        if valued is None:
+            raise
         return trace_all(valued, pins, ends)
