@@ -56,8 +56,11 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 class _NoFilling(TorchFunctionMode):
-    """Tensors without memory are not filled as `torch.nn.init` would: torch works out what comes
-    of random numbers on meta in Python, 0.3 ms a weight."""
+    """Tensors without memory are not filled as `torch.nn.init` would.
+
+    Torch works out what comes
+    of random numbers on meta in Python, 0.3 ms a weight.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
