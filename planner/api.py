@@ -235,6 +235,7 @@ def _traced(
     length = TRACE_SEQ if workload.sequence_parallel else None
     axes = refine(folding.graph, length)
     sequence = open_sequence(folding.graph, axes, length) if length else None
+    stage("trace")
     task = Task(traced, folding, unfolded, axes, workload, mesh, pins, sequence, unmasked)
     if task.numbered:
         return _traced(source, workload, mesh, pins, folds=False)
