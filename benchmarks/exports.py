@@ -125,14 +125,18 @@ def summary(rows: list[Row]) -> str:
 @click.option("--kind", default=None, type=click.Choice(list(FIRST)), help="Only these.")
 @click.option("--limit", default=180.0, help="Seconds for a model.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
-def main(names: tuple[str, ...], tp: int, kind: str | None, limit: float, path: Path | None) -> None:
+def main(
+    names: tuple[str, ...], tp: int, kind: str | None, limit: float, path: Path | None
+) -> None:
     """Export plans of tiny models to transformers, and run them there."""
     kinds = [kind] if kind else list(FIRST)
     jobs = [(k, n) for k in kinds for n in zoo.names(k) if not names or n in names]
     rows: list[Row] = []
     console = Console(stderr=True)
     done = sweep(jobs, tp, exported, 1, limit)
-    for row in track(done, "exporting", len(jobs), console=console, disable=not console.is_terminal):
+    for row in track(
+        done, "exporting", len(jobs), console=console, disable=not console.is_terminal
+    ):
         rows.append(row)
         if path:
             write(path, {"tp": tp, "rows": in_order(rows, jobs)})

@@ -139,8 +139,8 @@ def _refuse(model: nn.Module, files: Any, config: Any) -> None:
     styled = [n for n, m in model.named_modules() if "." in n and hasattr(m, HOOKED)]
     if styled:
         raise UsageError(
-            f"transformers' own style for '{styled[0]}' came beside the plan: give DistributedConfig "
-            "what shardwright.tp_plan returned, not a copy of it"
+            f"transformers' own style for '{styled[0]}' came beside the plan: give "
+            "DistributedConfig what shardwright.tp_plan returned, not a copy of it"
         )
 
 

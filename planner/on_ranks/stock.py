@@ -145,9 +145,9 @@ def _from_pretrained(cls: Any, directory: str, dtype: torch.dtype, table: dict[s
 
 def _seeded(model: Any, inputs: dict[str, Any], dtype: torch.dtype) -> Any:
     """Logits and gradients; what is drawn at random is drawn alike each time, on all ranks."""
-    if dtype == torch.float64 and hasattr(model, "get_experts_implementation"):
-        if "grouped_mm" in model.get_experts_implementation().values():
-            model.set_experts_implementation("batched_mm")  # torch's grouped product has no float64
+    experts = getattr(model, "get_experts_implementation", dict)()
+    if dtype == torch.float64 and "grouped_mm" in experts.values():
+        model.set_experts_implementation("batched_mm")  # torch's grouped product has no float64
     torch.manual_seed(0)
     _, kwargs = in_dtype(((), inputs), dtype)
     return run(model, **kwargs)

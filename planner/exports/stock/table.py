@@ -217,5 +217,3 @@ def _around(name: str) -> Iterator[str]:
     while name:
         yield name
         name = name.rpartition(".")[0]
-
-
