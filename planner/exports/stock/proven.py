@@ -17,6 +17,7 @@ from shardwright.planner.exports.stock.table import MOST, Table, candidates, hel
 from shardwright.planner.on_ranks.small import small
 from shardwright.planner.on_ranks.stock import Ran, Way, try_out
 from shardwright.planner.problem.tp_plan import read
+from shardwright.planner.quiet import quiet
 from shardwright.runtime.build import empty_model, model_class
 from shardwright.runtime.config import read_config
 from shardwright.runtime.hub import Hub
@@ -55,8 +56,9 @@ class Model:
             raise UsageError(
                 "what is exported is run first: give the MODEL that the plan was made for"
             )
-        if isinstance(model, nn.Module):
-            model = getattr(model, "config", None)
+        if isinstance(model, nn.Module) and hasattr(model, "config"):
+            cls_name, model = type(model).__name__, copy.deepcopy(model.config)
+            model.architectures = [cls_name]  # type: ignore[attr-defined]
         config = model
         if not hasattr(model, "get_text_config"):
             if not isinstance(model, str):
@@ -69,7 +71,7 @@ class Model:
 
     def run(self, way: Way, ranks: int) -> Ran:
         """How the small model fares when it is split that way."""
-        with tempfile.TemporaryDirectory() as directory:
+        with quiet(), tempfile.TemporaryDirectory() as directory:
             saved: Any = self.small
             saved.save_pretrained(directory)
             return try_out(way, type(self.small), directory, self.inputs, ranks)
@@ -147,31 +149,37 @@ def proven(
     Raises:
         PlanError: there is none; says what the last one did.
     """
-    ranks, why = ranks_to_run(plan), f"{what} split nothing that the plan splits"
-    ours = max(plan.predicted.parameter_bytes)
+    ranks, why = ranks_to_run(plan), ""
     for table in candidates(plan, model.whole):
-        if (reason := expressed(table)) is not None:
-            why = f"{what} cannot say this plan: {reason}"
-            continue
-        sizes = held(table, model.whole, plan.mesh["tp"])
-        if sum(sizes.values()) > MOST * ours:
-            why = (
-                f"{what} would hold {sum(sizes.values()) / ours:.2f} of the plan's bytes on a "
-                f"rank, {', '.join(_whole(plan, model.whole, sizes)[:3])} whole"
-            )
+        reason = expressed(table) or _heavier(plan, model.whole, table)
+        if reason is not None:
+            why = why or f"{what} cannot say this plan: {reason}"
             continue
         try:
             ran = model.run(way(table), ranks)
         except ShardwrightError as error:
-            why = f"{what} do not run: {error}"
+            why = why or f"{what} do not run: {error}"
             continue
         if ran.ok:
             return Proven(plan, model, table, ran, ranks)
-        why = (
+        why = why or (
             f"{what} differ from the unsplit model: logits by {ran.logits:.1e}, gradients by "
             f"{ran.gradients:.1e} ({ran.worst})"
         )
-    raise PlanError(f"{why}; `--own-styles` or shardwright.load carry out all of the plan")
+    raise PlanError(f"{why}; shardwright.load, and --to transformers --own-styles, carry out all")
+
+
+def _heavier(plan: Plan, model: nn.Module, table: Table) -> str | None:
+    """What a table leaves whole that the plan splits, if that is much."""
+    sizes, ours = held(table, model, plan.mesh["tp"]), max(plan.predicted.parameter_bytes)
+    if sum(sizes.values()) <= MOST * ours:
+        return None
+    whole = _whole(plan, model, sizes)
+    more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
+    return (
+        f"a rank would hold {sum(sizes.values()) / ours:.2f} of its bytes, with "
+        f"{', '.join(whole[:3])}{more} whole"
+    )
 
 
 def _whole(plan: Plan, model: nn.Module, sizes: Mapping[str, int]) -> list[str]:
