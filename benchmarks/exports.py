@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
+from transformers.distributed import mixin
+from transformers.distributed.utils import initialize_distributed_mesh
 
 from benchmarks.compare import of_all
 from benchmarks.zoo import FIRST, in_order, write
@@ -40,6 +42,7 @@ Row = dict[str, Any]
 def exported(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> Row:
     """What came of one architecture; every rank returns the same row."""
     del mesh  # transformers makes its own
+    mixin.initialize_distributed_mesh = _one_mesh
     row: Row = {"kind": kind, "name": name}
     config, model = build(kind, name, torch.float32)
     box: list[Any] = [None]
@@ -74,6 +77,13 @@ def exported(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> Row:
     if rank == 0:
         shutil.rmtree(directory)
     return row
+
+
+def _one_mesh(config: Any, made: dict[int, Any] = {}) -> Any:
+    """transformers' mesh, made once a process: each has groups, and each of these has threads."""
+    if config.tp_size not in made:
+        made[config.tp_size] = initialize_distributed_mesh(config)
+    return made[config.tp_size]
 
 
 def _tried(way: Way, cls: Any, directory: str, inputs: list[Any], tp: int) -> Row:

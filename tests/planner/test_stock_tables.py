@@ -1,4 +1,4 @@
-"""Plans as tables of transformers' styles: what is said, what is not, and what a rank then holds."""
+"""Plans as tables of transformers' styles: what is said, what is not, what a rank then holds."""
 
 import pytest
 import torch
@@ -112,6 +112,6 @@ def test_what_is_missing_or_not_taken() -> None:
         export(plan, "transformers")
     with pytest.raises(UsageError, match="'csv' does not take model"):
         export(plan, "csv", model="x")
-    other, _ = zoo.build("llama")
+    _, other = zoo.build("llama")
     with pytest.raises(PlanError, match="the plan is for a GPT2LMHeadModel"):
         export(plan, "torch", model=other)

@@ -8,9 +8,10 @@ makes is gathered: `gathered` says for which modules. What a candidate computes 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import inspect
+from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -26,7 +27,7 @@ Table = dict[str, str]
 
 COLUMN, ROW = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
 """What a linear layer gives or takes in parts; the second of a pair gives and takes whole."""
-WHOLE = "replicate"
+EXPERTS, SUMMED, WHOLE = "moe_tp_experts", "replicated_with_grad_allreduce", "replicate"
 MOST = 1.05
 """Of the bytes of our plan on a rank: what holds more replicates what should be split."""
 
@@ -36,11 +37,25 @@ def candidates(plan: Plan, model: nn.Module) -> Iterator[Table]:
     seen: list[Table] = []
     own = _with_integers(plan, model)
     groups = _groups(plan, model)
-    for gathered in (own, *(own | {g} for g in groups), own | groups):
-        table = _table(plan, model, gathered)
-        if table not in seen:
-            seen.append(table)
-            yield table
+    for gathered in (own, *(own | {g} for g in sorted(groups)), own | groups):
+        for plain in (False, True):
+            table = _table(plan, model, Choice(frozenset(gathered), plain))
+            if table not in seen:
+                seen.append(table)
+                yield table
+
+
+class Choice(NamedTuple):
+    """What a candidate leaves whole."""
+
+    gathered: frozenset[str]
+    """Patterns of modules in which linear layers are split in memory only."""
+    plain: bool
+    """Whether embeddings that take several arguments are left whole: styles see the first."""
+
+    def whole(self, name: str) -> bool:
+        """Whether a module's layers give and take whole tensors."""
+        return any(pattern(around) in self.gathered for around in _around(name))
 
 
 def held(table: Mapping[str, str], model: nn.Module, ranks: int) -> dict[str, int]:
@@ -73,34 +88,66 @@ def _groups(plan: Plan, model: nn.Module) -> set[str]:
     return {pattern(name.rpartition(".")[0]) for name in names if "." in name}
 
 
-def _table(plan: Plan, model: nn.Module, gathered: Collection[str]) -> Table:
+def _table(plan: Plan, model: nn.Module, choice: Choice) -> Table:
     found: dict[str, list[str | None]] = {}
+    linear: dict[str, bool] = {}
     for name, module in model.named_modules():
-        styles = _styles(plan, name, module, gathered)
+        styles = _styles(plan, name, module, choice)
         own = [f"{name}.{n}".lstrip(".") for n, _ in module.named_parameters(recurse=False)]
         for key in (name, *own):
             found.setdefault(general(key), []).append(styles.get(key))
-    table = {key: style for key, all_ in found.items() if key and (style := _agreed(all_))}
+        linear[general(name)] = linear.get(general(name), True) and _is_linear(module)
+    agreed = {key: _agreed(all_, linear.get(key, False)) for key, all_ in found.items() if key}
+    table = _without_routers({key: style for key, style in agreed.items() if style})
     stock: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
-    return table | {key: WHOLE for key in stock if key not in table}
+    return {**table, **_aliases(table, model), **{k: WHOLE for k in stock if k not in table}}
 
 
-def _agreed(styles: list[str | None]) -> str | None:
+def _agreed(styles: list[str | None], linear: bool) -> str | None:
     """The style of all modules that a key stands for; none where they cannot have the same."""
+    several = set(styles)
+    if len(several) == 1:
+        return styles[0]
     for pair in (COLUMN, ROW):
-        if set(styles) <= set(pair):
-            return styles[0] if len(set(styles)) == 1 else pair[1]
-    return styles[0] if len(set(styles)) == 1 else None
+        if several <= set(pair):
+            return pair[1]
+    return COLUMN[1] if linear and several & {*COLUMN, *ROW} else None
 
 
-def _styles(plan: Plan, name: str, module: nn.Module, gathered: Collection[str]) -> Table:
+def _without_routers(table: Table) -> Table:
+    """Experts' own style sums the gradient of what a router beside them gives."""
+    beside = {k.rpartition(".")[0] for k, style in table.items() if style == EXPERTS}
+    return {k: s for k, s in table.items() if s != SUMMED or k.rpartition(".")[0] not in beside}
+
+
+def _aliases(table: Table, model: nn.Module) -> Table:
+    """Rules for other names of tied parameters: those of a module with a style are DTensors."""
+    if not table:
+        return {}
+    styles = read(table, model).parameters
+    named: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        named.setdefault(id(parameter), []).append(name)
+    shapes = {n: len(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
+    out: Table = {}
+    for names in named.values():
+        styled = [n for n in names if n in styles]
+        for name in names if styled else ():
+            dim = split_dim(style_of(styles[styled[0]]), styled[0], shapes[name])
+            if name not in styles and dim is not None:
+                out[general(name)] = COLUMN[0] if dim == shapes[name] - 2 or dim == 0 else ROW[0]
+    return out
+
+
+def _styles(plan: Plan, name: str, module: nn.Module, choice: Choice) -> Table:
     """The styles of a module and of its own parameters."""
     spec = plan.module(name)
     if spec is None or not spec.parameters:
         return {}
-    whole = any(pattern(around) in gathered for around in _around(name))
+    if choice.plain and isinstance(module, nn.Embedding) and not _is_plain(module):
+        return {}
     for kind in (_linear, _embedding, _experts, _others):
-        styles = kind(plan, module, spec, whole)
+        styles = kind(plan, module, spec, choice.whole(name))
         if styles is not None:
             return {f"{name}.{key}".strip("."): style for key, style in styles.items()}
     return {}
@@ -140,7 +187,7 @@ def _experts(plan: Plan, module: nn.Module, spec: ModulePlan, whole: bool) -> Ta
         return None
     if (up[0], up[1], up[2]) != (down[0], 2 * down[2], down[1]):
         return None
-    cut = {"gate_up_proj": "packed_colwise", "down_proj": ROW[0], "": "moe_tp_experts"}
+    cut = {"gate_up_proj": "packed_colwise", "down_proj": ROW[0], "": EXPERTS}
     return cut if _split_dims(parse(spec.parameters["down_proj"].placement)) else {}
 
 
@@ -153,7 +200,11 @@ def _others(plan: Plan, module: nn.Module, spec: ModulePlan, whole: bool) -> Tab
     if cut:
         return {**cut, "": "local_params"}
     uses = (parse(p.use) for p in spec.parameters.values() if p.use is not None)
-    return {"": "replicated_with_grad_allreduce"} if any(u.grad_partial for u in uses) else None
+    return {"": SUMMED} if any(u.grad_partial for u in uses) else None
+
+
+def _is_plain(module: nn.Embedding) -> bool:
+    return len(inspect.signature(module.forward).parameters) == 1
 
 
 def _is_vector(module: nn.Module, name: str) -> bool:
