@@ -82,6 +82,12 @@ class Ran:
     tolerance: float
     bytes: int
     """Of parameters and buffers on the fullest rank."""
+    unsplit_bytes: int
+
+    @property
+    def share(self) -> float:
+        """Of all bytes, those on the fullest rank."""
+        return self.bytes / self.unsplit_bytes
 
     @property
     def ok(self) -> bool:
@@ -103,34 +109,56 @@ def try_out(way: Way, cls: Any, directory: str, inputs: dict[str, Any], ranks: i
     return run_processes(ranks, compared, way, cls, directory, inputs)[0]
 
 
-def compared(way: Way, cls: Any, directory: str, inputs: dict[str, Any]) -> Ran:
-    """Compare on each rank of the group that there is; all give the same answer.
+@dataclass(frozen=True)
+class Reference:
+    """What the unsplit model computes, in which dtype, and what may differ."""
 
-    A model that mixes dtypes if it is not in its own is compared in float32.
-    """
-    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
-    os.environ |= {"LOCAL_RANK": str(dist.get_rank())}
+    logits: Tensor
+    gradients: dict[str, Tensor]
+    dtype: torch.dtype
+    tolerance: float
+    bytes: int
+
+
+def reference(cls: Any, directory: str, inputs: dict[str, Any]) -> Reference:
+    """Run the unsplit model in float64; in float32 if it mixes dtypes when not in its own."""
     for dtype in (torch.float64, torch.float32):
         try:
+            model = whole(cls, directory, dtype)
             with _Casts(dtype) as casts:
-                want, wanted = _seeded(whole(cls, directory, dtype), inputs, dtype)
-            break
+                logits, gradients = _seeded(model, inputs, dtype)
         except RuntimeError:
             if dtype == torch.float32:
                 raise
-    model = way(cls, directory, dtype).eval()
-    logits, gradients = _seeded(model, inputs, dtype)
+            continue
+        tolerance = CASTS if casts.found and dtype == torch.float64 else TOLERANCE[dtype]
+        return Reference(logits, gradients, dtype, tolerance, _bytes(model))
+    raise AssertionError
+
+
+def compared(
+    way: Way, cls: Any, directory: str, inputs: dict[str, Any], want: Reference | None = None
+) -> Ran:
+    """Compare on each rank of the group that there is; all give the same answer."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+    want = want or reference(cls, directory, inputs)
+    model = way(cls, directory, want.dtype).eval()
+    logits, gradients = _seeded(model, inputs, want.dtype)
     found = _whole_gradients(model, gradients)
-    apart = float((_full(logits) - want).abs().max())
-    gradient, worst = differences(found, wanted)
-    tolerance = CASTS if casts.found and dtype == torch.float64 else TOLERANCE[dtype]
-    mine = Ran(apart, gradient, worst, tolerance, _bytes(model))
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
-    largest = max(every, key=lambda ran: (ran.gradients != ran.gradients, ran.gradients))
-    logit = max((ran.logits for ran in every), key=lambda value: (value != value, value))
-    most = max(ran.bytes for ran in every)
-    return Ran(logit, largest.gradients, largest.worst, tolerance, most)
+    apart = float((_full(logits) - want.logits).abs().max())
+    gradient, worst = differences(found, want.gradients)
+    every: list[Any] = [None] * ranks
+    dist.all_gather_object(every, (apart, gradient, worst, _bytes(model)))
+    gradient, worst = max(((g, w) for _, g, w, _ in every), key=lambda at: (at[0] != at[0], at[0]))
+    return Ran(
+        logits=max((a for a, *_ in every), key=lambda value: (value != value, value)),
+        gradients=gradient,
+        worst=worst,
+        tolerance=want.tolerance,
+        bytes=max(held for *_, held in every),
+        unsplit_bytes=want.bytes,
+    )
 
 
 def _from_pretrained(cls: Any, directory: str, dtype: torch.dtype, table: dict[str, str]) -> Any:

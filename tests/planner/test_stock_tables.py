@@ -97,7 +97,7 @@ def test_our_style_stands_for_all_of_a_plan() -> None:
 def test_what_differs_is_not_exported(monkeypatch, logits: float, gradients: float) -> None:
     config, model = zoo.build("llama")
     plan = planning.plan(model, tp=2)
-    ran = Ran(logits, gradients, "w", 1e-9, 1)
+    ran = Ran(logits, gradients, "w", 1e-9, 1, 2)
     monkeypatch.setattr("shardwright.planner.exports.stock.proven.try_out", lambda *_: ran)
     for to in ("transformers", "torch", "vllm", "pull-request"):
         with pytest.raises(PlanError, match="differ from the unsplit model"):

@@ -160,13 +160,18 @@ def proven(
         except ShardwrightError as error:
             why = why or f"{what} do not run: {error}"
             continue
-        if ran.ok:
+        if ran.ok and ran.share <= MOST * _share(table, model.small, ranks):
             return Proven(plan, model, table, ran, ranks)
         why = why or (
             f"{what} differ from the unsplit model: logits by {ran.logits:.1e}, gradients by "
-            f"{ran.gradients:.1e} ({ran.worst})"
+            f"{ran.gradients:.1e} ({ran.worst}), or hold more: {ran.share:.0%} of all bytes"
         )
     raise PlanError(f"{why}; shardwright.load, and --to transformers --own-styles, carry out all")
+
+
+def _share(table: Table, model: nn.Module, ranks: int) -> float:
+    """Of all bytes, those on the fullest rank."""
+    return sum(held(table, model, ranks).values()) / sum(held({}, model, 1).values())
 
 
 def _heavier(plan: Plan, model: nn.Module, table: Table) -> str | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.errors import PlanError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.proven import Model, proven
+from shardwright.planner.exports.stock.table import WHOLE
 from shardwright.planner.exports.stock.to_transformers import by_class
 from shardwright.planner.on_ranks.stock import Table
 
@@ -27,6 +29,11 @@ def emit(plan: Plan, model: Any = None, **how: Any) -> str:
     """
     subject = Model.read(plan, model, **how)
     found = proven(plan, subject, Table)
+    stock: Mapping[str, str] = getattr(subject.whole, "tp_plan", None) or {}
+    if stock and set(stock) <= {k for k, s in found.table.items() if s != WHOLE}:
+        raise PlanError(
+            f"transformers has a table for {plan.model.architecture} that splits as much already"
+        )
     base, head = by_class(found.table, subject.whole)
     config: Any = subject.whole.config
     lost, proof = found.lost(), found.proof()

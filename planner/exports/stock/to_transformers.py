@@ -12,7 +12,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.api import plan as make_plan
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.proven import Model, proven, ranks_to_run
-from shardwright.planner.exports.stock.table import WHOLE
+from shardwright.planner.exports.stock.table import MOST, WHOLE
 from shardwright.planner.on_ranks.stock import Table, WholePlan
 
 
@@ -59,10 +59,12 @@ def _with_own_style(plan: Plan, model: Model) -> str:
     along = plan.workload.sequence_parallel
     again = make_plan(model.small, tp=ranks, objective="memory", sequence_parallel=along)
     ran = model.run(WholePlan(again), ranks)
-    if not ran.ok:
+    predicted = max(again.predicted.parameter_bytes) / again.predicted.unsharded_bytes
+    if not (ran.ok and ran.share <= MOST * predicted):
         raise PlanError(
             f"our style in transformers differs from the unsplit model: logits by {ran.logits:.1e}"
-            f", gradients by {ran.gradients:.1e} ({ran.worst}): use shardwright.load"
+            f", gradients by {ran.gradients:.1e} ({ran.worst}), or holds {ran.share:.0%} of all "
+            "bytes: use shardwright.load"
         )
     ours, whole = max(plan.predicted.parameter_bytes), plan.predicted.unsharded_bytes
     return _SOURCE.format(
