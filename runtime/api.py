@@ -99,7 +99,7 @@ def load(
     groups = _groups(plan, ranks)
 
     hub = Hub(revision, cache_dir, local_files_only, token)
-    checkpoint, failure = _tried(lambda: Checkpoint.open(model, hub) if weights else None)
+    checkpoint, failure = tried(lambda: Checkpoint.open(model, hub) if weights else None)
     alike = {"dtype": str(dtype), "device": where.type, "model arguments": repr(model_kwargs)}
     alike["plan"] = facts.of_plan(plan)
     if checkpoint is not None:
@@ -107,23 +107,55 @@ def load(
     agree("loading", failure, alike, groups)
 
     stored = checkpoint.dtype if checkpoint is not None else None
-    out, failure = _tried(
+    out, failure = tried(
         lambda: _whole(model, plan, dtype or stored, trust_remote_code, hub, model_kwargs)
     )
     agree("loading", failure, groups=groups)
     assert out is not None
-    conversions = Conversions(out)
-    ranks = _split(out, plan, ranks)
+    how = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress}
+    split_and_read(out, plan, ranks, checkpoint, where, **how)
+    return out.eval()
+
+
+def split_and_read(
+    model: nn.Module,
+    plan: Plan,
+    ranks: Mesh,
+    checkpoint: Checkpoint | None,
+    device: torch.device,
+    *,
+    dtype: torch.dtype | None = None,
+    allow_surplus: bool = False,
+    progress: bool = False,
+) -> None:
+    """Split a model whose parameters are on meta, in place, and read this rank's part of them.
+
+    Args:
+        model: Whole, with real buffers; the plan is for it.
+        plan: The plan.
+        ranks: The mesh; all of its ranks call this.
+        checkpoint: What is read; random numbers where there is none.
+        device: Where parameters come to lie.
+        dtype: As `load` takes it.
+        allow_surplus: As `load` takes it.
+        progress: As `load` takes it.
+
+    Raises:
+        CheckpointError: on all ranks, where weights do not fit on one of them.
+    """
+    groups = _groups(plan, ranks)
+    conversions = Conversions(model)
+    ranks = _split(model, plan, ranks)
     if checkpoint is None:
-        without_weights(out, where)
+        without_weights(model, device)
     else:
-        report, failure = _tried(
+        report, failure = tried(
             lambda: load_weights(
-                out,
+                model,
                 checkpoint,
-                placements(out),
+                placements(model),
                 ranks.coords,
-                device=where,
+                device=device,
                 dtype=dtype,
                 allow_surplus=allow_surplus,
                 progress=progress,
@@ -131,10 +163,9 @@ def load(
             )
         )
         agree("loading", failure, groups=groups)
-        out.shardwright_report = report  # type: ignore[assignment]
-    distribute(out, ranks)
-    average_gradients(out, [ranks[name] for name in plan.batch_dims])
-    return out.eval()
+        model.shardwright_report = report  # type: ignore[assignment]
+    distribute(model, ranks)
+    average_gradients(model, [ranks[name] for name in plan.batch_dims])
 
 
 def _whole(
@@ -161,7 +192,7 @@ def _check(model: nn.Module, plan: Plan) -> None:
     check_closures(model)
 
 
-def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+def tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
     """What `work` gives, or how it failed: the other ranks are to hear of it first."""
     try:
         return work(), None
@@ -216,7 +247,7 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
         end_in_order()
         mesh = Mesh.from_device_mesh(mesh)
     groups = _groups(plan, mesh)
-    _, failure = _tried(lambda: _check(model, plan))
+    _, failure = tried(lambda: _check(model, plan))
     alike = {"plan": facts.of_plan(plan), "model": facts.of_module(model)} if groups else {}
     agree("applying the plan", failure, alike, groups)
     mesh = _split(model, plan, mesh)

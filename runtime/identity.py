@@ -15,6 +15,7 @@ from shardwright.planner.contract.plan_file import Plan
 VOLATILE = {
     "_name_or_path",
     "architectures",
+    "distributed_config",
     "dtype",
     "torch_dtype",
     "transformers_version",

@@ -237,6 +237,13 @@ FROM_RUNTIME = {
         "runtime.api", "runtime.build", "runtime.config", "runtime.gather", "runtime.hub",
         "runtime.processes",
     },
+    "planner.exports.stock.proven": {
+        "runtime.build", "runtime.config", "runtime.hub", "runtime.identity",
+    },
+    "planner.on_ranks.small": {"runtime.build", "runtime.hub"},
+    "planner.on_ranks.stock": {
+        "runtime.gather", "runtime.in_transformers", "runtime.local",
+    },
     "planner.picture.beside": {"runtime.identity"},
     "planner.prove.prover": {"runtime.identity"},
     "planner.report.explain": {"runtime.identity"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,6 +17,10 @@ Emitter = Callable[..., str | bytes]
 EMITTERS = {
     "csv": "shardwright.planner.exports.parameters:as_csv",
     "markdown": "shardwright.planner.exports.parameters:as_markdown",
+    "pull-request": "shardwright.planner.exports.stock.pull_request:emit",
+    "torch": "shardwright.planner.exports.stock.to_torch:emit",
+    "transformers": "shardwright.planner.exports.stock.to_transformers:emit",
+    "vllm": "shardwright.planner.exports.stock.to_vllm:emit",
 }
 """Our own."""
 
@@ -43,16 +48,25 @@ def export(plan: Plan | str | Path, to: str, **options: object) -> str | bytes:
 
     Args:
         plan: The plan, or its file.
-        to: "csv" and "markdown" are tables of all parameters; packages can add formats.
-        **options: What the format takes; ours take none.
+        to: "csv" and "markdown" are tables of all parameters; "transformers", "torch" and "vllm"
+            what these runtimes split a model by, and "pull-request" a text for transformers;
+            packages can add formats.
+        **options: What the format takes. Tables take none. The others take `model`, what the plan
+            was made for: they start ranks on this machine, and write nothing that is not seen to
+            compute what the unsplit model does. "transformers" takes `own_styles` (see
+            `shardwright.tp_plan`).
 
     Raises:
         UsageError: there is no such format, or it does not take such options.
-        PlanError: the file is no plan.
+        PlanError: the file is no plan, or that runtime cannot carry it out.
         PluginError: another package's format does not load, or gives neither text nor bytes.
     """
-    emit = emitter(to)
-    made = emit(plan if isinstance(plan, Plan) else Plan.load(plan), **options)
+    emit, read = emitter(to), plan if isinstance(plan, Plan) else Plan.load(plan)
+    try:
+        inspect.signature(emit).bind(read, **options)
+    except TypeError:
+        raise UsageError(f"format '{to}' does not take {', '.join(sorted(options))}") from None
+    made = emit(read, **options)
     if not isinstance(made, str | bytes):
         raise PluginError(f"format '{to}' gives a {type(made).__name__}, not text or bytes")
     return made

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardwright.rules.registry import register_rule
     from shardwright.runtime.api import apply, load, save
     from shardwright.runtime.gather import full_tensors
+    from shardwright.runtime.in_transformers import tp_plan
 
     __version__: str
 
@@ -62,6 +63,7 @@ __all__ = [
     "plan",
     "register_rule",
     "save",
+    "tp_plan",
 ]
 
 _HOME = {
@@ -77,6 +79,7 @@ _HOME = {
     "plan": "shardwright.planner.api",
     "register_rule": "shardwright.rules.registry",
     "save": "shardwright.runtime.api",
+    "tp_plan": "shardwright.runtime.in_transformers",
 }
 
 

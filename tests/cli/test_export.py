@@ -71,7 +71,7 @@ def test_to_a_file(run: Run, planned: tuple[Path, Result], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan.json", "--to", "abacus"], "unknown format 'abacus'; installed: csv, markdown"),
+        (["plan.json", "--to", "abacus"], "unknown format 'abacus'; installed: csv, markdown, "),
         (["nowhere.json", "--to", "csv"], "cannot read plan nowhere.json: No such file or"),
         (["plan.json", "--to", "csv", "-o", "/proc/x/plan.csv"], "cannot write /proc/x/plan.csv"),
     ],

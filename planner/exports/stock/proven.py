@@ -1,0 +1,200 @@
+"""The table of styles that is exported: the first candidate that another runtime is right with."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from shardwright.errors import PlanError, ShardwrightError, UsageError
+from shardwright.planner.contract.names import pattern
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.exports.stock.table import MOST, Table, candidates, held
+from shardwright.planner.on_ranks.small import small
+from shardwright.planner.on_ranks.stock import Ran, Way, try_out
+from shardwright.planner.problem.tp_plan import read
+from shardwright.planner.quiet import quiet
+from shardwright.runtime.build import empty_model, model_class
+from shardwright.runtime.config import read_config
+from shardwright.runtime.hub import Hub
+from shardwright.runtime.identity import check_identity
+
+FORWARD = {
+    "colwise_gather_output", "rowwise", "rowwise_split_input", "embedding_rowwise",
+    "embedding_colwise", "moe_tp_experts", "all_reduce",
+}  # fmt: skip
+"""Styles of a module that take a collective forward."""
+BACKWARD = {
+    "colwise": 1, "packed_colwise": 1, "moe_tp_experts": 2, "mla_kv_a_proj": 1,
+    "replicated_with_grad_allreduce": 1, "rowwise_split_input": 1, "colwise_gather_output": 1,
+    "embedding_colwise": 0, "embedding_rowwise": 0,
+}  # fmt: skip
+"""And backward, where the module's input has a gradient."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a plan is exported for: whole on meta, and a small one of the same structure."""
+
+    whole: nn.Module
+    small: nn.Module
+    inputs: dict[str, Any]
+
+    @classmethod
+    def read(cls, plan: Plan, model: Any, trust_remote_code: bool = False, **hub: Any) -> Model:
+        """The model that `plan` was made for, by hub id, directory, config or module.
+
+        Raises:
+            UsageError: there is none, or it is no model of transformers.
+            PlanError: it is another one.
+        """
+        if model is None:
+            raise UsageError(
+                "what is exported is run first: give the MODEL that the plan was made for"
+            )
+        if isinstance(model, nn.Module) and hasattr(model, "config"):
+            cls_name, model = type(model).__name__, copy.deepcopy(model.config)
+            model.architectures = [cls_name]  # type: ignore[attr-defined]
+        config = model
+        if not hasattr(model, "get_text_config"):
+            if not isinstance(model, str):
+                raise UsageError("only models of transformers can be exported to other runtimes")
+            config = read_config(model, trust_remote_code, Hub(**hub))
+        made: Any = model_class(config, trust_remote_code, Hub(**hub))
+        whole = empty_model(made._from_config, copy.deepcopy(config))
+        check_identity(whole, plan)
+        return cls(whole, *small(config, trust_remote_code, Hub(**hub)))
+
+    def run(self, way: Way, ranks: int) -> Ran:
+        """How the small model fares when it is split that way."""
+        with quiet(), tempfile.TemporaryDirectory() as directory:
+            saved: Any = self.small
+            saved.save_pretrained(directory)
+            return try_out(way, type(self.small), directory, self.inputs, ranks)
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A table that was run, and what it takes beside the plan."""
+
+    plan: Plan
+    model: Model
+    table: Table
+    ran: Ran
+    ranks: int
+
+    def lost(self) -> dict[str, Any]:
+        """What the plan has and the table has not: bytes, collectives, work that is shared."""
+        names = read(self.table, self.model.whole).modules if self.table else {}
+        styles = list(names.values())
+        ours = {p: sum(c.count for c in self.plan.predicted.collectives if c.phase == p)
+                for p in ("forward", "backward")}  # fmt: skip
+        whole = {pattern(n) for n, s in names.items() if s in ("colwise_gather_output",)}
+        return {
+            "bytes_a_rank": {"plan": max(self.plan.predicted.parameter_bytes),
+                             "table": self.bytes, "unsplit": self.plan.predicted.unsharded_bytes},
+            "collectives_forward": {"plan": ours["forward"],
+                                    "table": sum(s in FORWARD for s in styles)},
+            "collectives_backward": {"plan": ours["backward"],
+                                     "table": sum(BACKWARD.get(s, 0) for s in styles)},
+            "gathered": sorted(whole),
+        }  # fmt: skip
+
+    @property
+    def bytes(self) -> int:
+        """Of parameters and buffers on the fullest rank."""
+        return sum(held(self.table, self.model.whole, self.plan.mesh["tp"]).values())
+
+    def proof(self) -> dict[str, Any]:
+        """What was run."""
+        return {
+            "ranks": self.ranks,
+            "parameters": sum(p.numel() for p in self.model.small.parameters()),
+            "logits": self.ran.logits,
+            "gradients": self.ran.gradients,
+            "tolerance": self.ran.tolerance,
+        }
+
+
+def ranks_to_run(plan: Plan) -> int:
+    """How many processes of this machine a proof takes."""
+    if plan.batch_dims:
+        raise UsageError(
+            "the plan has copies of the model: plan with tp alone, and ask the other runtime "
+            "for copies"
+        )
+    return plan.mesh["tp"] if plan.mesh["tp"] <= 4 else 2
+
+
+def proven(
+    plan: Plan,
+    model: Model,
+    way: Callable[[Table], Way],
+    expressed: Callable[[Table], str | None] = lambda table: None,
+    what: str = "transformers' styles",
+) -> Proven:
+    """The first table that computes what the unsplit model does, and holds no more than the plan.
+
+    Args:
+        plan: The plan.
+        model: What it is for.
+        way: How a table is run.
+        expressed: Why a table cannot be said in that format; None if it can.
+        what: What the format has, for messages.
+
+    Raises:
+        PlanError: there is none; says what the last one did.
+    """
+    ranks, why = ranks_to_run(plan), ""
+    for table in candidates(plan, model.whole):
+        reason = expressed(table) or _heavier(plan, model.whole, table)
+        if reason is not None:
+            why = why or f"{what} cannot say this plan: {reason}"
+            continue
+        try:
+            ran = model.run(way(table), ranks)
+        except ShardwrightError as error:
+            why = why or f"{what} do not run: {error}"
+            continue
+        if ran.ok and ran.share <= MOST * _share(table, model.small, ranks):
+            return Proven(plan, model, table, ran, ranks)
+        why = why or (
+            f"{what} differ from the unsplit model: logits by {ran.logits:.1e}, gradients by "
+            f"{ran.gradients:.1e} ({ran.worst}), or hold more: {ran.share:.0%} of all bytes"
+        )
+    raise PlanError(f"{why}; shardwright.load, and --to transformers --own-styles, carry out all")
+
+
+def _share(table: Table, model: nn.Module, ranks: int) -> float:
+    """Of all bytes, those on the fullest rank."""
+    return sum(held(table, model, ranks).values()) / sum(held({}, model, 1).values())
+
+
+def _heavier(plan: Plan, model: nn.Module, table: Table) -> str | None:
+    """What a table leaves whole that the plan splits, if that is much."""
+    sizes, ours = held(table, model, plan.mesh["tp"]), max(plan.predicted.parameter_bytes)
+    if sum(sizes.values()) <= MOST * ours:
+        return None
+    whole = _whole(plan, model, sizes)
+    more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
+    return (
+        f"a rank would hold {sum(sizes.values()) / ours:.2f} of its bytes, with "
+        f"{', '.join(whole[:3])}{more} whole"
+    )
+
+
+def _whole(plan: Plan, model: nn.Module, sizes: Mapping[str, int]) -> list[str]:
+    """What the plan splits and a table leaves whole, the largest first."""
+    found: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        spec = plan.module(owner)
+        entry = spec.parameters.get(leaf) if spec else None
+        nbytes = parameter.numel() * parameter.element_size()
+        if entry is not None and "@" in entry.placement and sizes.get(name) == nbytes:
+            found[pattern(name)] = found.get(pattern(name), 0) + nbytes
+    return sorted(found, key=lambda name: (-found[name], name))

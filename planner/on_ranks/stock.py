@@ -1,0 +1,213 @@
+"""A model split by other runtimes, on real ranks, against the unsplit one: logits and gradients.
+
+`Table` is transformers' own tensor parallelism, `WholePlan` the same with our style for the whole
+model, `Source` code that calls torch's `parallelize_module`. The first two read a checkpoint as
+users do, so that what is converted while it is read is compared, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.on_ranks.launch import run_processes
+from shardwright.planner.on_ranks.numeric import TOLERANCE, differences, in_dtype, run
+from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.in_transformers import tp_plan
+from shardwright.runtime.local import mesh_of
+
+CASTS = 1e-5
+"""What is allowed where a model in float64 computes in float32 inside."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Split by transformers, by a table of its styles."""
+
+    styles: Mapping[str, str]
+
+    def __call__(self, cls: Any, directory: str, dtype: torch.dtype) -> nn.Module:
+        """The split model, read from `directory`; all ranks call this."""
+        return _from_pretrained(cls, directory, dtype, dict(self.styles))
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """Split by transformers with our style, by a plan."""
+
+    plan: Plan
+
+    def __call__(self, cls: Any, directory: str, dtype: torch.dtype) -> nn.Module:
+        """The split model, read from `directory`; all ranks call this."""
+        return _from_pretrained(cls, directory, dtype, tp_plan(self.plan))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Split by Python code that has a function `parallelize(model, mesh)`."""
+
+    text: str
+
+    def __call__(self, cls: Any, directory: str, dtype: torch.dtype) -> nn.Module:
+        """The split model, read whole from `directory`; all ranks call this."""
+        code: dict[str, Any] = {}
+        exec(compile(self.text, "<export>", "exec"), code)
+        model = whole(cls, directory, dtype)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+        return code["parallelize"](model, mesh)
+
+
+Way = Callable[[Any, str, torch.dtype], nn.Module]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a split model was seen to do; the largest differences of all ranks."""
+
+    logits: float
+    gradients: float
+    worst: str
+    tolerance: float
+    bytes: int
+    """Of parameters and buffers on the fullest rank."""
+    unsplit_bytes: int
+
+    @property
+    def share(self) -> float:
+        """Of all bytes, those on the fullest rank."""
+        return self.bytes / self.unsplit_bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether both differences are within the tolerance; NaN is not."""
+        return self.logits <= self.tolerance and self.gradients <= self.tolerance
+
+
+def whole(cls: Any, directory: str, dtype: torch.dtype) -> Any:
+    """The unsplit model, as transformers reads it."""
+    return cls.from_pretrained(directory, dtype=dtype).eval()
+
+
+def try_out(way: Way, cls: Any, directory: str, inputs: dict[str, Any], ranks: int) -> Ran:
+    """Start `ranks` processes that split and compare; `directory` holds a small checkpoint.
+
+    Raises:
+        ShardwrightError: that runtime raises, in one line.
+    """
+    return run_processes(ranks, compared, way, cls, directory, inputs)[0]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the unsplit model computes, in which dtype, and what may differ."""
+
+    logits: Tensor
+    gradients: dict[str, Tensor]
+    dtype: torch.dtype
+    tolerance: float
+    bytes: int
+
+
+def reference(cls: Any, directory: str, inputs: dict[str, Any]) -> Reference:
+    """Run the unsplit model in float64; in float32 if it mixes dtypes when not in its own."""
+    for dtype in (torch.float64, torch.float32):
+        try:
+            model = whole(cls, directory, dtype)
+            with _Casts(dtype) as casts:
+                logits, gradients = _seeded(model, inputs, dtype)
+        except RuntimeError:
+            if dtype == torch.float32:
+                raise
+            continue
+        tolerance = CASTS if casts.found and dtype == torch.float64 else TOLERANCE[dtype]
+        return Reference(logits, gradients, dtype, tolerance, _bytes(model))
+    raise AssertionError
+
+
+def compared(
+    way: Way, cls: Any, directory: str, inputs: dict[str, Any], want: Reference | None = None
+) -> Ran:
+    """Compare on each rank of the group that there is; all give the same answer."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+    want = want or reference(cls, directory, inputs)
+    model = way(cls, directory, want.dtype).eval()
+    logits, gradients = _seeded(model, inputs, want.dtype)
+    found = _whole_gradients(model, gradients)
+    apart = float((_full(logits) - want.logits).abs().max())
+    gradient, worst = differences(found, want.gradients)
+    every: list[Any] = [None] * ranks
+    dist.all_gather_object(every, (apart, gradient, worst, _bytes(model)))
+    gradient, worst = max(((g, w) for _, g, w, _ in every), key=lambda at: (at[0] != at[0], at[0]))
+    return Ran(
+        logits=max((a for a, *_ in every), key=lambda value: (value != value, value)),
+        gradients=gradient,
+        worst=worst,
+        tolerance=want.tolerance,
+        bytes=max(held for *_, held in every),
+        unsplit_bytes=want.bytes,
+    )
+
+
+def _from_pretrained(cls: Any, directory: str, dtype: torch.dtype, table: dict[str, str]) -> Any:
+    from transformers.distributed import DistributedConfig
+    from transformers.utils import is_accelerate_available
+
+    if not is_accelerate_available():
+        raise UsageError("transformers splits no model without accelerate: pip install accelerate")
+    how = DistributedConfig(tp_size=dist.get_world_size(), tp_plan=table)
+    return cls.from_pretrained(directory, distributed_config=how, dtype=dtype)
+
+
+def _seeded(model: Any, inputs: dict[str, Any], dtype: torch.dtype) -> Any:
+    """Logits and gradients; what is drawn at random is drawn alike each time, on all ranks."""
+    experts = getattr(model, "get_experts_implementation", dict)()
+    if dtype == torch.float64 and "grouped_mm" in experts.values():
+        model.set_experts_implementation("batched_mm")  # torch's grouped product has no float64
+    torch.manual_seed(0)
+    _, kwargs = in_dtype(((), inputs), dtype)
+    return run(model, **kwargs)
+
+
+def _whole_gradients(model: nn.Module, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    if mesh_of(model) is not None:
+        return full_tensors(model, gradients)
+    return {name: _full(gradient) for name, gradient in gradients.items()}
+
+
+def _full(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def _bytes(model: nn.Module) -> int:
+    tensors = [*model.parameters(), *model.buffers()]
+    held = (t._local_tensor if isinstance(t, DTensor) else t for t in tensors)
+    return sum(t.numel() * t.element_size() for t in held)
+
+
+class _Casts(TorchDispatchMode):
+    """Tells whether anything is computed in less precision than `dtype`."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype, self.found = dtype, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = [t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        made = [t.dtype for t in tree_leaves(out) if isinstance(t, Tensor)]
+        if self.dtype in given and any(d.is_floating_point and d != self.dtype for d in made):
+            self.found = True
+        return out

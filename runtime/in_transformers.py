@@ -1,0 +1,167 @@
+"""A plan carried out by transformers' own loading: a parallel style for a whole model.
+
+    config = DistributedConfig(tp_size=2, tp_plan=shardwright.tp_plan("plan.json"))
+    model = AutoModelForCausalLM.from_pretrained(name, distributed_config=config)
+
+A style of transformers says what one module does. Ours is for the modules that a model consists of,
+and stands for all of a plan: fused parts, uneven ones, key heads that ranks share, integers that
+become local. transformers shards what it reads by torch's placements before it converts it, which
+is wrong for such parts, so parts are read as `shardwright.load` reads them.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.errors import PlanError, UsageError
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime import facts
+from shardwright.runtime.agreement import agree
+from shardwright.runtime.api import split_and_read, tried
+from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.closures import check_closures
+from shardwright.runtime.identity import check_identity
+from shardwright.runtime.mesh import Mesh
+
+STYLE = "shardwright"
+WANTED = "_shardwright_wanted"
+
+
+class Table(dict[str, str]):
+    """A `tp_plan` that stands for itself: transformers merges others into the model's own."""
+
+    def __ror__(self, other: object) -> Table:
+        return self
+
+
+def tp_plan(plan: Plan | str | Path) -> dict[str, str]:
+    """A plan as a `tp_plan` for `DistributedConfig` of transformers; every rank calls this.
+
+    `from_pretrained` then gives the model that `shardwright.load` would give, with what
+    transformers notes on a split model beside, so that its Trainer and `generate` know of it.
+
+    Args:
+        plan: The plan, or the file it is in.
+
+    Returns:
+        The table. It names a style, which is registered with transformers in this process.
+
+    Raises:
+        PlanError: the plan was edited since it was written, or has copies of the model in it.
+    """
+    plan = plan.unedited() if isinstance(plan, Plan) else Plan.load(plan).unedited(plan)
+    if plan.batch_dims:
+        raise PlanError(
+            f"the plan has copies of the model over {', '.join(plan.batch_dims)}: plan with tp "
+            "alone, and ask transformers for copies"
+        )
+    from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+
+    _take_over()
+    name = f"{STYLE}:{plan.digest[:16]}"
+    ALL_PARALLEL_STYLES.register(name, _whole_plan(plan))
+    parts = {name.partition(".")[0] for name in plan.model.parameters if "." in name}
+    return Table(dict.fromkeys(sorted(parts), name))
+
+
+def _whole_plan(plan: Plan) -> Any:
+    """A style that carries out `plan` on the model that its modules are in."""
+    from transformers.distributed.tensor_parallel import TensorParallelLayer
+
+    class WholePlan(TensorParallelLayer):
+        """Notes what the model is to become, once its weights are read."""
+
+        def install_forward(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+            """Called with a module of a model that is whole and on meta."""
+            module.__dict__[WANTED] = (plan, mesh)
+            return module
+
+    return WholePlan()
+
+
+@functools.cache
+def _take_over() -> None:
+    """From now on transformers leaves a model alone for which our style was asked, and we read it.
+
+    Raises:
+        UsageError: transformers loads models in another way.
+    """
+    from transformers import PreTrainedModel
+    from transformers.utils.loading_report import LoadStateDictInfo
+
+    cls: Any = PreTrainedModel
+    try:
+        load, finalize = cls._load_pretrained_model, cls._finalize_model_loading
+    except AttributeError:
+        import transformers
+
+        raise UsageError(
+            f"transformers {transformers.__version__} does not load models as 5.23 does: use "
+            "shardwright.load"
+        ) from None
+
+    @functools.wraps(load)
+    def load_ours(model: Any, state: Any, files: Any, config: Any, *rest: Any) -> Any:
+        asked = [m.__dict__.pop(WANTED) for m in model.children() if WANTED in m.__dict__]
+        if not asked:
+            return load(model, state, files, config, *rest)
+        _refuse(model, files, config)
+        model.__dict__[WANTED] = (*asked[0], files)
+        for tensor in model.state_dict(keep_vars=True).values():
+            tensor._is_hf_initialized = True  # will be read: only other buffers are computed
+        tied = set(getattr(model, "all_tied_weights_keys", None) or {})  # it ties what is missing
+        none = {"unexpected_keys": set(), "mismatched_keys": set(), "skipped_pp_keys": set()}
+        info = LoadStateDictInfo(missing_keys=tied, conversion_errors={}, error_msgs=[], **none)
+        return info, None
+
+    @functools.wraps(finalize)
+    def finalize_ours(model: Any, config: Any, info: Any) -> Any:
+        info = finalize(model, config, info)
+        if (wanted := model.__dict__.pop(WANTED, None)) is not None:
+            _carry_out(model, *wanted, config)
+        return info
+
+    cls._load_pretrained_model = staticmethod(load_ours)
+    cls._finalize_model_loading = staticmethod(finalize_ours)
+
+
+def _refuse(model: nn.Module, files: Any, config: Any) -> None:
+    """Raise UsageError for what we cannot read, or what was split already."""
+    if config.hf_quantizer is not None:
+        raise UsageError("a quantized checkpoint cannot be split by a plan yet: use what it is of")
+    if not files or not str(files[0]).endswith(".safetensors"):
+        raise UsageError("a plan is carried out on safetensors files: save the model as such")
+    styled = [n for n, m in model.named_modules() if "." in n and hasattr(m, HOOKED)]
+    if styled:
+        raise UsageError(
+            f"transformers' own style for '{styled[0]}' came beside the plan: give "
+            "DistributedConfig what shardwright.tp_plan returned, not a copy of it"
+        )
+
+
+HOOKED = "_is_hooked"
+"""What transformers sets on modules that it has applied a style to."""
+
+
+def _carry_out(model: nn.Module, plan: Plan, mesh: DeviceMesh, files: list[str], how: Any) -> None:
+    """Split a model whose parameters are on meta, and read this rank's part of the files."""
+    ranks = Mesh.from_device_mesh(mesh)
+    groups = ranks.process_groups(plan.mesh)
+
+    def checked() -> Checkpoint:
+        check_identity(model, plan)
+        check_closures(model)
+        return Checkpoint.open(Path(files[0]).parent)
+
+    checkpoint, failure = tried(checked)
+    alike = {"plan": facts.of_plan(plan), "dtype": str(how.dtype)}
+    if checkpoint is not None:
+        alike["weights"] = facts.of_checkpoint(checkpoint)
+    agree("loading", failure, alike, groups)
+    device = next(iter((how.device_map or {"": "cpu"}).values()))
+    split_and_read(model, plan, ranks, checkpoint, device, dtype=how.dtype)

@@ -1,0 +1,117 @@
+"""Plans as tables of transformers' styles: what is said, what is not, what a rank then holds."""
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from shardwright.errors import PlanError, UsageError
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.exports.exports import export
+from shardwright.planner.exports.stock.table import MOST, WHOLE, candidates, held
+from shardwright.planner.exports.stock.to_torch import source
+from shardwright.planner.exports.stock.to_transformers import by_class
+from shardwright.planner.on_ranks.small import small
+from shardwright.planner.on_ranks.stock import Ran
+from shardwright.runtime.in_transformers import tp_plan
+from tests import planning, zoo
+
+
+def planned(name: str, tp: int = 2) -> tuple[Plan, torch.nn.Module]:
+    _, model = zoo.build(name)
+    return planning.plan(model, tp=tp), model
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral"])
+def test_a_table_is_that_which_people_wrote(name: str) -> None:
+    plan, model = planned(name)
+    table = next(candidates(plan, model))
+    theirs = {k: s for k, s in (model.tp_plan or {}).items() if "gate" not in k.split(".")}
+    assert {k: table[k] for k in theirs if k in table} == theirs
+    assert sum(held(table, model, 2).values()) == max(plan.predicted.parameter_bytes)
+    base, head = by_class(table, model)
+    assert "layers.*.self_attn.q_proj" in base and head == {"lm_head": "colwise_gather_output"}
+
+
+def test_where_code_counts_heads_itself_layers_are_gathered() -> None:
+    """Styles set no integers; the MLP beside has none, and stays split while it computes."""
+    plan, model = planned("bloom")
+    table = next(candidates(plan, model))
+    block = "transformer.h.*"
+    assert plan.module("transformer.h.0.self_attention").attributes  # type: ignore[union-attr]
+    assert table[f"{block}.self_attention.query_key_value"] == "colwise_gather_output"
+    assert table[f"{block}.self_attention.dense"] == "rowwise_split_input"
+    assert table[f"{block}.mlp.dense_h_to_4h"] == "colwise"
+
+
+def test_what_only_linear_layers_can_say_is_not_made_up() -> None:
+    """GPT-2 has Conv1D, which no style cuts: no table holds what the plan holds."""
+    plan, model = planned("gpt2")
+    least = min(sum(held(t, model, 2).values()) for t in candidates(plan, model))
+    assert least > MOST * max(plan.predicted.parameter_bytes)
+
+
+def test_key_heads_that_ranks_share_are_not_colwise() -> None:
+    """Two key heads on four ranks: transformers would give each rank half of one."""
+    plan, model = planned("llama", tp=4)
+    table = next(candidates(plan, model))
+    assert table["model.layers.*.self_attn.k_proj"] != "colwise"
+
+
+def test_rules_of_the_model_that_the_plan_has_not_are_taken_back() -> None:
+    """transformers merges a table into the model's own."""
+    plan, model = planned("llama")
+    model._tp_plan = {**model.tp_plan, "model.norm": "sequence_parallel"}
+    assert next(candidates(plan, model))["model.norm"] == WHOLE
+
+
+def test_source_for_torch_ties_what_was_tied() -> None:
+    _, model = zoo.build("llama", tie_word_embeddings=True)
+    model.tie_weights()
+    plan = planning.plan(model, tp=2)
+    code: dict = {}
+    exec(source(next(candidates(plan, model)), model), code)
+    assert code["TIED"] == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert set(code["STYLES"]) >= {"lm_head", "model.layers.*.mlp.up_proj"}
+
+
+def test_a_small_model_has_the_same_modules_and_heads() -> None:
+    config = LlamaConfig(num_hidden_layers=32, num_key_value_heads=8, vocab_size=32000)
+    config.architectures = ["LlamaForCausalLM"]
+    model, inputs = small(config)
+    made = model.config
+    assert (made.num_attention_heads, made.num_key_value_heads) == (32, 8)
+    assert made.num_hidden_layers == 2 and made.hidden_size < 1024
+    assert inputs["input_ids"].max() < made.vocab_size
+
+
+def test_our_style_stands_for_all_of_a_plan() -> None:
+    plan, _ = planned("gpt2")
+    table = tp_plan(plan)
+    assert {"transformer.wte": "embedding_rowwise"} | table == table
+    assert set(table) == {"transformer", "lm_head"} and len(set(table.values())) == 1
+    with pytest.raises(PlanError, match="was edited"):
+        tp_plan(plan.model_copy(update={"opaque": {"op": 1}}))
+
+
+@pytest.mark.parametrize("logits, gradients", [(1.0, 0.0), (0.0, float("nan"))])
+def test_what_differs_is_not_exported(monkeypatch, logits: float, gradients: float) -> None:
+    config, model = zoo.build("llama")
+    plan = planning.plan(model, tp=2)
+    ran = Ran(logits, gradients, "w", 1e-9, 1, 2)
+    monkeypatch.setattr("shardwright.planner.exports.stock.proven.try_out", lambda *_: ran)
+    for to in ("transformers", "torch", "vllm", "pull-request"):
+        with pytest.raises(PlanError, match="differ from the unsplit model"):
+            export(plan, to, model=model)
+    with pytest.raises(PlanError, match="differs from the unsplit model"):
+        export(plan, "transformers", model=model, own_styles=True)
+
+
+def test_what_is_missing_or_not_taken() -> None:
+    plan, _ = planned("gpt2")
+    with pytest.raises(UsageError, match="give the MODEL"):
+        export(plan, "transformers")
+    with pytest.raises(UsageError, match="'csv' does not take model"):
+        export(plan, "csv", model="x")
+    _, other = zoo.build("llama")
+    with pytest.raises(PlanError, match="the plan is for a GPT2LMHeadModel"):
+        export(plan, "torch", model=other)
