@@ -11,6 +11,7 @@ are functional collectives, which Inductor knows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,7 +41,7 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum") -> Tensor:
         return x
     if group.pg is None:
         return _pretend("all_reduce", x)
-    return _run(group, _ops.all_reduce, x.contiguous(), op)
+    return _run(group, "all_reduce", x.contiguous(), op)
 
 
 def all_gather(x: Tensor, group: Group) -> Tensor:
@@ -50,7 +51,7 @@ def all_gather(x: Tensor, group: Group) -> Tensor:
     if group.pg is None:
         return torch.stack([_pretend("all_gather", x)] * group.size)
     # Flat, since some backends gather only along dim 0 and a 0-dim tensor has none.
-    flat = _run(group, _ops.all_gather_into_tensor, x.reshape(-1), group.size)
+    flat = _run(group, "all_gather", x.reshape(-1))
     return flat.view(group.size, *x.shape)
 
 
@@ -60,63 +61,71 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
         return x.squeeze(0)
     if group.pg is None:
         return _pretend("reduce_scatter", x)[group.rank].clone()
-    flat = _run(group, _ops.reduce_scatter_tensor, x.reshape(-1), "sum", group.size)
+    flat = _run(group, "reduce_scatter", x.reshape(-1))
     return flat.view(x.shape[1:])
 
 
-def _run(group: Group, op: Callable[..., Tensor], x: Tensor, *rest: object) -> Tensor:
-    """The result of a collective; one that fails because a rank died says which.
-
-    A compiled graph does not come back here when it runs: there, the backend's own error is raised.
-    """
-    if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
-        return _ops.wait_tensor(op(x, *rest, group.name))
+def _run(group: Group, kind: str, x: Tensor, *rest: Any) -> Tensor:
+    """The result of a collective; one that fails because a rank died says which."""
+    if isinstance(x, FakeTensor):
+        return _traced(group, kind, x, *rest)
     if _len_torch_dispatch_stack():
-        _tell(KINDS[op.__name__], x)
+        _tell(kind, x)
     try:
-        return RUN[op.__name__](group, x, *rest)
+        if x.is_cpu and (channel := group.channel) is not None and (x.dtype in DTYPES or kind == "all_gather"):
+            return channel.run(kind, x, *rest)
+        return BACKEND[kind](group, x, *rest)
     except RuntimeError as error:
-        raise failed(op.__name__, error, group.pg) from error
+        raise failed(kind, error, group.pg) from error
 
 
-# Through memory if `x` can, which is the same on all ranks; else by the backend, in place.
+def _traced(group: Group, kind: str, x: Tensor, op: str = "sum") -> Tensor:
+    """The same in a compiled graph, which does not come back here when it runs.
+
+    There, the backend's own error is raised.
+    """
+    if kind == "all_reduce":
+        return _ops.wait_tensor(_ops.all_reduce(x, op, group.name))
+    if kind == "all_gather":
+        return _ops.wait_tensor(_ops.all_gather_into_tensor(x, group.size, group.name))
+    return _ops.wait_tensor(_ops.reduce_scatter_tensor(x, op, group.size, group.name))
 
 
-def _reduced(group: Group, x: Tensor, op: str) -> Tensor:
-    if x.is_cpu and x.dtype in DTYPES and (channel := group.channel) is not None:
-        return channel.all_reduce(x, op)
-    out = x.clone()
-    dist.all_reduce(out, REDUCTIONS[op], group.pg)
+_run._torchdynamo_inline = _traced  # type: ignore[attr-defined] asking costs two calls each time
+
+
+# By the backend. Of what `torch.distributed` looks at before an all-reduce, most is known here.
+
+
+def _all_reduced(group: Group, x: Tensor, op: str) -> Tensor:
+    assert group.pg is not None
+    options, out = dist.AllreduceOptions(), x.clone()
+    options.reduceOp, options.asyncOp = REDUCTIONS[op], False
+    work = group.pg.allreduce([torch.view_as_real(out) if out.is_complex() else out], options)
+    if work is not None:
+        work.wait()
     return out
 
 
-def _gathered(group: Group, x: Tensor, ranks: int) -> Tensor:
-    if x.is_cpu and (channel := group.channel) is not None:
-        return channel.all_gather(x)
-    out = x.new_empty(ranks * x.numel())
-    dist.all_gather_into_tensor(out, x, group.pg)
+def _gathered(group: Group, x: Tensor) -> Tensor:
+    out = x.new_empty(group.size * x.numel())
+    dist.all_gather_single(out, x, group.pg)
     return out
 
 
-def _scattered(group: Group, x: Tensor, op: str, ranks: int) -> Tensor:
-    if x.is_cpu and x.dtype in DTYPES and (channel := group.channel) is not None:
-        return channel.reduce_scatter(x)
-    out = x.new_empty(x.numel() // ranks)
-    dist.reduce_scatter_tensor(out, x, REDUCTIONS[op], group.pg)
+def _scattered(group: Group, x: Tensor) -> Tensor:
+    out = x.new_empty(x.numel() // group.size)
+    dist.reduce_scatter_single(out, x, dist.ReduceOp.SUM, group.pg)
     return out
 
 
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-KINDS = {
-    "all_reduce": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
+BACKEND: dict[str, Callable[..., Tensor]] = {
+    "all_reduce": _all_reduced,
+    "all_gather": _gathered,
+    "reduce_scatter": _scattered,
 }
-"""Functional op -> what it is in plans."""
-RUN: dict[str, Callable[..., Tensor]] = dict(
-    zip(KINDS, (_reduced, _gathered, _scattered), strict=True)
-)
-"""Functional op -> what is done in its place outside of compiled graphs."""
+"""What a collective is called in plans -> how the backend of a group does it."""
 
 
 def _pretend(kind: str, x: Tensor) -> Tensor:

@@ -113,11 +113,11 @@ def test_results_are_those_of_torch_on_all_ranks(
         for at, (kind, _, _) in enumerate(calls):
             x = inputs(at)[rank]
             if kind == "gather":
-                out.append(channel.all_gather(x))
+                out.append(channel.run("all_gather", x))
             elif kind == "scatter":
-                out.append(channel.reduce_scatter(x))
+                out.append(channel.run("reduce_scatter", x))
             else:
-                out.append(channel.all_reduce(x, kind))
+                out.append(channel.run("all_reduce", x, kind))
         return out
 
     for rank, got in enumerate(run(ranks, work, room)):
@@ -148,7 +148,7 @@ def test_sums_of_16_bits_round_as_torch_does(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 def test_what_is_no_number_shows_on_all_ranks(op: str) -> None:
     x = [torch.tensor([1.0, float("nan")]), torch.tensor([float("nan"), 1.0])]
-    for got in run(2, lambda channel, rank: channel.all_reduce(x[rank], op)):
+    for got in run(2, lambda channel, rank: channel.run("all_reduce", x[rank], op)):
         assert got.isnan().all()
 
 
@@ -160,7 +160,7 @@ def test_many_calls_out_of_step() -> None:
         for turn in range(300):
             if (turn * 7 + rank * 3) % 11 == 0:
                 time.sleep(0.0005)
-            out.append(channel.all_reduce(torch.full((5,), float(turn + rank)), "sum").sum().item())
+            out.append(channel.run("all_reduce", torch.full((5,), float(turn + rank)), "sum").sum().item())
         return out
 
     for got in run(3, work):
@@ -200,7 +200,7 @@ def test_a_wait_ends_when_the_other_rank_leaves() -> None:
             time.sleep(0.1)
             channel.leave()
         else:
-            channel.all_reduce(torch.ones(1), "sum")
+            channel.run("all_reduce", torch.ones(1), "sum")
 
     assert run(2, work)[0] == "another rank has given up"
 
@@ -212,7 +212,7 @@ def test_a_wait_ends_when_looking_says_so_and_all_others_are_told() -> None:
 
     def work(channel: Channel, rank: int) -> None:
         if rank != 1:
-            channel.all_reduce(torch.ones(1), "sum")
+            channel.run("all_reduce", torch.ones(1), "sum")
 
     ends = run(3, work, look=look)
     assert "Timed out" in (ends[0], ends[2])
@@ -227,7 +227,7 @@ def test_an_interrupt_while_waiting_is_raised() -> None:
         if rank == 1:
             return ""
         with pytest.raises(KeyboardInterrupt):
-            channel.all_reduce(torch.ones(1), "sum")
+            channel.run("all_reduce", torch.ones(1), "sum")
         return "interrupted"
 
     assert run(2, work, look=look)[0] == "interrupted"
@@ -239,7 +239,7 @@ def test_a_rank_that_ends_after_its_last_call_ends_no_other() -> None:
     def work(channel: Channel, rank: int) -> float:
         if rank == 1:
             time.sleep(0.1)
-        out = channel.all_reduce(torch.ones(3), "sum").sum().item()
+        out = channel.run("all_reduce", torch.ones(3), "sum").sum().item()
         if rank == 0:
             channel.leave()
         return out
