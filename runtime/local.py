@@ -58,6 +58,7 @@ class LocalState:
     outputs: list[Change] = field(default_factory=list)
     rows: tuple[Range, ...] = ()
     vocabulary: int = 0
+    padding: int | None = None
     scope: LossScope | None = None
     through: Reshard | None = None
     """Of a sole output, where that is all that becomes of it: done in the frame of `forward`."""
@@ -71,23 +72,22 @@ class LocalState:
     keeps: set[str] = field(default_factory=set)
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments as the module's code should see them."""
-        args_ = list(args)
-        for change in self.inputs:
-            if change.name in kwargs:
-                kwargs[change.name] = self.take(change, kwargs[change.name])
-            elif change.index is not None and change.index < len(args_):
-                args_[change.index] = self.take(change, args_[change.index])
-        return args_, kwargs
+        """The arguments as the module's code should see them.
 
-    def take(self, change: Change, value: Any) -> Any:
-        """An argument with one slot changed, or what it was before a module around changed it."""
-        if change.name in self.keeps:
-            self.kept[change.name] = value
-        if change.origin is not None:
-            assert change.before is not None
-            value = change.origin[change.before.lstrip(".")]
-        return self.apply(change, value)
+        One is changed as it comes, or as it was before a module around changed it.
+        """
+        given = list(args)
+        for change in self.inputs:
+            at, where = (change.name, kwargs) if change.name in kwargs else (change.index, given)
+            if at is None or (where is given and at >= len(given)):
+                continue
+            if change.name in self.keeps:
+                self.kept[change.name] = where[at]
+            if change.origin is not None:
+                assert change.before is not None
+                where[at] = change.origin[change.before.lstrip(".")]
+            where[at] = self.apply(change, where[at])
+        return given, kwargs
 
     def leave(self, output: Any) -> Any:
         """The output as the rest of the model should see it."""
