@@ -191,7 +191,7 @@ def _stubbed(_: Rank) -> Iterator[None]:
         yield
 
 
-def _alone(group: Any, kind: str, x: Any, *_: Any) -> Any:
+def _alone(group: Any, kind: str, x: Any, *_: Any, **__: Any) -> Any:
     if kind == "all_gather":
         return x.repeat(group.size)
     return x[: x.numel() // group.size].clone() if kind == "reduce_scatter" else x.clone()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn import functional as F
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Range
@@ -146,8 +146,9 @@ class LocalModule:
             return state.alone_with(super().forward, args, kwargs)  # type: ignore[misc]
         if state.inputs:
             args, kwargs = state.enter(args, kwargs)  # type: ignore[assignment]
-        if state.linear and len(args) == 1 and not kwargs:
-            output: Any = linear(*args, self.weight, self.bias)  # type: ignore[attr-defined]
+        spent = state.linear and len(args) == 1 and not kwargs
+        if spent:
+            output: Any = F.linear(*args, self.weight, self.bias)  # type: ignore[attr-defined]
         else:
             output = super().forward(*args, **kwargs)  # type: ignore[misc]
         through = state.through
@@ -159,7 +160,11 @@ class LocalModule:
         for dim, size in through.known:
             if shape[dim] != size:
                 return state.leave(output)
-        for step in through.steps if torch.is_grad_enabled() else through.forward:
+        if torch.is_grad_enabled():
+            steps: Any = through.steps
+        else:
+            steps = through.spent if spent else through.forward
+        for step in steps:
             output = step(output)
         return output
 

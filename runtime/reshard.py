@@ -70,12 +70,12 @@ class Operation:
         assert self.split is not None
         return getattr(self.split, op)(x, size)
 
-    def without_gradient(self) -> Callable[[Tensor], Tensor] | None:
-        """What it does where no gradient is wanted; None for nothing."""
+    def without_gradient(self, spent: bool) -> Callable[[Tensor], Tensor] | None:
+        """What it does where no gradient is wanted, or None; `spent` as in `all_reduce`."""
         if self.group.size == 1 or (self.forward == "identity" and self.split is None):
             return None
         if self.forward == "all_reduce":
-            return partial(all_reduce, group=self.group)
+            return partial(all_reduce, group=self.group, spent=spent)
         if self.split is not None and self.split.static and self.forward != "identity":
             return getattr(self.split, self.forward)
         return self
@@ -106,10 +106,18 @@ class _Redistribute(torch.autograd.Function):
         return out.view_as(out) if out is x else out
 
     @staticmethod
-    @once_differentiable  # what the collectives' own derivatives would say is another thing
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         """The gradient at this side."""
-        return ctx.step.run(ctx.step.backward, grad, ctx.size), None, None
+        return (_once if torch.is_grad_enabled() else _backward)(ctx, grad)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return ctx.step.run(ctx.step.backward, grad, ctx.size), None, None
+
+
+_once = once_differentiable(_backward)
+"""Where it may be differentiated again, which is refused: what the collectives' own derivatives
+would say is another thing."""
 
 
 class Reshard:
@@ -147,9 +155,12 @@ class Reshard:
         self.shape = source.local_shape(mesh.coords)
         """Of what comes in, None for sizes of run time."""
         self.known = tuple((dim, n) for dim, n in enumerate(self.shape) if n is not None)
-        forward = (step.without_gradient() for step in self.steps)
-        self.forward: tuple[Callable[[Tensor], Tensor], ...] = tuple(filter(None, forward))
-        """The steps without gradients: what one does backward alone need not be called."""
+        self.forward, self.spent = (
+            tuple(filter(None, (step.without_gradient(spent) for step in self.steps)))
+            for spent in (False, True)
+        )
+        """The steps without gradients: what one does backward alone need not be called. And the
+        same where the tensor that comes in is needed no more."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Redistribute `x`, of the source's local shape, to the target's.

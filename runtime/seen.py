@@ -109,8 +109,11 @@ def _seen(name: str, used: bool) -> property:
     return property(get, doc=f"`{name}` as the code that asks should see it.")
 
 
-def _with_gradient(stored: DTensor) -> Tensor:
-    return stored.to_local() if torch.compiler.is_compiling() else _Local.apply(stored)
+def _with_gradient(stored: Any) -> Tensor:
+    return _Local.apply(stored)  # type: ignore[return-value]
+
+
+_with_gradient._torchdynamo_inline = DTensor.to_local  # type: ignore[attr-defined] traced instead
 
 
 def _flat_weights(self: Any) -> list[Tensor]:

@@ -145,8 +145,7 @@ class Split:
         x, d = self._open(x, self.own), self.dim + self.shift
         sizes, in_turn = (self.sizes, self.in_turn) if self.static else self._given(size)
         if in_turn:
-            out = all_gather(x, self.group)
-            return self._close(out.movedim(0, d).flatten(d, d + 1).contiguous())
+            return self._close(all_gather(x, self.group, d))
         out = all_gather(_grow(x, d, max(sizes)), self.group)
         order = self.order if self.static else [(rank, 0, n) for rank, n in enumerate(sizes)]
         return self._close(torch.cat([out[rank].narrow(d, at, n) for rank, at, n in order], d))

@@ -88,15 +88,19 @@ class Channel:
         """Let all calls fail from now on, on all ranks, also those that wait for this one."""
         weakref.finalize(self, self.leave)
 
-    def run(self, kind: str, x: Tensor, op: str = "sum") -> Tensor:
+    def run(
+        self, kind: str, x: Tensor, op: str = "sum", spent: bool = False, rows: int = 1
+    ) -> Tensor:
         """A collective of a contiguous `x`, in one call: it is made for each token that is decoded.
 
         Args:
-            kind: "all_reduce" gives the sum over the ranks; "all_gather" makes [ranks * n] of the
-                [n] of each rank; "reduce_scatter" of [ranks * n] the [n] of the sum that are this
-                rank's.
+            kind: "all_reduce" gives the sum over the ranks; "all_gather" makes of the [rows, n] of
+                each rank [rows, ranks, n]; "reduce_scatter" of [ranks, n] the [n] of the sum that
+                are this rank's. But for the first, results are flat.
             x: Of the same size and dtype on all ranks.
             op: "sum"; of an all-reduce "max" or "min", too.
+            spent: Whether an all-reduce may leave its result in `x`.
+            rows: Of an all-gather.
 
         Raises:
             RuntimeError: another rank has failed or called something else, or this is no rank.
@@ -105,11 +109,11 @@ class Channel:
             raise RuntimeError("this process is a fork of a rank, which has no part in collectives")
         call = self._functions[kind]
         if kind == "all_reduce":
-            out = torch.empty_like(x)
+            out = x if spent else torch.empty_like(x)
             given: tuple[int, ...] = x.numel(), DTYPES[x.dtype], REDUCTIONS[op]
         elif kind == "all_gather":
             out = x.new_empty(self.ranks * x.numel())
-            given = (x.nbytes,)
+            given = x.nbytes, rows
         else:
             out = x.new_empty(x.numel() // self.ranks)
             given = out.numel(), DTYPES[x.dtype]
