@@ -77,9 +77,10 @@ def _run(
     group: Group, kind: str, x: Tensor, op: str = "sum", spent: bool = False, rows: int = 1
 ) -> Tensor:
     """The result of a collective, as `Channel.run` has it; if a rank died, the error says which."""
-    if isinstance(x, FakeTensor):
+    watched = _len_torch_dispatch_stack()
+    if isinstance(x, FakeTensor) or (watched and torch.compiler.is_compiling()):
         return _traced(group, kind, x, op, rows=rows)
-    if _len_torch_dispatch_stack():
+    if watched:
         _tell(kind, x)
     try:
         if (
@@ -110,7 +111,8 @@ def _traced(
     return _ops.wait_tensor(_ops.reduce_scatter_tensor(x, op, group.size, group.name))
 
 
-_run._torchdynamo_inline = _traced  # type: ignore[attr-defined] asking costs two calls each time
+# What Dynamo follows in its place. To ask whether it does costs two calls, for each token.
+_run._torchdynamo_inline = _traced  # type: ignore[attr-defined]
 
 
 # By the backend. Of what `torch.distributed` looks at before an all-reduce, most is known here.

@@ -110,10 +110,7 @@ def _seen(name: str, used: bool) -> property:
 
 
 def _with_gradient(stored: Any) -> Tensor:
-    return _Local.apply(stored)  # type: ignore[return-value]
-
-
-_with_gradient._torchdynamo_inline = DTensor.to_local  # type: ignore[attr-defined] traced instead
+    return stored.to_local() if torch.compiler.is_compiling() else _Local.apply(stored)
 
 
 def _flat_weights(self: Any) -> list[Tensor]:
