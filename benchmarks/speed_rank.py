@@ -191,22 +191,18 @@ def _stubbed(_: Rank) -> Iterator[None]:
         yield
 
 
-def _alone(group: Any, op: Any, x: Any, *_: Any) -> Any:
-    kind = op._name if hasattr(op, "_name") else str(op)
-    if "gather" in kind:
+def _alone(group: Any, kind: str, x: Any, *_: Any, **__: Any) -> Any:
+    if kind == "all_gather":
         return x.repeat(group.size)
-    return x[: x.numel() // group.size].clone() if "scatter" in kind else x.clone()
+    return x[: x.numel() // group.size].clone() if kind == "reduce_scatter" else x.clone()
 
 
 @contextmanager
-def _functional(rank: Rank) -> Iterator[None]:
+def _functional(_: Rank) -> Iterator[None]:
     """All collectives are functional ones of the backend's."""
     from shardwright.runtime import collectives
 
-    def run(group: Any, op: Any, x: Any, *rest: Any) -> Any:
-        return rank.torch.ops._c10d_functional.wait_tensor(op(x, *rest, group.name))
-
-    with mock.patch.object(collectives, "_run", run):
+    with mock.patch.object(collectives, "_run", collectives._traced):
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -60,14 +60,16 @@ def with_local_sizes(original: type, calls: tuple[str, ...]) -> type:
     return type(original.__name__, (original,), members)
 
 
-def like(original: type, forward: Callable[..., Any]) -> Callable[..., Any]:
+def like(original: type, forward: FunctionType) -> FunctionType:
     """`forward` with the signature of `original`'s: generate() and the Trainer look at it."""
-
-    @functools.wraps(original.forward)  # type: ignore[attr-defined]
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return forward(self, *args, **kwargs)
-
-    return wrapper
+    made = FunctionType(
+        forward.__code__,
+        forward.__globals__,
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    return functools.update_wrapper(made, original.forward)  # type: ignore[attr-defined]
 
 
 def _seen(name: str) -> property:

@@ -1,16 +1,15 @@
 """Three collectives as plain functions of a tensor.
 
-They change nothing in place, are not differentiable, and torch.compile can trace them. A group of
-one rank communicates nothing. A shape-only group neither. All but those of compiled graphs tell a
-`Listener` around them, so that a plan tried out on meta can be audited like a real run.
+They change nothing that is still needed, are not differentiable, and torch.compile can trace them.
+A group of one rank communicates nothing. A shape-only group neither. All but those of compiled
+graphs tell a `Listener` around them, so that a plan tried out on meta can be audited like a real
+run.
 
 Eager ones of CPU ranks on one host go through memory that these share, if they can. Compiled ones
 are functional collectives, which Inductor knows.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -34,24 +33,34 @@ class Listener(TorchDispatchMode):
         raise NotImplementedError
 
 
-def all_reduce(x: Tensor, group: Group, op: str = "sum") -> Tensor:
-    """`x`, summed (or "max", "min") over the ranks; the same shape."""
+def all_reduce(x: Tensor, group: Group, op: str = "sum", spent: bool = False) -> Tensor:
+    """`x`, summed (or "max", "min") over the ranks; the same shape.
+
+    In the memory of `x` where that is `spent`: nobody reads it any more.
+    """
     if group.size == 1:
         return x
     if group.pg is None:
         return _pretend("all_reduce", x)
-    return _run(group, _ops.all_reduce, x.contiguous(), op)
+    return _run(group, "all_reduce", x.contiguous(), op, spent)
 
 
-def all_gather(x: Tensor, group: Group) -> Tensor:
-    """The `x` of all ranks, equal in shape, stacked: [*shape] -> [ranks, *shape]."""
+def all_gather(x: Tensor, group: Group, dim: int | None = None) -> Tensor:
+    """The `x` of all ranks, equal in shape, stacked: [*shape] -> [ranks, *shape].
+
+    Or one after the other along `dim`: [..., n, ...] -> [..., ranks * n, ...].
+    """
     if group.size == 1:
-        return x.unsqueeze(0)
+        return x.unsqueeze(0) if dim is None else x
+    before, behind = x.shape[: dim or 0], x.shape[dim or 0 :]
     if group.pg is None:
-        return torch.stack([_pretend("all_gather", x)] * group.size)
+        parts = [_pretend("all_gather", x)] * group.size
+        return torch.stack(parts) if dim is None else torch.cat(parts, dim)
     # Flat, since some backends gather only along dim 0 and a 0-dim tensor has none.
-    flat = _run(group, _ops.all_gather_into_tensor, x.reshape(-1), group.size)
-    return flat.view(group.size, *x.shape)
+    flat = _run(group, "all_gather", x.reshape(-1), rows=before.numel() or 1)
+    if dim is None:
+        return flat.view(group.size, *behind)
+    return flat.view(*before, group.size * behind[0], *behind[1:])
 
 
 def reduce_scatter(x: Tensor, group: Group) -> Tensor:
@@ -60,63 +69,83 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
         return x.squeeze(0)
     if group.pg is None:
         return _pretend("reduce_scatter", x)[group.rank].clone()
-    flat = _run(group, _ops.reduce_scatter_tensor, x.reshape(-1), "sum", group.size)
+    flat = _run(group, "reduce_scatter", x.reshape(-1))
     return flat.view(x.shape[1:])
 
 
-def _run(group: Group, op: Callable[..., Tensor], x: Tensor, *rest: object) -> Tensor:
-    """The result of a collective; one that fails because a rank died says which.
-
-    A compiled graph does not come back here when it runs: there, the backend's own error is raised.
-    """
-    if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
-        return _ops.wait_tensor(op(x, *rest, group.name))
-    if _len_torch_dispatch_stack():
-        _tell(KINDS[op.__name__], x)
+def _run(
+    group: Group, kind: str, x: Tensor, op: str = "sum", spent: bool = False, rows: int = 1
+) -> Tensor:
+    """The result of a collective, as `Channel.run` has it; if a rank died, the error says which."""
+    watched = _len_torch_dispatch_stack()
+    if isinstance(x, FakeTensor) or (watched and torch.compiler.is_compiling()):
+        return _traced(group, kind, x, op, rows=rows)
+    if watched:
+        _tell(kind, x)
     try:
-        return RUN[op.__name__](group, x, *rest)
+        if (
+            x.is_cpu
+            and (channel := group.channel) is not None
+            and (kind == "all_gather" or x.dtype in DTYPES)
+        ):
+            return channel.run(kind, x, op, spent, rows)
+        if kind == "all_reduce":
+            return _all_reduced(group, x, op, spent)
+        return _gathered(group, x, rows) if kind == "all_gather" else _scattered(group, x)
     except RuntimeError as error:
-        raise failed(op.__name__, error, group.pg) from error
+        raise failed(kind, error, group.pg) from error
 
 
-# Through memory if `x` can, which is the same on all ranks; else by the backend, in place.
+def _traced(
+    group: Group, kind: str, x: Tensor, op: str = "sum", _: bool = False, rows: int = 1
+) -> Tensor:
+    """The same in a compiled graph, which does not come back here when it runs.
+
+    There, the backend's own error is raised.
+    """
+    if kind == "all_reduce":
+        return _ops.wait_tensor(_ops.all_reduce(x, op, group.name))
+    if kind == "all_gather":
+        out = _ops.wait_tensor(_ops.all_gather_into_tensor(x, group.size, group.name))
+        return in_rows(out, group.size, rows)
+    return _ops.wait_tensor(_ops.reduce_scatter_tensor(x, op, group.size, group.name))
 
 
-def _reduced(group: Group, x: Tensor, op: str) -> Tensor:
-    if x.is_cpu and x.dtype in DTYPES and (channel := group.channel) is not None:
-        return channel.all_reduce(x, op)
-    out = x.clone()
-    dist.all_reduce(out, REDUCTIONS[op], group.pg)
+# What Dynamo follows in its place. To ask whether it does costs two calls, for each token.
+_run._torchdynamo_inline = _traced  # type: ignore[attr-defined]
+
+
+# By the backend. Of what `torch.distributed` looks at before an all-reduce, most is known here.
+
+
+def _all_reduced(group: Group, x: Tensor, op: str, spent: bool) -> Tensor:
+    assert group.pg is not None
+    options, out = dist.AllreduceOptions(), x if spent else x.clone()
+    options.reduceOp, options.asyncOp = REDUCTIONS[op], False
+    work = group.pg.allreduce([torch.view_as_real(out) if out.is_complex() else out], options)
+    if work is not None:
+        work.wait()
     return out
 
 
-def _gathered(group: Group, x: Tensor, ranks: int) -> Tensor:
-    if x.is_cpu and (channel := group.channel) is not None:
-        return channel.all_gather(x)
-    out = x.new_empty(ranks * x.numel())
-    dist.all_gather_into_tensor(out, x, group.pg)
-    return out
+def _gathered(group: Group, x: Tensor, rows: int) -> Tensor:
+    out = x.new_empty(group.size * x.numel())
+    dist.all_gather_single(out, x, group.pg)
+    return in_rows(out, group.size, rows)
 
 
-def _scattered(group: Group, x: Tensor, op: str, ranks: int) -> Tensor:
-    if x.is_cpu and x.dtype in DTYPES and (channel := group.channel) is not None:
-        return channel.reduce_scatter(x)
-    out = x.new_empty(x.numel() // ranks)
-    dist.reduce_scatter_tensor(out, x, REDUCTIONS[op], group.pg)
+def in_rows(x: Tensor, ranks: int, rows: int) -> Tensor:
+    """[ranks, rows, n] -> [rows, ranks, n], all flat: a backend puts one rank behind another."""
+    return x if rows == 1 else x.view(ranks, rows, -1).transpose(0, 1).reshape(-1)
+
+
+def _scattered(group: Group, x: Tensor) -> Tensor:
+    out = x.new_empty(x.numel() // group.size)
+    dist.reduce_scatter_single(out, x, dist.ReduceOp.SUM, group.pg)
     return out
 
 
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-KINDS = {
-    "all_reduce": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-}
-"""Functional op -> what it is in plans."""
-RUN: dict[str, Callable[..., Tensor]] = dict(
-    zip(KINDS, (_reduced, _gathered, _scattered), strict=True)
-)
-"""Functional op -> what is done in its place outside of compiled graphs."""
 
 
 def _pretend(kind: str, x: Tensor) -> Tensor:

@@ -74,14 +74,16 @@ class GuardedRoot(Seeing):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward, once it is seen to be what was split."""
-        if torch.compiler.is_compiling():
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
         calls = self._shardwright_calls
-        if calls.changed:
+        if calls.changed and not torch.compiler.is_compiling():
             self._shardwright_guard.check(self)  # type: ignore[arg-type]
             calls.changed = False
-        with calls.running.forward():
+        running = calls.running
+        outer, running.now = running.now, True
+        try:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            running.now = outer
 
     def _shardwright_save_pretrained(
         self, save_directory: Any, max_shard_size: int | str = "5GB", **options: Any

@@ -162,6 +162,9 @@ def apply_module(
         raise PlanError(f"'{path}' is split already: a plan is applied to a whole model, once")
     check_forward(module, path)
     original, state = type(module), LocalState(mesh, spec.layer, path)
+    own: Any = original.forward
+    plain = own is nn.Linear.forward or own is LocalModule.forward  # made as a style of ours
+    state.linear = issubclass(original, nn.Linear) and plain and not spec.sizes
     state.alone = Alone(module, spec, mesh, path)
     cls, bases = _classes(original, spec.layer, path)
     lengths = lengths or Lengths()
@@ -176,6 +179,8 @@ def apply_module(
         reshard = _reshards(changes, mesh, path, lengths)
         head = SplitHead.of(reshard, mesh) if defer and isinstance(reshard, Reshard) else None
         state.outputs.append(Change(slot, slot, keys_of(slot), reshard, head=head))
+        if isinstance(reshard, Reshard) and not slot and head is None and len(spec.outputs) == 1:
+            state.through = reshard
     _place(module, spec, state, tensors or LocalTensors())
     for attribute, dim in spec.attributes.items():
         set_local(module, attribute, dim, mesh)

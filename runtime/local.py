@@ -11,18 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Range
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.reshard import Reshard
+from shardwright.runtime.running import ALWAYS, Always, Running
 from shardwright.runtime.slots import Keys, replace
 
 if TYPE_CHECKING:
     from shardwright.runtime.alone import Alone
     from shardwright.runtime.given_sizes import GivenSizes
-    from shardwright.runtime.running import Running
     from shardwright.runtime.split_logits import LossScope, SplitHead
 
 
@@ -55,32 +58,36 @@ class LocalState:
     outputs: list[Change] = field(default_factory=list)
     rows: tuple[Range, ...] = ()
     vocabulary: int = 0
+    padding: int | None = None
     scope: LossScope | None = None
-    running: Running | None = None
-    """Of the model that the module is in; None for a layer that was made by itself."""
+    through: Reshard | None = None
+    """Of a sole output, where that is all that becomes of it: done in the frame of `forward`."""
+    running: Running | Always = ALWAYS
+    """Of the model that the module is in."""
     alone: Alone | None = None
+    linear: bool = False
+    """Whether the module's own forward is that of `nn.Linear`, as of most: done in its place."""
     kept: dict[str, Any] = field(default_factory=dict)
     """Arguments as they came in, while the module runs: modules within may want them so."""
     keeps: set[str] = field(default_factory=set)
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments as the module's code should see them."""
-        args_, kwargs = list(args), dict(kwargs)
-        for change in self.inputs:
-            if change.name in kwargs:
-                kwargs[change.name] = self.take(change, kwargs[change.name])
-            elif change.index is not None and change.index < len(args_):
-                args_[change.index] = self.take(change, args_[change.index])
-        return tuple(args_), kwargs
+        """The arguments as the module's code should see them.
 
-    def take(self, change: Change, value: Any) -> Any:
-        """An argument with one slot changed, or what it was before a module around changed it."""
-        if change.name in self.keeps:
-            self.kept[change.name] = value
-        if change.origin is not None:
-            assert change.before is not None
-            value = change.origin[change.before.lstrip(".")]
-        return self.apply(change, value)
+        One is changed as it comes, or as it was before a module around changed it.
+        """
+        given = list(args)
+        for change in self.inputs:
+            at, where = (change.name, kwargs) if change.name in kwargs else (change.index, given)
+            if at is None or (where is given and at >= len(given)):
+                continue
+            if change.name in self.keeps:
+                self.kept[change.name] = where[at]
+            if change.origin is not None:
+                assert change.before is not None
+                where[at] = change.origin[change.before.lstrip(".")]
+            where[at] = self.apply(change, where[at])
+        return given, kwargs
 
     def leave(self, output: Any) -> Any:
         """The output as the rest of the model should see it."""
@@ -96,10 +103,27 @@ class LocalState:
         if change.head is not None and self.scope is not None and self.scope.seal is not None:
             reshard = change.head.using(self.scope.seal)
         try:
+            if not change.keys and isinstance(value, Tensor):
+                return reshard(value)
             return replace(value, change.keys, reshard)
         except PlanError as error:
             where = f"'{change.slot}' of '{self.path}'" if change.slot else f"of '{self.path}'"
             raise PlanError(f"tensor {where}: {error}") from None
+
+    def alone_with(
+        self, code: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What the module's `code` gives that is called from outside of a forward of the model."""
+        alone, running = self.alone, self.running
+        assert alone is not None
+        assert isinstance(running, Running)
+        running.now = True
+        try:
+            args, kwargs, kept = alone.enter(args, kwargs, self.keeps)
+            self.kept.update(kept)
+            return alone.leave(code(*args, **kwargs))
+        finally:
+            running.now = False
 
 
 class LocalModule:
@@ -108,19 +132,41 @@ class LocalModule:
     _shardwright: LocalState
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward between the redistributions in and out."""
+        """The module's own forward between the redistributions in and out.
+
+        It runs for each module and token, so what most modules need is done here, and no function
+        is called for what a module does not need.
+        """
         state = self._shardwright
-        if not (state.running is None or state.running.now):
-            assert state.alone is not None
-            if not state.alone.again():
-                with state.running.forward():
-                    args, kwargs, kept = state.alone.enter(args, kwargs, state.keeps)
-                    state.kept.update(kept)
-                    return state.alone.leave(super().forward(*args, **kwargs))  # type: ignore[misc]
-        elif state.alone is not None and not state.alone.inside:
-            state.alone.inside = True
-        args, kwargs = state.enter(args, kwargs)  # type: ignore[assignment]
-        return state.leave(super().forward(*args, **kwargs))  # type: ignore[misc]
+        alone: Any = state.alone
+        if state.running.now:
+            if not alone.inside:
+                alone.inside = True
+        elif not alone.again():
+            return state.alone_with(super().forward, args, kwargs)  # type: ignore[misc]
+        if state.inputs:
+            args, kwargs = state.enter(args, kwargs)  # type: ignore[assignment]
+        spent = state.linear and len(args) == 1 and not kwargs
+        if spent:
+            output: Any = F.linear(*args, self.weight, self.bias)  # type: ignore[attr-defined]
+        else:
+            output = super().forward(*args, **kwargs)  # type: ignore[misc]
+        through = state.through
+        if through is None or not isinstance(output, Tensor):
+            return state.leave(output) if state.outputs or state.keeps else output
+        shape = output.shape
+        if len(shape) != len(through.shape):
+            return state.leave(output)  # raises
+        for dim, size in through.known:
+            if shape[dim] != size:
+                return state.leave(output)
+        if torch.is_grad_enabled():
+            steps: Any = through.steps
+        else:
+            steps = through.spent if spent else through.forward
+        for step in steps:
+            output = step(output)
+        return output
 
     def extra_repr(self) -> str:
         """What the module says of itself, and the local and whole sizes of what is split."""
@@ -153,6 +199,7 @@ def link_origins(model: nn.Module) -> None:
             if outer is None or slot not in {c.slot for c in outer.inputs}:
                 raise PlanError(f"'{path}' wants '{slot}' as '{around}' took it, which it does not")
             outer.keeps.add(slot)
+            outer.through = None
             change.origin = outer.kept
 
 

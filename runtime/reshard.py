@@ -5,8 +5,9 @@ Which steps these are says `planner/contract/redistribute.py`, by the table in `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,6 +70,16 @@ class Operation:
         assert self.split is not None
         return getattr(self.split, op)(x, size)
 
+    def without_gradient(self, spent: bool) -> Callable[[Tensor], Tensor] | None:
+        """What it does where no gradient is wanted, or None; `spent` as in `all_reduce`."""
+        if self.group.size == 1 or (self.forward == "identity" and self.split is None):
+            return None
+        if self.forward == "all_reduce":
+            return partial(all_reduce, group=self.group, spent=spent)
+        if self.split is not None and self.split.static and self.forward != "identity":
+            return getattr(self.split, self.forward)
+        return self
+
     def __call__(self, x: Tensor) -> Tensor:
         """`x` at the other side; differentiable."""
         if self.group.size == 1:
@@ -95,10 +106,18 @@ class _Redistribute(torch.autograd.Function):
         return out.view_as(out) if out is x else out
 
     @staticmethod
-    @once_differentiable  # what the collectives' own derivatives would say is another thing
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         """The gradient at this side."""
-        return ctx.step.run(ctx.step.backward, grad, ctx.size), None, None
+        return (_once if torch.is_grad_enabled() else _backward)(ctx, grad)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return ctx.step.run(ctx.step.backward, grad, ctx.size), None, None
+
+
+_once = once_differentiable(_backward)
+"""Where it may be differentiated again, which is refused: what the collectives' own derivatives
+would say is another thing."""
 
 
 class Reshard:
@@ -133,30 +152,34 @@ class Reshard:
                     f"a part laid out as '{source}' does not show how long the whole is: the "
                     "redistribution must name its `length`"
                 )
-        self._sizes = source.local_shape(mesh.coords)
-        # Without gradients, what a step does backward alone need not be called.
-        self._forward = tuple(
-            step for step in self.steps if step.forward != "identity" or step.split is not None
+        self.shape = source.local_shape(mesh.coords)
+        """Of what comes in, None for sizes of run time."""
+        self.known = tuple((dim, n) for dim, n in enumerate(self.shape) if n is not None)
+        self.forward, self.spent = (
+            tuple(filter(None, (step.without_gradient(spent) for step in self.steps)))
+            for spent in (False, True)
         )
+        """The steps without gradients: what one does backward alone need not be called. And the
+        same where the tensor that comes in is needed no more."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Redistribute `x`, of the source's local shape, to the target's."""
-        self.check(x)
-        for step in self.steps if torch.is_grad_enabled() else self._forward:
-            x = step(x)
-        return x
+        """Redistribute `x`, of the source's local shape, to the target's.
 
-    def check(self, x: Tensor) -> None:
-        """Raise PlanError if `x` cannot be a local tensor of the source placement."""
-        fits = x.dim() == len(self._sizes)
-        for size, known in zip(x.shape, self._sizes, strict=False):
-            fits = fits and (known is None or size == known)
+        Raises:
+            PlanError: `x` cannot be a local tensor of the source placement.
+        """
+        fits = x.dim() == len(self.shape)
+        for dim, size in self.known:
+            fits = fits and x.shape[dim] == size
         if not fits:
-            wanted = ", ".join("?" if n is None else str(n) for n in self._sizes)
+            wanted = ", ".join("?" if n is None else str(n) for n in self.shape)
             raise PlanError(
                 f"a tensor laid out as '{self.source}' should have shape [{wanted}] here, "
                 f"not {list(x.shape)}"
             )
+        for step in self.steps if torch.is_grad_enabled() else self.forward:
+            x = step(x)
+        return x
 
     def __repr__(self) -> str:
         ops = ", ".join(f"{s.forward} / {s.backward}" for s in self.steps) or "nothing"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -43,13 +42,14 @@ class RootModule:
         Raises:
             UsageError: attention weights are asked for, or hidden states that are split.
         """
+        given = dict(zip(self._shardwright_positions, args, strict=False), **kwargs)
         lengths = self._shardwright_lengths
-        if lengths.axes and self._shardwright_wanted("output_hidden_states", args, kwargs):
+        if lengths.axes and self._shardwright_wanted("output_hidden_states", given):
             raise UsageError(
                 "output_hidden_states=True on a sequence-parallel model: each rank holds its own "
                 "part of the sequence: plan without sequence_parallel to get them whole"
             )
-        if self._shardwright_wanted("output_attentions", args, kwargs):
+        if self._shardwright_wanted("output_attentions", given):
             raise UsageError(
                 "output_attentions=True on a split model: each rank computes the attention weights "
                 "of its own heads, never those of all: take them from the unsplit model"
@@ -57,17 +57,22 @@ class RootModule:
         as_tuple, proven = False, self._shardwright_proven
         known = proven is not None and proven.check_given(args, kwargs)
         if proven is not None and proven.named:
-            args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs)
+            args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs, given)
         scope, outer = self._shardwright_scope, self._shardwright_scope.seal
-        labels = self._shardwright_given("labels", args, kwargs)
+        labels = given.get("labels")
         # Dynamo takes nn.CrossEntropyLoss for its own business and wants a tensor: gather, then.
         whole = labels is None or (torch.compiler.is_compiling() and not scope.traceable)
         scope.seal = seal = None if whole else Seal()
+        running = self._shardwright_running
+        within, running.now = running.now, True
         try:
-            along = lengths.forward() if lengths.axes else nullcontext()
-            with self._shardwright_running.forward(), along:
+            if lengths.axes:
+                with lengths.forward():
+                    output = super().forward(*args, **kwargs)  # type: ignore[misc]
+            else:
                 output = super().forward(*args, **kwargs)  # type: ignore[misc]
         finally:
+            running.now = within
             scope.seal = outer
             if seal is not None:
                 seal.closed = True
@@ -76,10 +81,10 @@ class RootModule:
         return output.to_tuple() if as_tuple and hasattr(output, "to_tuple") else output
 
     def _shardwright_by_name(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
         """The call with named outputs, and whether a tuple was asked for."""
-        wanted = self._shardwright_given("return_dict", args, kwargs)
+        wanted = given.get("return_dict")
         if wanted is None:
             wanted = getattr(getattr(self, "config", None), "return_dict", True)
         if wanted:
@@ -89,17 +94,12 @@ class RootModule:
             return (*args[:at], True, *args[at + 1 :]), kwargs, True
         return args, {**kwargs, "return_dict": True}, True
 
-    def _shardwright_wanted(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this call, or else the config, asks for the output that `name` switches on."""
-        wanted = self._shardwright_given(name, args, kwargs)
+    def _shardwright_wanted(self, name: str, given: dict[str, Any]) -> bool:
+        """Whether a call, or else the config, asks for the output that `name` switches on."""
+        wanted = given.get(name)
         if wanted is None:
             wanted = getattr(getattr(self, "config", None), name, None)
         return bool(wanted)
-
-    def _shardwright_given(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The argument `name` of this call; None if there is none."""
-        at = self._shardwright_positions.get(name)
-        return args[at] if at is not None and at < len(args) else kwargs.get(name)
 
 
 def wrap_root(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 
 class Running(threading.local):
-    """Shared by the modules of one split model: whether a forward of it, or in it, runs."""
+    """Shared by the modules of one split model: whether a forward of it, or in it, runs.
+
+    What is called while `now` is set is called by that forward. Who sets it sets it back, in its
+    own frame: this is asked and done for each module of each step.
+    """
 
     now = False
 
@@ -19,11 +21,11 @@ class Running(threading.local):
     def __reduce__(self) -> Any:
         return Running, ()
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
-        """A forward: what is called within is called by it."""
-        outer, self.now = self.now, True
-        try:
-            yield
-        finally:
-            self.now = outer
+
+class Always:
+    """In its place for a layer that was made by itself: it takes local tensors, whoever calls."""
+
+    now = True
+
+
+ALWAYS = Always()

@@ -80,24 +80,6 @@ class _Local(torch.autograd.Function):
         return DTensor.__new__(DTensor, grad, spec, requires_grad=False)
 
 
-def _local(stored: Any, calls: Calls, owner: nn.Module, name: str) -> Any:
-    """What the code of `owner` computes with where its parameter `name` is `stored`."""
-    if type(stored) is not DTensor:
-        if stored is None:
-            return None
-        raise UsageError(
-            f"the parameter '{name}' of a {type(owner).__name__} was replaced after the model was "
-            "split: change its values in place, or change the model before it is split"
-        )
-    if len(stored._spec.placements) != calls.axes:
-        return stored  # FSDP2 has it, and reads it
-    if not torch.is_grad_enabled():
-        return stored._local_tensor
-    if torch.compiler.is_compiling():
-        return stored.to_local()
-    return _Local.apply(stored) if stored.requires_grad else stored._local_tensor
-
-
 def _seen(name: str, used: bool) -> property:
     """The parameter `name`; through its use in the plan where it has one."""
 
@@ -109,14 +91,26 @@ def _seen(name: str, used: bool) -> property:
             raise AttributeError(
                 f"'{type(self).__name__}' object has no attribute '{name}'"
             ) from None
-        if not calls.running.now and (stored is None or not calls.inside()):
+        if stored is None or not (calls.running.now or calls.inside()):
             return stored
-        local = _local(stored, calls, self, name)
-        if not used or local is stored:  # FSDP2 takes what it reads here for the parameter
-            return local
-        return own["_shardwright"].uses[name](local)
+        if type(stored) is not DTensor:
+            raise UsageError(
+                f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
+                "was split: change its values in place, or change the model before it is split"
+            )
+        if len(stored._spec.placements) != calls.axes:
+            return stored  # FSDP2 has it, takes what it reads here for the parameter
+        if not torch.is_grad_enabled() or not stored.requires_grad:
+            local = stored._local_tensor
+        else:
+            local = _with_gradient(stored)
+        return own["_shardwright"].uses[name](local) if used else local
 
     return property(get, doc=f"`{name}` as the code that asks should see it.")
+
+
+def _with_gradient(stored: Any) -> Tensor:
+    return stored.to_local() if torch.compiler.is_compiling() else _Local.apply(stored)
 
 
 def _flat_weights(self: Any) -> list[Tensor]:

@@ -71,7 +71,9 @@ def replace(value: Any, keys: Keys, change: Callable[[Tensor], Any]) -> Any:
         at = int(key)
         if at >= len(value):
             return value
-        items = [replace(v, rest, change) if i == at else v for i, v in enumerate(value)]
+        items, found = list(value), value[at]
+        plain = not rest and isinstance(found, Tensor)
+        items[at] = change(found) if plain else replace(found, rest, change)
         return type(value)(*items) if fields else type(value)(items)
     if isinstance(value, Mapping):
         if key.isdigit() and key not in value:

@@ -44,6 +44,12 @@ class Split:
         parts: the index ranges of `inner` that each rank holds.
         order: pieces (rank, start in its part, length) that make up the whole, in its order.
         shared: where this rank's own part has what all ranks hold.
+        sizes: how much of `inner` each rank holds.
+        in_turn: whether the whole is the parts of the ranks in turn, all of one size. What a
+            collective gives, or takes, is then a view of it where no dim before is longer than 1;
+            a copy otherwise.
+        size, own: of `inner`, the whole and this rank's; None if not static.
+        shift: how many dims `inner` is behind `dim` once that is opened.
     """
 
     group: Group
@@ -56,9 +62,15 @@ class Split:
     parts: tuple[Ranges, ...] = field(init=False, default=())
     order: tuple[tuple[int, int, int], ...] = field(init=False, default=())
     shared: Ranges = field(init=False, default=())
+    sizes: tuple[int, ...] = field(init=False, default=())
+    in_turn: bool = field(init=False, default=False)
+    size: int | None = field(init=False)
+    own: int | None = field(init=False, default=None)
+    shift: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.static = dim_size(self.inner) is not None
+        self.size, self.shift = dim_size(self.inner), int(not self.major == self.minor == 1)
+        self.static = self.size is not None
         if not self.static:
             return
         ranks = self.group.size
@@ -71,6 +83,11 @@ class Split:
             (offset, offset + length)
             for start, offset, length in _offsets(_cut(self.parts[self.group.rank], everywhere))
             if any(a <= start < b for a, b in everywhere)
+        )
+        self.sizes = tuple(map(_length, self.parts))
+        self.own = self.sizes[self.group.rank]
+        self.in_turn = _one_size(self.sizes) and all(
+            piece == (rank, 0, self.own) for rank, piece in enumerate(self.order)
         )
 
     @classmethod
@@ -95,17 +112,17 @@ class Split:
 
     def whole_size(self, x: Tensor) -> int | None:
         """The run-time size of `inner`, read off a tensor that holds all of it; None if static."""
-        return None if self.static else self._open(x, None).shape[self.dim + self._shift]
+        return None if self.static else self._open(x, None).shape[self.dim + self.shift]
 
     def own_size(self, x: Tensor) -> int:
         """The size of `inner` in this rank's part `x`."""
-        return self._open(x, self._own).shape[self.dim + self._shift]
+        return self._open(x, self.own).shape[self.dim + self.shift]
 
     # What follows takes the tensor with its own dims and gives it back so.
 
     def take(self, x: Tensor, size: int | None = None) -> Tensor:
         """This rank's part of a whole `x`."""
-        x, d = self._open(x, self._size), self.dim + self._shift
+        x, d = self._open(x, self.size), self.dim + self.shift
         parts = self.layout(x.shape[d])
         ranges = parts[self.group.rank]
         part = _select(x, d, ranges)  # a view of one range; new memory of several
@@ -114,7 +131,7 @@ class Split:
 
     def pad(self, x: Tensor, size: int | None = None) -> Tensor:
         """A whole tensor that is `x` in this rank's part and 0 elsewhere."""
-        x, d = self._open(x, self._own), self.dim + self._shift
+        x, d = self._open(x, self.own), self.dim + self.shift
         size = self._whole(size)
         pieces, end = [], 0
         for start, offset, length in _offsets(self.layout(size)[self.group.rank]):
@@ -125,22 +142,22 @@ class Split:
 
     def all_gather(self, x: Tensor, size: int | None = None) -> Tensor:
         """The whole, from each rank's part `x`; one all-gather."""
-        x, d = self._open(x, self._own), self.dim + self._shift
-        sizes = [_length(ranges) for ranges in self.layout(self._whole(size))]
+        x, d = self._open(x, self.own), self.dim + self.shift
+        sizes, in_turn = (self.sizes, self.in_turn) if self.static else self._given(size)
+        if in_turn:
+            return self._close(all_gather(x, self.group, d))
         out = all_gather(_grow(x, d, max(sizes)), self.group)
-        if self._plain(sizes):
-            return self._close(out.movedim(0, d).flatten(d, d + 1).contiguous())
         order = self.order if self.static else [(rank, 0, n) for rank, n in enumerate(sizes)]
         return self._close(torch.cat([out[rank].narrow(d, at, n) for rank, at, n in order], d))
 
     def reduce_scatter(self, x: Tensor, size: int | None = None) -> Tensor:
         """This rank's part of the sum of all ranks' whole `x`; one reduce-scatter."""
-        x, d = self._open(x, self._size), self.dim + self._shift
-        parts = self.layout(x.shape[d])
-        sizes = [_length(ranges) for ranges in parts]
-        if self._plain(sizes):
+        x, d = self._open(x, self.size), self.dim + self.shift
+        sizes, in_turn = (self.sizes, self.in_turn) if self.static else self._given(x.shape[d])
+        if in_turn:
             rows = x.unflatten(d, (len(sizes), sizes[0])).movedim(d, 0).contiguous()
             return self._close(reduce_scatter(rows, self.group))
+        parts = self.layout(x.shape[d])
         stacked = torch.stack([_grow(_select(x, d, ranges), d, max(sizes)) for ranges in parts])
         out = reduce_scatter(stacked, self.group).narrow(d, 0, sizes[self.group.rank])
         return self._close(out.contiguous())
@@ -155,7 +172,7 @@ class Split:
 
     def _with_shared(self, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         """This rank's part `x` with what all ranks hold changed."""
-        x, d = self._open(x, self._own), self.dim + self._shift
+        x, d = self._open(x, self.own), self.dim + self.shift
         changed = change(_select(x, d, self.shared))
         pieces, end = [], 0
         for (a, b), (_, offset, length) in zip(self.shared, _offsets(self.shared), strict=True):
@@ -166,49 +183,32 @@ class Split:
 
     # Sizes and views.
 
-    @property
-    def _size(self) -> int | None:
-        return dim_size(self.inner)
-
-    @property
-    def _own(self) -> int | None:
-        return _length(self.parts[self.group.rank]) if self.static else None
-
-    @property
-    def _shift(self) -> int:
-        return 0 if self.major == self.minor == 1 else 1
-
-    def _plain(self, sizes: list[int]) -> bool:
-        """Whether the whole is the ranks' parts in turn, all of one length.
-
-        What a collective gives, or takes, is then a view of it where no dim before is longer than
-        1; a copy otherwise.
-        """
-        if min(sizes) != max(sizes):
-            return False
-        return not self.static or all(p == (r, 0, sizes[0]) for r, p in enumerate(self.order))
+    def _given(self, size: int | None) -> tuple[tuple[int, ...], bool]:
+        """`sizes` and `in_turn` where the whole size is known only at run time."""
+        sizes = tuple(map(_length, self.layout(self._whole(size))))
+        return sizes, _one_size(sizes)
 
     def _whole(self, size: int | None) -> int:
-        if self.static:
-            return dim_size(self.inner) or 0
+        if self.size is not None:
+            return self.size
         assert size is not None, "a part does not show the whole size"
         return size
 
     def _open(self, x: Tensor, inner: int | None) -> Tensor:
         """`x` with dimension `dim` as (major, inner, minor)."""
-        expected = inner if self.major == self.minor == 1 else None
+        expected = None if self.shift else inner
         if expected is not None and x.shape[self.dim] != expected:
             raise PlanError(
                 f"dimension {self.dim} of a tensor of shape {tuple(x.shape)}, laid out as "
                 f"'{self.inner}', should have {expected} elements on rank {self.group.rank}"
             )
-        if not self._shift:
+        if not self.shift:
             return x
         sizes = [-1 if n is None else n for n in (self.major, inner, self.minor)]
         return x.unflatten(self.dim, sizes)
 
     def _close(self, x: Tensor) -> Tensor:
-        return x.flatten(self.dim, self.dim + 2) if self._shift else x
+        return x.flatten(self.dim, self.dim + 2) if self.shift else x
 
 
 _CONTIGUOUS = torch.contiguous_format
@@ -233,6 +233,10 @@ def _times(a: int | None, b: int | None) -> int | None:
 
 def _length(ranges: Ranges) -> int:
     return sum(b - a for a, b in ranges)
+
+
+def _one_size(sizes: tuple[int, ...]) -> bool:
+    return min(sizes) == max(sizes)
 
 
 def _offsets(ranges: Ranges) -> list[tuple[int, int, int]]:

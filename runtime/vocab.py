@@ -35,6 +35,7 @@ class VocabLookup(nn.Embedding):
                 raise PlanError(f"'{state.path}' has {option} set: its rows cannot be split")
         state.rows = tuple(local_ranges(placement.dims[0], state.mesh.coords))
         state.vocabulary = placement.shape[0] or 0
+        state.padding = self._padding_row()
 
     def forward(self, input: Tensor) -> Tensor:
         """Whole ids [...] -> [..., embedding_dim], one term of a sum over the ranks."""
@@ -51,7 +52,7 @@ class VocabLookup(nn.Embedding):
             held += stop - start
         outside = (input < 0) | (input >= state.vocabulary)
         local = torch.where(outside, held, local).masked_fill(foreign, 0)
-        out = F.embedding(local, self.weight, self._padding_row())
+        out = F.embedding(local, self.weight, state.padding)
         return out.masked_fill(foreign.unsqueeze(-1), 0)
 
     def _padding_row(self) -> int | None:

@@ -1,4 +1,9 @@
-"""Read what one rank holds of each tensor, straight into place."""
+"""Read what one rank holds of each tensor, straight into place.
+
+What is one piece of a file, and stays on the CPU as it is stored, is not read at all: it is the
+mapped file itself, as with transformers. It is read when it is used, ranks of one host share it,
+and what is written to it is the rank's own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from shardwright.planner.contract.dims import Atom, resolve
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.ranges import local_ranges
-from shardwright.runtime.checkpoint.chunks import boxes
+from shardwright.runtime.checkpoint.chunks import Box, Span, boxes
 from shardwright.runtime.checkpoint.expressions import stored
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.reader import Reader, inside
@@ -61,7 +66,7 @@ def read_shards(
     """Fill each wanted tensor with the part that the rank at `coords` holds.
 
     Nothing is read but those parts, a few MiB at a time, so that memory peaks little above what
-    the rank holds.
+    the rank holds. On the CPU, a part in one piece and of the dtype that is wanted is mapped.
 
     Args:
         checkpoint: where the tensors are.
@@ -74,7 +79,8 @@ def read_shards(
         progress: show a bar on stderr if it is a terminal.
 
     Returns:
-        The filled tensors by model name (new ones in place of those on meta), and the report.
+        The filled tensors by model name (new ones in place of those on meta), and the report, in
+        which what is mapped counts as read.
 
     Raises:
         CheckpointError: a shape or dtype is not the one wanted, or a file cannot be read.
@@ -90,7 +96,12 @@ def read_shards(
                     item, entry = wanted[name], entries[name]
                     placement = _fitting(name, item, entry)
                     target = _target(name, item, entry, placement, coords, device, dtype)
-                    _fill(target, reader, item.source, entry, placement, coords)
+                    piece = _piece(placement, coords) if item.source.made is None else None
+                    stays = item.tensor.is_meta and target.is_cpu and target.dtype == entry.dtype
+                    if piece is not None and stays:
+                        target = reader.get(item.source, piece)
+                    else:
+                        _fill(target, reader, item.source, entry, placement, coords)
                     held += target.nbytes
                     out[name] = target
                     advance(entry.nbytes)
@@ -202,6 +213,18 @@ def _dtype(name: str, item: Wanted, entry: Entry, dtype: torch.dtype | None) -> 
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _piece(placement: Placement, coords: Coords) -> Box | None:
+    """What this rank holds of a stored tensor, if it lies in one piece in the file."""
+    held = [local_ranges(dim, coords) for dim in placement.dims]
+    if not held or any(len(ranges) != 1 for ranges in held):
+        return None
+    box = tuple(Span(start, stop, 0) for ((start, stop),) in held)
+    parts = [d for d, span in enumerate(box) if span.held != placement.shape[d]]
+    if any(span.held > 1 for span in box[: max(parts, default=0)]):
+        return None
+    return box
 
 
 @torch.no_grad()

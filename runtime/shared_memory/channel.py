@@ -80,47 +80,51 @@ class Channel:
         state = ctypes.create_string_buffer(lib.shardwright_state())
         lib.shardwright_open(state, start, rank, ranks, room, spins, self._check)
         self._state = state
-        self._all_reduce = lib.shardwright_all_reduce
-        self._all_gather = lib.shardwright_all_gather
-        self._reduce_scatter = lib.shardwright_reduce_scatter
+        self._functions = {
+            kind: getattr(lib, f"shardwright_{kind}")
+            for kind in ("all_reduce", "all_gather", "reduce_scatter")
+        }
         self.leave = partial(_leave, state, memory, self._pid)
         """Let all calls fail from now on, on all ranks, also those that wait for this one."""
         weakref.finalize(self, self.leave)
 
-    def all_reduce(self, x: Tensor, op: str) -> Tensor:
-        """The sum ("max", "min") over the ranks, of a contiguous `x`."""
-        out = torch.empty_like(x)
-        given = x.numel(), DTYPES[x.dtype], REDUCTIONS[op]
-        self._call(self._all_reduce, x.data_ptr(), out.data_ptr(), *given)
-        return out
+    def run(
+        self, kind: str, x: Tensor, op: str = "sum", spent: bool = False, rows: int = 1
+    ) -> Tensor:
+        """A collective of a contiguous `x`, in one call: it is made for each token that is decoded.
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        """[n] of each rank -> [ranks * n]."""
-        out = x.new_empty(self.ranks * x.numel())
-        self._call(self._all_gather, x.data_ptr(), out.data_ptr(), x.nbytes)
-        return out
-
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        """[ranks * n] -> [n], this rank's part of the sum."""
-        out = x.new_empty(x.numel() // self.ranks)
-        self._call(self._reduce_scatter, x.data_ptr(), out.data_ptr(), out.numel(), DTYPES[x.dtype])
-        return out
-
-    def _call(self, function: Callable[..., int], *given: Any) -> None:
-        """One call of the library, by one thread at a time.
+        Args:
+            kind: "all_reduce" gives the sum over the ranks; "all_gather" makes of the [rows, n] of
+                each rank [rows, ranks, n]; "reduce_scatter" of [ranks, n] the [n] of the sum that
+                are this rank's. But for the first, results are flat.
+            x: Of the same size and dtype on all ranks.
+            op: "sum"; of an all-reduce "max" or "min", too.
+            spent: Whether an all-reduce may leave its result in `x`.
+            rows: Of an all-gather.
 
         Raises:
             RuntimeError: another rank has failed or called something else, or this is no rank.
         """
         if os.getpid() != self._pid:
             raise RuntimeError("this process is a fork of a rank, which has no part in collectives")
-        with self._lock:
+        call = self._functions[kind]
+        if kind == "all_reduce":
+            out = x if spent else torch.empty_like(x)
+            given: tuple[int, ...] = x.numel(), DTYPES[x.dtype], REDUCTIONS[op]
+        elif kind == "all_gather":
+            out = x.new_empty(self.ranks * x.numel())
+            given = x.nbytes, rows
+        else:
+            out = x.new_empty(x.numel() // self.ranks)
+            given = out.numel(), DTYPES[x.dtype]
+        with self._lock:  # one thread at a time
             self._begun = 0.0
-            outcome = function(self._state, *given)
+            outcome = call(self._state, x.data_ptr(), out.data_ptr(), *given)
             if outcome:
                 self.leave()
                 error, self._error = self._error, None
                 raise error or RuntimeError(OUTCOMES[outcome])
+        return out
 
     def _asked(self) -> int:
         """Called by the library while it waits: whether to stop, and keep in mind why."""

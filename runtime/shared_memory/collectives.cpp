@@ -324,19 +324,24 @@ int shardwright_all_reduce(
   return DONE;
 }
 
-// in: [bytes]; out: [ranks, bytes].
-int shardwright_all_gather(void* channel, const char* in, char* out, size_t bytes) {
+// in: [rows, bytes / rows]; out: [rows, ranks, bytes / rows].
+int shardwright_all_gather(void* channel, const char* in, char* out, size_t bytes, size_t rows) {
   Channel& c = *static_cast<Channel*>(channel);
-  Outcome begun = begin(c, GATHER, 0, 0, bytes);
+  Outcome begun = begin(c, GATHER, 0, 0, bytes ^ rows << 32);
   if (begun) return begun;
+  size_t row = bytes / rows;
   for (size_t at = 0; at < bytes; at += c.room) {
-    size_t n = std::min(c.room, bytes - at);
+    size_t end = std::min(at + c.room, bytes);
     c.turn ^= 1;
-    std::memcpy(c.buffer(c.rank), in + at, n);
+    std::memcpy(c.buffer(c.rank), in + at, end - at);
     Outcome met = meet(c, true);
     if (met) return met;
     for (size_t k = 0; k < c.ranks; k++) {
-      std::memcpy(out + k * bytes + at, k == c.rank ? in + at : c.buffer(k), n);
+      const char* part = k == c.rank ? in + at : c.buffer(k);
+      for (size_t i = at, n; i < end; i += n) {
+        n = std::min(row - i % row, end - i);
+        std::memcpy(out + (i / row * c.ranks + k) * row + i % row, part + (i - at), n);
+      }
     }
   }
   return DONE;

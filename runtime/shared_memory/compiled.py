@@ -26,7 +26,7 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "open": (None, [c_void_p, c_void_p, c_size_t, c_size_t, c_size_t, c_uint64, CHECK]),
     "leave": (None, [c_void_p]),
     "all_reduce": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int]),
-    "all_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t]),
+    "all_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_size_t]),
     "reduce_scatter": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int]),
 }
 """Name -> what it returns, and what it takes."""

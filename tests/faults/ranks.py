@@ -237,7 +237,7 @@ def forks(plan: Path) -> None:
         channel = channel_of(agreement.world())
         assert channel is not None
         try:
-            channel.all_reduce(x, "sum")
+            channel.run("all_reduce", x, "sum")
         except RuntimeError as error:
             channel.leave()
             os._exit(0 if "is a fork of a rank" in str(error) else 1)

@@ -95,6 +95,11 @@ CALLS = st.lists(
 )
 
 
+def rows(count: int) -> int:
+    """In how many rows a tensor of so many elements is gathered here."""
+    return next(n for n in (7, 3, 1) if count % n == 0)
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(2, 5), CALLS, st.sampled_from([SMALL, 1 << 20]))
 def test_results_are_those_of_torch_on_all_ranks(
@@ -113,18 +118,19 @@ def test_results_are_those_of_torch_on_all_ranks(
         for at, (kind, _, _) in enumerate(calls):
             x = inputs(at)[rank]
             if kind == "gather":
-                out.append(channel.all_gather(x))
+                out.append(channel.run("all_gather", x, rows=rows(x.numel())))
             elif kind == "scatter":
-                out.append(channel.reduce_scatter(x))
+                out.append(channel.run("reduce_scatter", x))
             else:
-                out.append(channel.all_reduce(x, kind))
+                out.append(channel.run("all_reduce", x, kind))
         return out
 
     for rank, got in enumerate(run(ranks, work, room)):
         for at, (kind, _, count) in enumerate(calls):
             terms = inputs(at)
             if kind == "gather":
-                want = torch.cat(terms)
+                parts = [term.view(rows(count), -1 if count else 0) for term in terms]
+                want = torch.cat(parts, 1).flatten()
             elif kind == "scatter":
                 want = summed([term.view(ranks, count)[rank] for term in terms])
             elif kind == "sum":
@@ -134,13 +140,26 @@ def test_results_are_those_of_torch_on_all_ranks(
             assert same(got[at], want), (calls[at], rank)
 
 
+@pytest.mark.parametrize("count", [5, 30_000])
+def test_what_is_spent_has_the_sum_in_it(count: int) -> None:
+    terms = [drawn(count, torch.float32, rank) for rank in range(3)]
+
+    def work(channel: Channel, rank: int) -> Tensor:
+        x = terms[rank].clone()
+        assert channel.run("all_reduce", x, "sum", spent=True) is x
+        return x
+
+    for got in run(3, work):
+        assert same(got, summed(terms))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_sums_of_16_bits_round_as_torch_does(dtype: torch.dtype) -> None:
     """Of each number there is and another one: subnormals, infinities, what overflows."""
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
     shuffled = every[torch.randperm(2**16, generator=torch.Generator().manual_seed(0))]
     want = (every.float() + shuffled.float()).to(dtype)
-    for got in run(2, lambda c, rank: c.all_reduce((every, shuffled)[rank], "sum"), 1 << 20):
+    for got in run(2, lambda c, rank: c.run("all_reduce", (every, shuffled)[rank], "sum"), 1 << 20):
         assert torch.equal(got.isnan(), want.isnan())
         assert same(got[~got.isnan()], want[~want.isnan()])
 
@@ -148,7 +167,7 @@ def test_sums_of_16_bits_round_as_torch_does(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 def test_what_is_no_number_shows_on_all_ranks(op: str) -> None:
     x = [torch.tensor([1.0, float("nan")]), torch.tensor([float("nan"), 1.0])]
-    for got in run(2, lambda channel, rank: channel.all_reduce(x[rank], op)):
+    for got in run(2, lambda channel, rank: channel.run("all_reduce", x[rank], op)):
         assert got.isnan().all()
 
 
@@ -160,7 +179,9 @@ def test_many_calls_out_of_step() -> None:
         for turn in range(300):
             if (turn * 7 + rank * 3) % 11 == 0:
                 time.sleep(0.0005)
-            out.append(channel.all_reduce(torch.full((5,), float(turn + rank)), "sum").sum().item())
+            out.append(
+                channel.run("all_reduce", torch.full((5,), float(turn + rank)), "sum").sum().item()
+            )
         return out
 
     for got in run(3, work):
@@ -170,11 +191,11 @@ def test_many_calls_out_of_step() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        lambda c: c.all_reduce(torch.ones(5), "sum"),
-        lambda c: c.all_reduce(torch.ones(2, dtype=torch.float64), "sum"),
-        lambda c: c.all_reduce(torch.ones(4), "max"),
-        lambda c: c.all_gather(torch.ones(4)),
-        lambda c: c.reduce_scatter(torch.ones(4)),
+        lambda c: c.run("all_reduce", torch.ones(5), "sum"),
+        lambda c: c.run("all_reduce", torch.ones(2, dtype=torch.float64), "sum"),
+        lambda c: c.run("all_reduce", torch.ones(4), "max"),
+        lambda c: c.run("all_gather", torch.ones(4)),
+        lambda c: c.run("reduce_scatter", torch.ones(4)),
     ],
     ids=["size", "dtype", "reduction", "gather", "scatter"],
 )
@@ -183,7 +204,7 @@ def test_ranks_that_do_different_things_are_told(other: Callable[[Channel], Tens
 
     def work(channel: Channel, rank: int) -> list[str]:
         out = []
-        for call in (other if rank else lambda c: c.all_reduce(torch.ones(4), "sum"),) * 2:
+        for call in (other if rank else lambda c: c.run("all_reduce", torch.ones(4), "sum"),) * 2:
             with pytest.raises(RuntimeError) as caught:
                 call(channel)
             out.append(str(caught.value))
@@ -200,7 +221,7 @@ def test_a_wait_ends_when_the_other_rank_leaves() -> None:
             time.sleep(0.1)
             channel.leave()
         else:
-            channel.all_reduce(torch.ones(1), "sum")
+            channel.run("all_reduce", torch.ones(1), "sum")
 
     assert run(2, work)[0] == "another rank has given up"
 
@@ -212,7 +233,7 @@ def test_a_wait_ends_when_looking_says_so_and_all_others_are_told() -> None:
 
     def work(channel: Channel, rank: int) -> None:
         if rank != 1:
-            channel.all_reduce(torch.ones(1), "sum")
+            channel.run("all_reduce", torch.ones(1), "sum")
 
     ends = run(3, work, look=look)
     assert "Timed out" in (ends[0], ends[2])
@@ -227,7 +248,7 @@ def test_an_interrupt_while_waiting_is_raised() -> None:
         if rank == 1:
             return ""
         with pytest.raises(KeyboardInterrupt):
-            channel.all_reduce(torch.ones(1), "sum")
+            channel.run("all_reduce", torch.ones(1), "sum")
         return "interrupted"
 
     assert run(2, work, look=look)[0] == "interrupted"
@@ -239,7 +260,7 @@ def test_a_rank_that_ends_after_its_last_call_ends_no_other() -> None:
     def work(channel: Channel, rank: int) -> float:
         if rank == 1:
             time.sleep(0.1)
-        out = channel.all_reduce(torch.ones(3), "sum").sum().item()
+        out = channel.run("all_reduce", torch.ones(3), "sum").sum().item()
         if rank == 0:
             channel.leave()
         return out
