@@ -14,6 +14,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from shardwright.errors import UsageError
 from shardwright.planner.contract.dims import atoms
 from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.mesh import Group
 from shardwright.runtime.split import Split
 
@@ -59,8 +60,10 @@ class Arranged(_StridedShard):
     def _to_replicate_tensor(
         self, local_tensor: Tensor, mesh: Any, mesh_dim: int, current_logical_shape: Any
     ) -> Tensor:
-        split = self._split(mesh, mesh_dim)
-        if local_tensor.shape[self.dim] != split.own_size(local_tensor):
+        split, dim = self._split(mesh, mesh_dim), parse(self.layout).dims[self.dim]
+        ranks = {split.mesh: (split.group.rank, split.group.size)}
+        own = sum(stop - start for start, stop in local_ranges(dim, ranks))
+        if local_tensor.shape[self.dim] != own:
             self._refuse()  # split over other ranks, too
         return split.all_gather(local_tensor)
 

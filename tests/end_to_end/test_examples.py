@@ -13,7 +13,7 @@ from benchmarks.demo_launch import ROOT, torchrun
 SAYS = {
     "own_module": "outputs and gradients are equal",
     "own_rule": "outputs and gradients are equal",
-    "plan_and_generate": "the same tokens as the unsplit model",
+    "generate": "the same tokens as the unsplit model",
     "restart": "3 starts, 8 steps, and the losses of a run without restart",
     "train": "saved, and read by transformers",
 }

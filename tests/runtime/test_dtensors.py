@@ -127,7 +127,9 @@ COMPUTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("layout", ["3@tp*2, 4", "4@tp + 4@tp, 8", "8, 3@tp*2", "4@tp + 2, 4"])
+@pytest.mark.parametrize(
+    "layout", ["3@tp*2, 4", "3*2@tp*2, 4", "4@tp + 4@tp, 8", "8, 3@tp*2", "4@tp + 2, 4"]
+)
 def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
     """Parts that are uneven, fused, or partly shared."""
     placement = parse(layout)
@@ -159,7 +161,7 @@ def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
     run_ranks(2, work)
 
 
-@pytest.mark.parametrize("layout", ["4@tp + 4@tp, 8", "8, 4@tp + 4@tp", "4@tp + 2, 4"])
+@pytest.mark.parametrize("layout", ["4@tp + 4@tp, 8", "8, 3*2@tp*2", "4@tp + 2, 4"])
 def test_redistributed_in_and_out_of_an_order_of_its_own(layout: str) -> None:
     """To and from torch's shards of either dim, and back again in a backward pass."""
     placement = parse(layout)
