@@ -104,5 +104,6 @@ class GuardedRoot(Seeing):
     def _ddp_params_and_buffers_to_ignore(self) -> Any:
         raise UsageError(
             "DistributedDataParallel takes the parts of a split model for copies of the whole: "
-            "use torch's fully_shard or replicate over the other ranks, or plan with a mesh"
+            "plan with a mesh (mesh={'dp': 2, 'tp': 2}), whose copies average their gradients by "
+            "themselves, or use torch's fully_shard over the other ranks"
         )

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime.arranged import watch_propagation
 from shardwright.runtime.dtensors import distributed
 from shardwright.runtime.guard import Guard, GuardedRoot, watch_registrations
 from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.propagation import watch_propagation
 from shardwright.runtime.reshard import take_local
 from shardwright.runtime.running import Running
 from shardwright.runtime.seen import Calls, see_locals

@@ -18,6 +18,9 @@ from shardwright.planner.contract.names import MASKS, slot_pattern
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.slots import is_own, leaves, positions, returned
 
+COUNT = "num_items_in_batch"
+"""By what losses of transformers are divided, in place of the tokens at hand; they are whole."""
+
 
 @dataclass(frozen=True)
 class Proven:
@@ -81,7 +84,7 @@ class Proven:
         """Arguments that no call had, and that matter: real tensors, and masks for padding."""
         names = (*self.positions, *(f"*{n}" for n in range(len(args))))
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-            if name in self.given or value is None or is_own(value):
+            if name in self.given or name == COUNT or value is None or is_own(value):
                 continue
             tensors = [x for _, x in leaves(value) if isinstance(x, Tensor)]
             if any(x.is_floating_point() for x in tensors) or (tensors and name in MASKS):

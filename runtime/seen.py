@@ -127,7 +127,8 @@ class Seeing:
             raise UsageError(
                 f"the parameter '{name}' of a {type(self).__name__} cannot go once the model is "
                 "split: change the model before (in place of DistributedDataParallel, which takes "
-                "parameters out, use torch's fully_shard or replicate, or plan with a mesh)"
+                "parameters out, plan with a mesh, whose copies average their gradients by "
+                "themselves, or use torch's fully_shard)"
             )
         super().__delattr__(name)
 

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from shardwright.runtime.api import apply, load, save
     from shardwright.runtime.gather import full_tensors
     from shardwright.runtime.in_transformers import tp_plan
+    from shardwright.runtime.loops.accelerating import SplitAccelerator
+    from shardwright.runtime.loops.training import SplitTrainer
+    from shardwright.runtime.whole_optimizer import full_optimizer_state, load_full_optimizer_state
 
     __version__: str
 
@@ -50,6 +53,8 @@ __all__ = [
     "PluginError",
     "ShardwrightError",
     "SolverError",
+    "SplitAccelerator",
+    "SplitTrainer",
     "UsageError",
     "__version__",
     "apply",
@@ -58,8 +63,10 @@ __all__ = [
     "differences",
     "explain",
     "export",
+    "full_optimizer_state",
     "full_tensors",
     "load",
+    "load_full_optimizer_state",
     "plan",
     "register_rule",
     "save",
@@ -68,14 +75,18 @@ __all__ = [
 
 _HOME = {
     "Plan": "shardwright.planner.contract.plan_file",
+    "SplitAccelerator": "shardwright.runtime.loops.accelerating",
+    "SplitTrainer": "shardwright.runtime.loops.training",
     "apply": "shardwright.runtime.api",
     "check": "shardwright.planner.prove.check",
     "compare": "shardwright.planner.on_ranks.numeric",
     "differences": "shardwright.planner.report.diff",
     "explain": "shardwright.planner.report.explain",
     "export": "shardwright.planner.exports.exports",
+    "full_optimizer_state": "shardwright.runtime.whole_optimizer",
     "full_tensors": "shardwright.runtime.gather",
     "load": "shardwright.runtime.api",
+    "load_full_optimizer_state": "shardwright.runtime.whole_optimizer",
     "plan": "shardwright.planner.api",
     "register_rule": "shardwright.rules.registry",
     "save": "shardwright.runtime.api",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -39,6 +40,24 @@ def train(model: Any, rows: slice, steps: int) -> tuple[list[torch.Tensor], Any]
     return norms, optimizer
 
 
+def sharded(dp: Any) -> Any:
+    def around(model: Any) -> None:
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=dp)
+        fully_shard(model, mesh=dp)
+
+    return around
+
+
+def replicated(dp: Any) -> Any:
+    return lambda model: replicate(model, mesh=dp)
+
+
+def compare(model: Any, after: Any) -> None:
+    for name, tensor in shardwright.full_tensors(model, dict(model.named_parameters())).items():
+        assert_close(tensor, after[name].detach(), **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+
+
 def main(folder: str) -> None:
     config = Qwen3Config(
         hidden_size=32,
@@ -56,17 +75,23 @@ def main(folder: str) -> None:
     after = dict(whole.named_parameters())
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    options: Any = {"phase": "train", "batch": 4, "seq": 7, "sequence_parallel": True}
-    plan = planning.plan(copy.deepcopy(model), tp=2, **options)
-    split: Any = shardwright.apply(copy.deepcopy(model), plan, mesh["tp"])
-    for layer in split.model.layers:
-        fully_shard(layer, mesh=mesh["dp"])
-    fully_shard(split, mesh=mesh["dp"])
     mine = 2 * mesh["dp"].get_local_rank()
-    norms, optimizer = train(split, slice(mine, mine + 2), 10)
+    rows = slice(mine, mine + 2)
+    options: Any = {"phase": "train", "batch": 4, "seq": 7, "sequence_parallel": True}
+    plan = planning.plan(copy.deepcopy(model), mesh={"dp": 2, "tp": 2}, **options)
+    for around in (lambda model: None, replicated(mesh["dp"]), sharded(mesh["dp"])):
+        split: Any = shardwright.apply(copy.deepcopy(model), plan, mesh)
+        around(split)
+        norms, optimizer = train(split, rows, 10)
+        compare(split, after)
+        assert_close(norms, want, **CLOSE)
+
+    plan = planning.plan(copy.deepcopy(model), tp=2, **options)
+    split = shardwright.apply(copy.deepcopy(model), plan, mesh["tp"])
+    sharded(mesh["dp"])(split)
+    norms, optimizer = train(split, rows, 10)
+    compare(split, after)
     assert_close(norms, want, **CLOSE)
-    for name, tensor in shardwright.full_tensors(split, dict(split.named_parameters())).items():
-        assert_close(tensor, after[name].detach(), **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
 
     state = dict(zip("mo", get_state_dict(split, optimizer), strict=True))
     dcp.save(state, checkpoint_id=folder)
@@ -76,8 +101,7 @@ def main(folder: str) -> None:
     state = dict(zip("mo", get_state_dict(again, other), strict=True))
     dcp.load(state, checkpoint_id=folder)
     set_state_dict(again, other, model_state_dict=state["m"], optim_state_dict=state["o"])
-    for name, tensor in shardwright.full_tensors(again, dict(again.named_parameters())).items():
-        assert_close(tensor, after[name].detach(), **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+    compare(again, after)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,24 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.demo_launch import ROOT, torchrun
+from examples import train_3d
 
 SAYS = {
+    "generate": "the same tokens as the unsplit model",
+    "lora": "merged into the unsplit model: as trained unsplit",
     "own_module": "outputs and gradients are equal",
     "own_rule": "outputs and gradients are equal",
-    "plan_and_generate": "the same tokens as the unsplit model",
     "restart": "3 starts, 8 steps, and the losses of a run without restart",
     "train": "saved, and read by transformers",
+    "train_3d": "step 5 loss",
+    "trainer": "that of the checkpoint, as plain transformers reads it",
 }
 """Example -> what it prints when it has compared all that it computes."""
+NEEDS = {"lora": "peft", "trainer": "accelerate"}
 
 
 def command(name: str) -> str:
@@ -33,14 +40,48 @@ def test_every_example_is_run() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))
-def test_example(name: str, tmp_path: Path) -> None:
+def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     how = re.sub(r" \[?DIRECTORY.*", "", command(name))
     arguments = [tmp_path] if how != command(name) else []
-    if start := re.fullmatch(rf"torchrun --nproc-per-node 2 (.* )?examples/{name}\.py", how):
-        options = (start[1] or "").split()
-        out = torchrun(f"examples.{name}", arguments, options=options, timeout=120)
+    for variable, value in re.findall(r"(\w+)=(\w+) ", how):
+        monkeypatch.setenv(variable, value)
+    how = re.sub(r"\w+=\w+ ", "", how)
+    if start := re.fullmatch(rf"torchrun --nproc-per-node (\d) (.* )?examples/{name}\.py", how):
+        options = (start[2] or "").split()
+        ranks = int(start[1])
+        out = torchrun(f"examples.{name}", arguments, ranks=ranks, options=options, timeout=120)
     else:
         assert how == f"python examples/{name}.py"
         run = [sys.executable, "-m", f"examples.{name}", *map(str, arguments)]
         out = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert SAYS[name] in out
+
+
+def test_a_run_goes_on_in_another_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tp 2, then tp 4, then dp 2 x tp 2: losses and norms of one process without a stop."""
+
+    def run(ranks: int, to: int, *resume: str, **sizes: int) -> str:
+        for name, size in {"DP": 1, "CP": 1, "TP": 1, **sizes}.items():
+            monkeypatch.setenv(f"{name}_SIZE", str(size))
+        monkeypatch.setenv("STEPS", str(to))
+        return torchrun("examples.train_3d", [tmp_path, *resume], ranks=ranks, timeout=120)
+
+    out = run(2, 2, TP=2) + run(4, 4, "--resume", TP=4) + run(4, 6, "--resume", DP=2, TP=2)
+    found = [tuple(map(float, e)) for e in re.findall(r"step (\d) loss (\S+) norm (\S+)", out)]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "start").train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
+    for step in range(6):
+        want = train_3d.one_step(model, optimizer, train_3d.batch(step))
+        torch.testing.assert_close(
+            found[step], (float(step), *(x.item() for x in want)), rtol=0, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize(("name", "why"), [("TP", "not the 2 ranks"), ("CP", "leave it at 1")])
+def test_sizes_that_cannot_be(name: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setenv(f"{name}_SIZE", "3")
+    with pytest.raises(SystemExit, match=why):
+        train_3d.sizes()

@@ -24,9 +24,10 @@ from transformers import (
 import shardwright
 from shardwright.errors import UsageError
 from shardwright.planner.contract.notation import parse
-from shardwright.runtime.arranged import Arranged, watch_propagation
+from shardwright.runtime.arranged import Arranged
 from shardwright.runtime.dtensors import as_dtensor, cut, placements_of
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.propagation import watch_propagation
 from shardwright.runtime.reshard import take_local
 from tests import planning
 from tests.ranks import run_ranks
@@ -126,7 +127,9 @@ COMPUTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("layout", ["3@tp*2, 4", "4@tp + 4@tp, 8", "8, 3@tp*2", "4@tp + 2, 4"])
+@pytest.mark.parametrize(
+    "layout", ["3@tp*2, 4", "3*2@tp*2, 4", "4@tp + 4@tp, 8", "8, 3@tp*2", "4@tp + 2, 4"]
+)
 def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
     """Parts that are uneven, fused, or partly shared."""
     placement = parse(layout)
@@ -144,12 +147,73 @@ def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
         for name, compute in COMPUTED.items():
             got = whole(compute(*mine))
             torch.testing.assert_close(got, compute(w, v), msg=lambda m, n=name: f"{n}: {m}")
+        for name in ("element by element", "in place", "list"):  # nothing is gathered for these
+            assert COMPUTED[name](*mine).placements == spec.placements, name
         torch_s = DTensor.from_local(v, device_mesh, [Replicate()]).redistribute(
             placements=[Shard(0)]
         )
         torch.testing.assert_close(whole(mine[0] + torch_s), w + v)
         with pytest.raises(RuntimeError, match="full_tensors"):
             mine[0].add_(torch_s)
+        with pytest.raises(RuntimeError, match="draw the whole"):
+            nn.init.normal_(mine[0])
+
+    run_ranks(2, work)
+
+
+@pytest.mark.parametrize("layout", ["4@tp + 4@tp, 8", "8, 3*2@tp*2", "4@tp + 2, 4"])
+def test_redistributed_in_and_out_of_an_order_of_its_own(layout: str) -> None:
+    """To and from torch's shards of either dim, and back again in a backward pass."""
+    placement = parse(layout)
+    torch.manual_seed(0)
+    w = torch.randn(*placement.shape, dtype=torch.float64)  # type: ignore[arg-type]
+
+    def work(mesh: Mesh) -> None:
+        watch_propagation()
+        device_mesh = mesh.parameter_mesh()
+        assert device_mesh is not None
+        own = placements_of(placement, mesh)
+        mine = as_dtensor(
+            take_local(w, placement, mesh), w.shape, DTensorSpec(device_mesh, own)
+        ).requires_grad_()
+        for other in (Shard(0), Shard(1), Replicate()):
+            moved = mine.redistribute(placements=[other])
+            torch.testing.assert_close(whole(moved), w)
+            back = moved.detach().redistribute(placements=own)
+            assert back.placements == own
+            torch.testing.assert_close(back.to_local(), mine.to_local())
+            (grad,) = torch.autograd.grad((moved * moved).sum(), mine)
+            torch.testing.assert_close(whole(grad), 2 * w)
+
+    run_ranks(2, work)
+
+
+def test_torch_keeps_nothing_of_its_shards_for_those_in_another_order() -> None:
+    """Alike but for the order, in turn, so that each finds what torch has noted for the other."""
+    placement = parse("4@tp + 4@tp, 8")
+    torch.manual_seed(0)
+    w, v = (torch.randn(8, 8, dtype=torch.float64) for _ in range(2))
+
+    def work(mesh: Mesh) -> None:
+        watch_propagation()
+        device_mesh = mesh.parameter_mesh()
+        assert device_mesh is not None
+        spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
+        like = as_dtensor(take_local(w, placement, mesh), w.shape, spec)
+        assert spec.placements[0] != Shard(0) and Shard(0) != spec.placements[0]
+        ours = [cut(x, like, mesh) for x in (w, v)]
+        torch_s = [
+            DTensor.from_local(x, device_mesh, [Replicate()]).redistribute(placements=[Shard(0)])
+            for x in (w, v)
+        ]
+        assert ours[0].to_local().shape == torch_s[0].to_local().shape
+        for first, second in ((ours, torch_s), (torch_s, ours)):
+            for name, compute in COMPUTED.items():
+                for pair in (first, second, first):
+                    got = whole(compute(*pair))
+                    torch.testing.assert_close(
+                        got, compute(w, v), msg=lambda m, n=name: f"{n}: {m}"
+                    )
 
     run_ranks(2, work)
 

@@ -1,6 +1,6 @@
 """Plan a checkpoint for two ranks, load each rank's part of it, generate, compare with the whole.
 
-    torchrun --nproc-per-node 2 examples/plan_and_generate.py [DIRECTORY]
+    torchrun --nproc-per-node 2 examples/generate.py [DIRECTORY]
 
 It makes a small checkpoint of random weights, so it needs no network and no GPU. With DIRECTORY,
 the checkpoint and the plan stay there to be looked at: `shardwright show DIRECTORY/plan.json`.

@@ -1,0 +1,121 @@
+"""Data and tensor parallel training as torch has it: FSDP2, AdamW, clipping, checkpoints, resuming.
+
+    DP_SIZE=2 TP_SIZE=2 torchrun --nproc-per-node 4 examples/train_3d.py DIRECTORY [--resume]
+
+All that comes after `shardwright.load` is torch's own. With --resume it goes on from the last
+checkpoint in DIRECTORY, which may be one of another DP_SIZE and TP_SIZE. CP_SIZE, ranks that share
+a sequence, has to be 1 for now. STEPS is the step to train to. No network, no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import shardwright
+
+CONFIG = LlamaConfig(
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    vocab_size=160,
+    eos_token_id=None,
+    architectures=["LlamaForCausalLM"],
+)
+BATCH, SEQ, EVERY = 4, 16, 2
+
+
+def sizes() -> tuple[int, int]:
+    """DP_SIZE and TP_SIZE, which share out all ranks."""
+    dp, cp, tp = (int(os.environ.get(f"{name}_SIZE", "1")) for name in ("DP", "CP", "TP"))
+    if cp != 1:
+        sys.exit(f"CP_SIZE={cp}: splitting sequences over ranks is not there yet, leave it at 1")
+    if dp * tp != dist.get_world_size():
+        sys.exit(
+            f"DP_SIZE={dp} x CP_SIZE={cp} x TP_SIZE={tp} is not the {dist.get_world_size()} ranks "
+            "that torchrun started: change --nproc-per-node or the sizes"
+        )
+    return dp, tp
+
+
+def batch(step: int) -> torch.Tensor:
+    """The token ids of one step, for all copies."""
+    return torch.randint(CONFIG.vocab_size, (BATCH, SEQ), generator=torch.manual_seed(step))
+
+
+def one_step(model: Any, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> tuple[Any, Any]:
+    """The loss of these rows, and the norm of the gradients of the whole batch."""
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach(), getattr(norm, "full_tensor", lambda: norm)()  # a DTensor if split
+
+
+def prepare(directory: Path, tp: int) -> None:
+    """Write a checkpoint of random weights, unless it is there, and a plan for so many ranks."""
+    if not (directory / "start").exists():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(CONFIG).save_pretrained(directory / "start")
+    plan = shardwright.plan(
+        directory / "start", tp=tp, objective="memory", phase="train", batch=BATCH, seq=SEQ
+    )
+    plan.save(directory / f"plan-tp{tp}.json")
+
+
+def last(directory: Path) -> int | None:
+    """The step of the newest checkpoint that is complete."""
+    found = directory.glob("step-*/.metadata")
+    return max((int(p.parent.name.removeprefix("step-")) for p in found), default=None)
+
+
+def main(directory: Path, resume: bool) -> None:
+    """What each rank does."""
+    dp, tp = sizes()
+    mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+    if dist.get_rank() == 0:
+        prepare(directory, tp)
+    dist.barrier()
+    plan = directory / f"plan-tp{tp}.json"
+    model: Any = shardwright.load(directory / "start", plan, device="cpu", mesh=mesh["tp"])
+    for block in model.model.layers:
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(model.train(), mesh=mesh["dp"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
+
+    begun = last(directory) if resume else None
+    if begun is not None:
+        weights, kept = get_state_dict(model, optimizer)
+        dcp.load({"model": weights, "optimizer": kept}, checkpoint_id=directory / f"step-{begun}")
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=kept)
+
+    rows, copy = BATCH // dp, mesh["dp"].get_local_rank()
+    for step in range(begun or 0, int(os.environ.get("STEPS", "6"))):
+        loss, norm = one_step(model, optimizer, batch(step)[copy * rows :][:rows])
+        dist.all_reduce(loss, group=mesh.get_group("dp"))
+        if dist.get_rank() == 0:
+            print(f"step {step} loss {loss.item() / dp:.6f} norm {norm.item():.6f}", flush=True)
+        if (step + 1) % EVERY == 0:
+            weights, kept = get_state_dict(model, optimizer)
+            state = {"model": weights, "optimizer": kept}
+            dcp.save(state, checkpoint_id=directory / f"step-{step + 1}")
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    main(Path(sys.argv[1]), "--resume" in sys.argv[2:])
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,127 @@
+"""accelerate around a split model: ranks that share the model are one process to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import recursively_apply
+from torch import Tensor, nn
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.mesh import TP
+from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.local import mesh_of
+
+
+class SplitAccelerator(Accelerator):
+    """accelerate's `Accelerator` for a split model.
+
+    `num_processes` and `process_index` count copies of the model, so that the ranks of one copy get
+    the same batches, and what is gathered or summed counts each copy once. The model itself is left
+    as it is: it is split, and averages its gradients over its copies or is in FSDP2.
+
+    Args:
+        model: The split model, or what it is in.
+        **options: As `Accelerator` takes them; no `parallelism_config`, which is for its own.
+
+    Raises:
+        UsageError: no plan was applied to `model`.
+    """
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(**options)
+        self.count_copies(model)
+
+    def count_copies(self, model: nn.Module) -> None:
+        """Take the ranks that share `model` for one process from now on; all ranks call it.
+
+        Raises:
+            UsageError: no plan was applied to `model`.
+        """
+        mesh = mesh_of(model)
+        if mesh is None:
+            raise UsageError(f"this {type(model).__name__} is not split: use accelerate's own")
+        group = mesh[TP].pg
+        mine = min(dist.get_process_group_ranks(group)) if group else dist.get_rank()
+        firsts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(firsts, mine)
+        self._split_model = model
+        self._firsts = sorted(set(firsts))
+        """The first rank of each copy."""
+        self._copy = self._firsts.index(mine)
+
+    @property
+    def num_processes(self) -> int:
+        """Copies of the model."""
+        return len(self._firsts) if hasattr(self, "_firsts") else super().num_processes
+
+    @property
+    def process_index(self) -> int:
+        """Which copy this rank has a part of."""
+        return self._copy if hasattr(self, "_copy") else super().process_index
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """`model` with autocast and compilation as they were asked for, and nothing around it."""
+        return super().prepare_model(model, device_placement=False, evaluation_mode=True)
+
+    def gather(self, tensor: Any) -> Any:
+        """The values of all copies, one after the other, from one rank of each."""
+        return recursively_apply(self._once_a_copy, super().gather(tensor))
+
+    def _once_a_copy(self, gathered: Tensor) -> Tensor:
+        ranks = super().num_processes
+        return gathered.unflatten(0, (ranks, -1))[self._firsts].flatten(0, 1)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """As `gather`, without the samples that were added to make the last batch full.
+
+        Raises:
+            UsageError: objects that are no tensors would be gathered.
+        """
+        if use_gather_object or not _all_tensors(input_data):
+            raise UsageError("gather_for_metrics of a split model: gather tensors, not objects")
+        return super().gather_for_metrics(input_data)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """The sum or mean over all copies."""
+        out = super().reduce(tensor, reduction, scale)
+        ranks = super().num_processes // self.num_processes
+        return recursively_apply(lambda x: x / ranks, out) if reduction == "sum" else out
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
+        """Parameters and buffers, whole on every rank; all ranks call it."""
+        inner: Any = self.unwrap_model(model) if unwrap else model
+        return full_tensors(inner, inner.state_dict())
+
+
+def _all_tensors(value: Any) -> bool:
+    try:
+        recursively_apply(lambda x: x, value, error_on_other_type=True)
+    except TypeError:
+        return False
+    return True
+
+
+def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
+        raise UsageError(f"{name} of a split model takes parts for wholes: {instead}")
+
+    return refuse
+
+
+DCP = "use torch.distributed.checkpoint (examples/train_3d.py)"
+REFUSED = {
+    "save_state": DCP,
+    "load_state": DCP,
+    "save_model": "write it with shardwright.save(model, directory)",
+    "split_between_processes": "give all ranks of a copy the same inputs",
+}
+"""Methods that do not ask which copy a rank belongs to, and what to do instead."""
+
+for _name, _instead in REFUSED.items():
+    setattr(SplitAccelerator, _name, _refused(_name, _instead))

@@ -1,0 +1,89 @@
+"""transformers' Trainer around a split model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from transformers import Trainer
+
+from shardwright.errors import UsageError
+from shardwright.runtime.local import mesh_of
+from shardwright.runtime.loops.accelerating import SplitAccelerator
+from shardwright.runtime.whole_optimizer import full_optimizer_state, load_full_optimizer_state
+
+
+class SplitTrainer(Trainer):
+    """transformers' `Trainer` for a split model, used as that is.
+
+    The ranks that share the model get the same batches, copies of it others. Checkpoints hold the
+    whole model and the whole state of the optimizer: a run goes on from them with any other plan,
+    and so does an unsplit `Trainer`.
+
+    Args:
+        model: A model that a plan was applied to.
+        *args: As `Trainer` takes them.
+        **kwargs: As `Trainer` takes them.
+
+    Raises:
+        UsageError: no plan was applied to `model`.
+    """
+
+    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        mesh = mesh_of(model) if model is not None else None
+        if mesh is None:
+            raise UsageError(f"this {type(model).__name__} is not split: use transformers' Trainer")
+        super().__init__(model, *args, **kwargs)
+        # To Trainer: nothing is to be put around the model, and all ranks take part in saving it.
+        self.is_distributed_loading_by_transformers = True
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """accelerate, which counts copies of the model."""
+        super().create_accelerator_and_postprocess()
+        accelerator: Any = self.accelerator
+        accelerator.__class__ = SplitAccelerator
+        accelerator.count_copies(self.model)
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Sequences of one step: each copy has its own, whatever ranks share it."""
+        ranks = args.world_size // self.accelerator.num_processes
+        return super().get_total_train_batch_size(args) // ranks
+
+    def _defer_fsdp_gradient_reduction(self) -> Any:
+        return nullcontext()  # gradients of each backward pass are averaged: no copy may lag behind
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        state = full_optimizer_state(self._own_optimizer())
+        with self._in_its_place(state):
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with self._in_its_place({}):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _own_optimizer(self) -> Any:
+        return getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's is around it
+
+    @contextmanager
+    def _in_its_place(self, state: dict[str, Any]) -> Iterator[None]:
+        """Within, `self.optimizer` gives `state`, and takes whole ones."""
+        around: Any = self.optimizer
+        self.optimizer: Any = _Whole(self._own_optimizer(), state)
+        try:
+            yield
+        finally:
+            self.optimizer = around
+
+
+class _Whole:
+    """What Trainer asks of an optimizer that it saves or loads."""
+
+    def __init__(self, optimizer: Any, state: dict[str, Any]) -> None:
+        self.optimizer, self.state = optimizer, state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_full_optimizer_state(self.optimizer, state)

@@ -1,0 +1,82 @@
+"""What each rank of `test_loops.test_adapters` does: LoRA, put in before the model is split."""
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch.distributed.device_mesh import init_device_mesh
+
+import shardwright
+from shardwright.errors import UsageError
+from tests import planning
+from tests.end_to_end.loops import close, llama
+
+IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(1))
+LORA = LoraConfig(target_modules=["q_proj", "v_proj", "o_proj", "down_proj"], r=3)
+
+
+def adapted() -> Any:
+    torch.manual_seed(1)
+    model = get_peft_model(llama(), copy.deepcopy(LORA), autocast_adapter_dtype=False).double()
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, 0.0, 0.1)
+    return model
+
+
+def train(model: Any) -> list[float]:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, eps=1e-3)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(input_ids=IDS, labels=IDS).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 0.1)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def main(folder: Path) -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    whole, model = adapted(), adapted()
+    base = model.get_base_model()
+    asked: Any = {"tp": 2, "phase": "train", "batch": 2, "seq": 7}
+    plan = planning.plan(adapted().get_base_model(), **asked)
+    shardwright.apply(base, plan, mesh)
+    for got, want in zip(train(model.train()), train(whole.train()), strict=True):
+        close(got, want, "loss")
+
+    state = shardwright.full_tensors(model, model.state_dict())
+    model.save_pretrained(folder, state_dict=state, is_main_process=dist.get_rank() == 0)
+    dist.barrier()
+    again = PeftModel.from_pretrained(llama(), folder, autocast_adapter_dtype=False).double()
+    with torch.no_grad():
+        want = whole(IDS).logits
+        close(again(IDS).logits, want, "adapters read by the unsplit model")
+        close(model(IDS).logits, want, "logits")
+        model.merge_adapter()
+        close(model(IDS).logits, want, "merged")
+        model.unmerge_adapter()
+        close(model(IDS).logits, want, "unmerged")
+        merged = model.merge_and_unload()
+        with pytest.raises(UsageError, match="taken out"):
+            merged(IDS)
+
+    late = shardwright.apply(llama(), planning.plan(llama(), **asked), mesh)
+    with pytest.raises(UsageError, match="came into the model"):
+        get_peft_model(late, copy.deepcopy(LORA))(IDS)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    main(Path(sys.argv[1]))
+    dist.barrier()
+    dist.destroy_process_group()

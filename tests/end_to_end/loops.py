@@ -1,0 +1,103 @@
+"""What each rank of `test_loops` does, and what the test itself does without ranks, to compare."""
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+
+import shardwright
+from tests import planning
+
+ROWS = torch.randint(0, 50, (22, 8), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def data(rows: list[list[int]]) -> Any:
+    """Labels of other numbers of tokens, so that a mean over copies would not be that of tokens."""
+    return [
+        {"input_ids": row, "labels": [-100] * (i % 5) + row[i % 5 :]} for i, row in enumerate(rows)
+    ]
+
+
+def llama() -> Any:
+    config = LlamaConfig(
+        hidden_size=36,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        intermediate_size=48,
+        vocab_size=50,
+        num_hidden_layers=1,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).double()
+
+
+def arguments(folder: Path, batch: int) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=batch,
+        per_device_eval_batch_size=batch,
+        gradient_accumulation_steps=2,
+        max_steps=4,
+        save_steps=2,
+        eval_steps=2,
+        eval_strategy="steps",
+        logging_steps=1,
+        learning_rate=1e-2,
+        adam_epsilon=1e-3,
+        max_grad_norm=0.1,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        include_num_input_tokens_seen="all",
+        remove_unused_columns=False,
+    )
+
+
+def train(make: Any, model: Any, folder: Path, batch: int, resume: Path | None = None) -> Any:
+    """The trainer when it is done, and what it logged of each step."""
+    trainer = make(
+        model,
+        arguments(folder, batch),
+        train_dataset=data(ROWS[:16]),
+        eval_dataset=data(ROWS[16:]),
+    )
+    trainer.train(resume_from_checkpoint=resume and str(resume))
+    keys = ("loss", "grad_norm", "eval_loss", "learning_rate", "num_input_tokens_seen")
+    logged = [{k: float(v) for k, v in e.items() if k in keys} for e in trainer.state.log_history]
+    return trainer, [entry for entry in logged if entry]
+
+
+def close(got: Any, want: Any, name: str) -> None:
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6, msg=lambda m: f"{name}: {m}")
+
+
+def main(folder: Path, resume: Path | None) -> None:
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
+    model = llama()
+    sizes = {"dp": ranks // 2, "tp": 2}
+    plan = planning.plan(copy.deepcopy(model), mesh=sizes, phase="train", batch=4, seq=8)
+    split = shardwright.apply(model, plan, mesh)
+    _, logged = train(shardwright.SplitTrainer, split, folder / "split", 8 // ranks, resume)
+    want = json.loads((folder / "want.json").read_text())
+    for got, entry in zip(logged, want, strict=True):
+        assert got.keys() == entry.keys()
+        for name, value in entry.items():
+            close(got[name], value, name)
+    after = shardwright.full_tensors(split, dict(split.named_parameters()))
+    for name, value in torch.load(folder / "after.pt").items():
+        close(after[name], value, name)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    dist.barrier()
+    dist.destroy_process_group()
