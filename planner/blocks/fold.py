@@ -105,6 +105,7 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
         Unfoldable: the graph shows that blocks differ, or that one is used from afar.
     """
     folding = Folding(graph)
+    nothing = frozenset(n for n in graph.inputs if 0 in graph.tensors[n].shape)
     for stack in stacks:
         row = segments_of(graph, stack, shared)
         folding.segments.append(row)
@@ -116,7 +117,7 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
             graph.counts |= dict.fromkeys(segment.keys, times)
             base = first.setdefault(segment.kind, segment)
             if base is not segment:
-                match(base, segment, row)
+                match(base, segment, row, nothing)
                 graph.alike |= {segment.tensors[k]: n for k, n in base.tensors.items()}
     classes: dict[str, set[str]] = {}
     for name, one in graph.alike.items():
@@ -248,8 +249,10 @@ def taken_by(item: Item) -> tuple[str, ...]:
     return item.inputs if isinstance(item, Op) else (item.source,)
 
 
-def match(one: Segment, other: Segment, row: Sequence[Segment]) -> None:
-    """Compare two segments of blocks of one kind.
+def match(
+    one: Segment, other: Segment, row: Sequence[Segment], nothing: frozenset[str] = frozenset()
+) -> None:
+    """Compare two segments of blocks of one kind; tensors of `nothing` have no elements.
 
     Raises:
         Unfoldable: they do different things, or take different tensors.
@@ -265,7 +268,7 @@ def match(one: Segment, other: Segment, row: Sequence[Segment]) -> None:
                 fits = one.keys.get(x) == other.keys.get(y)
             else:
                 before = _behind(x, one, row) or (one.place == 0 and x not in owned)
-                fits = x == y or (before and _behind(y, other, row))
+                fits = x == y or (before and _behind(y, other, row)) or {x, y} <= nothing
             if not fits:
                 raise Unfoldable(f"{one.module} takes {x} where {other.module} takes {y}")
 

@@ -24,6 +24,9 @@ from shardwright.planner.contract.names import is_within
 PLAIN = frozenset((type(None), bool, int, str, torch.dtype))
 """Types of attributes that are compared as they are."""
 
+BLOCKS = "num_hidden_layers"
+"""The entry of a config that is the number of blocks, by which caches are made."""
+
 JUNCTIONS = 10
 """Stacks with more kinds of junctions than this are traced whole."""
 
@@ -93,7 +96,10 @@ def find_stacks(
 
 @contextmanager
 def shortened(root: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
-    """Within, `root` has only the blocks that are to be traced, and so have lists in its config."""
+    """Within, `root` has only the blocks that are to be traced, and so its config says.
+
+    Blocks count themselves by their places then: they find their own in a cache for as many.
+    """
     undo: list[tuple[dict[str, Any], str, Any]] = []
     lists: list[tuple[nn.Module, dict[str, Any]]] = []
     try:
@@ -105,12 +111,19 @@ def shortened(root: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
             module._modules.update({str(i): blocks[str(i)] for i in stack.picks})
             # Blocks keep their names; `layers[1]` is still the second of those that are there.
             module.__dict__["_get_abs_string_index"] = lambda i, n=stack.picks: str(n[i])
+            for place, i in enumerate(stack.picks):
+                for path, key in stack.counters:
+                    variables = vars(blocks[str(i)].get_submodule(path))
+                    undo.append((variables, key, variables[key]))
+                    variables[key] += place - i
         for config in _configs(root):
+            number = getattr(config, "attribute_map", {}).get(BLOCKS, BLOCKS)
             for key, value in list(vars(config).items()):
                 for stack in stacks:
-                    if _by_block(value, len(stack.kinds)):
+                    count = len(stack.kinds)
+                    if _by_block(value, count) or (key == number and value == count):
                         undo.append((vars(config), key, value))
-                        vars(config)[key] = type(value)(value[i] for i in stack.picks)
+                        vars(config)[key] = _shortened(value, stack.picks)
                         break
         yield
     finally:
@@ -120,6 +133,11 @@ def shortened(root: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
             module.__dict__.pop("_get_abs_string_index", None)
         for variables, key, value in reversed(undo):
             variables[key] = value
+
+
+def _shortened(value: Any, picks: Sequence[int]) -> Any:
+    """A list with an entry for each block, or the number of blocks, for these alone."""
+    return len(picks) if type(value) is int else type(value)(value[i] for i in picks)
 
 
 def _by_block(value: Any, blocks: int) -> bool:

@@ -90,6 +90,16 @@ class TracedCall(_Part):
     module: str = Field(default="", description="that was called; empty for the model itself")
     inputs: list[str] = Field(default=[], description="names of what was given; numbers without")
     outputs: list[str] = Field(default=[], description="slots of what was returned")
+    state: dict[str, str] = Field(
+        default={},
+        description="argument -> class of the cache that the call goes on with; left out where "
+        "there is none",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_no_state(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        out = write(self)
+        return out if self.state else {k: v for k, v in out.items() if k != "state"}
 
 
 class ParameterPlan(_Part):

@@ -154,6 +154,12 @@ class Graph:
     given: list[list[str]] = field(default_factory=list)
     """Of each traced call, the slots of the tensors that it returns."""
 
+    states: list[dict[str, str]] = field(default_factory=list)
+    """Of each traced call, the classes of the state that it takes, by argument: of its cache."""
+
+    taken: list[list[str]] = field(default_factory=list)
+    """Of each traced call, the arguments that are its state."""
+
     alike: dict[str, str] = field(default_factory=dict)
     """Tensor of a folded block -> its like in the first block of the kind: in the same state."""
 

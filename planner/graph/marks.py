@@ -87,6 +87,11 @@ class Marks:
     )
     """Tensors before and after such a pass changes them."""
 
+    resumed: set[tuple[str, str]] = _several(
+        Demand.ONE_STATE, "what a call leaves in a cache lies as what it found there: {0}"
+    )
+    """Tensors in a cache before and after a call that goes on with it."""
+
     collected: set[str] = _tensors(Demand.REPLICATED, "what is made of all blocks is replicated")
     """Tensors that code reads from every block of a stack, and what it makes of them."""
 

@@ -95,14 +95,18 @@ def traced_calls(task: Task) -> list[TracedCall]:
     runs, graph = task.source.runs, task.graph
     numbers = [run for run, _ in graph.branch_paths] or range(len(graph.given))
     found: list[TracedCall] = []
-    for number, given in zip(numbers, graph.given, strict=True):
+    kept = zip(graph.taken, graph.states, strict=True)
+    for number, given, (taken, state) in zip(numbers, graph.given, kept, strict=True):
         run = runs[number]
+        if run.resumes and not taken:
+            continue
         names = [*argument_names(task.source.module.get_submodule(run.module).forward)]
         positions = (*names, *(f"*{i}" for i in range(len(run.args))))[: len(run.args)]
         call = TracedCall(
             module=run.module,
-            inputs=sorted({*positions, *(k for k, v in run.kwargs.items() if v is not None)}),
+            inputs=sorted({*positions, *taken, *(k for k, v in run.kwargs.items() if v is not None)}),
             outputs=sorted({slot_pattern(slot) for slot in given}),
+            state=state,
         )
         found += [] if call in found else [call]
     return found

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.planner.contract.names import MASKS
+from shardwright.planner.trace import decoding
+from shardwright.planner.trace.decoding import SWITCH
 from shardwright.planner.trace.traced_calls import Run
 
 Wish = tuple[Run, ...]
@@ -43,12 +45,25 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
     labels = list(_labels(_names(module), inputs))
     full = [*({**masks, **more, **found} for found in labels), {**masks, **more}]
     full += [*({**masks, **found} for found in labels), masks]
-    found = (tuple(_run({**inputs, **more}) for more in full if more),)
-    for instead in (_embedded(module, inputs), _encoded(module, inputs)):
+    found = [tuple(_run({**inputs, **more}) for more in full if more)]
+    encoded = _encoded(module, inputs)
+    for instead in (_embedded(module, inputs), encoded):
         if instead:
-            given = {**inputs, **instead}
-            found += ((_run({k: v for k, v in given.items() if v is not None}),),)
+            found.append((_run(_without(inputs, instead)),))
+    grows = decoding.grows(inputs)
+    if grows is not None and (SWITCH in inputs or _switch(module, SWITCH)):
+        # The last of them fills the cache as well; if there is none, a call that does that alone.
+        before = found.pop() if len(found) > 1 else ()
+        filling = {**(before[0].kwargs if before else inputs), SWITCH: True}
+        found.append((_run(filling), *before))
+        steps = decoding.steps({**_without(inputs, encoded), **masks}, grows)
+        found.append(tuple(_run(step)._replace(resumes=True) for step in steps))
     return tuple(wish for wish in found if wish)
+
+
+def _without(inputs: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:
+    """`inputs` with others for some, or without them where these are None."""
+    return {k: v for k, v in {**inputs, **instead}.items() if v is not None}
 
 
 def padding(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -50,6 +50,15 @@ class Record:
     given: list[list[str]] = field(default_factory=list)
     """Of each run, the slots of the tensors that it returned."""
 
+    states: list[dict[str, str]] = field(default_factory=list)
+    """Of each run, the classes of the state that it was given, by argument."""
+
+    taken: list[list[str]] = field(default_factory=list)
+    """Of each run, the arguments that were its state."""
+
+    resumed: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Tensors in such a state before a run, and what stood there after it."""
+
     written: dict[str, torch.Tensor] = field(default_factory=dict)
     """New values of parameters that were changed in place, by name."""
 

@@ -25,7 +25,8 @@ from shardwright.planner.trace.one_at_a_time import exporting
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.record import Record
 from shardwright.planner.trace.recording_modes import Functional, Recorder
-from shardwright.planner.trace.traced_calls import Run, Runner, dtype_of
+from shardwright.planner.trace.states import States
+from shardwright.planner.trace.traced_calls import Run, Runner, State, dtype_of
 from shardwright.planner.trace.values import pairs
 from shardwright.runtime.slots import returned
 
@@ -54,7 +55,13 @@ def record(
         recorder.calls.clear()
         for tensor, value in pairs(arguments, given):
             recorder.known.keep(tensor, value)
-        top.begin = recorder.begin
+        states = States()
+
+        def begin(traced_call: int, state: State) -> None:
+            recorder.begin(traced_call)
+            states.begin(state)
+
+        top.begin, top.end = begin, states.end
 
         def note(name: str, taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
             kind = type(module.get_submodule(name)).__name__
@@ -92,6 +99,8 @@ def record(
                 out.outputs += [tensor for _, tensor in found]
                 shown = [t for slot, t in found if slot in out.given[0]]  # not its hidden states
                 out.scores += [] if run.module else shown
+            out.states, out.taken = states.classes, states.given
+            out.resumed = states.pairs
             out.loops = [*questions.loops, *questions.skips.ended()]
             out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
             return out

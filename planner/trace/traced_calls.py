@@ -14,6 +14,11 @@ from torch import nn
 
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.trace.data_dependent import branch_paths
+from shardwright.runtime.slots import state_of
+
+
+State = Mapping[str, Any]
+"""What a model keeps from one call for the next, a cache, by the argument that takes it."""
 
 
 class Run(NamedTuple):
@@ -23,7 +28,9 @@ class Run(NamedTuple):
     not depend on it. No other run may use the module then. Where its code goes on either way from
     questions that only data answers, `answers` are those of the first of them (see
     `branch_paths.py`). One that is not `priced` only says what must hold besides; the last dim of
-    what is real in it is the model's, not one of run-time size.
+    what is real in it is the model's, not one of run-time size. It may be given what `state` makes
+    for the root: an empty cache. One that `resumes` is given the state that the last run before it
+    gave; where none gave any it is not made.
     """
 
     module: str
@@ -32,6 +39,8 @@ class Run(NamedTuple):
     dtype: torch.dtype | None = None
     answers: tuple[bool, ...] = ()
     priced: bool = True
+    state: Callable[[nn.Module], State] | None = None
+    resumes: bool = False
 
 
 def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:
@@ -56,25 +65,35 @@ def cast(root: nn.Module, runs: Sequence[Run]) -> None:
 
 
 class Runner(nn.Module):
-    """Makes several runs of `root` in its forward; `begin` is told the number of each.
+    """Makes several runs of `root` in its forward.
 
-    On fake tensors not all questions may be asked: model code can see that there is no data.
+    `begin` is told the number of each and its state, and `end` the state after it. On fake tensors
+    not all questions may be asked: model code can see that there is no data.
     """
 
     def __init__(
         self,
         root: nn.Module,
-        begin: Callable[[int], None] = lambda traced_call: None,
+        begin: Callable[[int, State], None] = lambda traced_call, state: None,
+        end: Callable[[State], None] = lambda state: None,
         on_fake: bool = False,
     ) -> None:
         super().__init__()
-        self.root, self.begin, self.on_fake = root, begin, on_fake
+        self.root, self.begin, self.end, self.on_fake = root, begin, end, on_fake
 
     def forward(self, runs: Sequence[Run]) -> list[Any]:
-        """What each of `runs` returns, in their order."""
-        found = []
+        """What each of `runs` returns, in their order; None for one that is not made."""
+        found: list[Any] = []
+        left: State = {}
         for traced_call, run in enumerate(runs):
-            self.begin(traced_call)
+            state = left if run.resumes else run.state(self.root) if run.state else {}
+            self.begin(traced_call, state)
+            if run.resumes and not state:
+                found.append(None)
+                continue
+            module = self.root.get_submodule(run.module)
             with branch_paths.taken(traced_call, run.answers, not self.on_fake):
-                found.append(self.root.get_submodule(run.module)(*run.args, **run.kwargs))
+                found.append(module(*run.args, **{**run.kwargs, **state}))
+            self.end(state)
+            left = left if run.module else state_of(found[-1], module) or left
         return found

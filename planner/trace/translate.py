@@ -47,6 +47,7 @@ def translate(
         # The caller may want its gradient: of embeddings, of another module's output.
         translator.take("input", tensor, differentiable=True)
     needed = [*record.read, *record.written.values(), *record.outputs, *sources.values()]
+    needed += [tensor for pair in record.resumed for tensor in pair]
     read = {id(call) for call in alive(record.calls, needed)}
     # What a module gives is made, and priced, even where nobody takes it; it gets no gradient.
     given = [call.result for call in record.calls if call.op is boundaries.BOUNDARY]
@@ -54,10 +55,11 @@ def translate(
         translator.call(call, differentiable=id(call) in read)
     graph = translator.graph
     graph.outputs = [translator.name_of(t) for t in record.outputs]
-    graph.given = record.given
+    graph.given, graph.states, graph.taken = record.given, record.states, record.taken
     graph.marks.sized = {(translator.name_of(t), t.dim() - 1) for t in record.wide}
     marks, names = graph.marks, translator.names
     marks.rounds = {(translator.name_of(a), translator.name_of(b)) for a, b in record.carried}
+    marks.resumed = {(translator.name_of(a), translator.name_of(b)) for a, b in record.resumed}
     marks.made_up = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
     masks = (loop.mask for loop in record.loops if loop.mask is not None)
     marks.masks = {translator.name_of(mask) for mask in masks}

@@ -1,0 +1,49 @@
+"""A step of decoding: a call that goes on, by one token, with the cache that one before it left.
+
+What one call puts into a cache is what the next finds there: in the graph of both its tensors go
+from the one to the other like any others. So it is proven that ranks find what they need, and that
+what a step leaves lies as what it found: then the next step is as this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.planner.contract.names import MASKS
+
+SWITCH = "use_cache"
+"""The argument that has a model keep a cache."""
+
+GROWING = ("decoder_input_ids", "input_ids")
+"""The argument that a step goes on with: the first of these that is given."""
+
+ENCODED = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")
+"""What an encoder made: steps are given it again."""
+
+
+def grows(inputs: Mapping[str, Any]) -> str | None:
+    """The argument that a step goes on with; None where a call with `inputs` has no cache."""
+    if inputs.get(SWITCH):
+        return None
+    return next((name for name in GROWING if isinstance(inputs.get(name), Tensor)), None)
+
+
+def steps(inputs: Mapping[str, Any], grows: str) -> Iterator[dict[str, Any]]:
+    """The calls of which one is to be traced behind a call with `inputs` that left a cache.
+
+    First without images and the like, which are in the cache, but for those of an encoder. Masks
+    for padding cover what is in the cache, too.
+    """
+    token = {SWITCH: True, grows: inputs[grows][:, :1].clone()}
+    for name, mask in inputs.items():
+        if MASKS.get(name) == grows and isinstance(mask, Tensor):
+            token[name] = torch.cat([mask, mask[:, :1]], 1)
+    known = {*GROWING, *MASKS, *ENCODED}
+    if grows == GROWING[-1] and any(isinstance(v, Tensor) and name not in known for name, v in inputs.items()):
+        kept = {n: v for n, v in inputs.items() if n in known or not isinstance(v, Tensor)}
+        yield {**kept, **token}
+    yield {**inputs, **token}

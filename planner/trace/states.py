@@ -1,0 +1,46 @@
+"""What runs find and leave in the state that they are given, a cache say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from shardwright.planner.trace.data_dependent.loops import inner
+from shardwright.planner.trace.traced_calls import State
+from shardwright.runtime.slots import is_own, leaves
+
+
+class States:
+    """The states of runs that are recorded, one after the other.
+
+    Attributes:
+        classes: Of each run, the classes of what it was given, by argument: objects of classes of
+            their own.
+        given: Of each run, what it was given.
+        pairs: Each tensor in a state before a run, and what stands there after it.
+    """
+
+    def __init__(self) -> None:
+        self.classes: list[dict[str, str]] = []
+        self.given: list[list[str]] = []
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._before: dict[str, torch.Tensor] = {}
+
+    def begin(self, state: State) -> None:
+        """A run begins with `state`."""
+        self.given.append([*state])
+        self.classes.append({n: type(v).__name__ for n, v in state.items() if is_own(v)})
+        self._before = dict(_tensors(state))
+
+    def end(self, state: State) -> None:
+        """The run ends, and has changed `state`."""
+        found = ((self._before.get(slot), now) for slot, now in _tensors(state))
+        self.pairs += [(before, now) for before, now in found if before is not None]
+
+
+def _tensors(state: State) -> Iterator[tuple[str, torch.Tensor]]:
+    """The real tensors in a state as they are at present, with their slots."""
+    for slot, leaf in leaves(state):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel():
+            yield slot, inner(leaf)
