@@ -12,8 +12,12 @@ holds more than 1.05 of the plan's bytes on a rank is refused. transformers want
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
+import traceback
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +95,12 @@ def _one_mesh(config: Any) -> Any:
 _MESHES: dict[int, Any] = {}
 
 
+def _again(rows: list[Row], tp: int, limit: float) -> Iterator[Row]:
+    """What raised, in processes in which nothing else has failed before."""
+    for row in [r for r in rows if "Error" in str(r.get("stock", r))]:
+        yield from sweep([(row["kind"], row["name"])], tp, exported, 1, limit)
+
+
 def _tried(way: Way, cls: Any, directory: str, wanted: list[Any], tp: int) -> Row:
     """What came of one way to split: equal on the first inputs, and then on the others."""
     found = []
@@ -100,7 +110,10 @@ def _tried(way: Way, cls: Any, directory: str, wanted: list[Any], tp: int) -> Ro
         except Exception as error:
             text = (str(error).strip() or "no message").splitlines()[0]
             ran, raised = None, f"{type(error).__name__}: {text:.150}"
-        if any(errors := of_all(raised, tp)):
+            if os.environ.get("TRACEBACKS"):
+                traceback.print_exc()
+        errors: list[str] = of_all(raised, tp)
+        if any(errors):
             return {"refused" if not found else "wrong": max(errors)}
         assert ran is not None
         far = f"logits {ran.logits:.1e}, gradients {ran.gradients:.1e} ({ran.worst})"
@@ -148,11 +161,11 @@ def main(
     jobs.sort(key=lambda job: job[1] not in FIRST[job[0]] + SAMPLE[job[0]])
     rows: list[Row] = []
     console = Console(stderr=True)
-    done = sweep(jobs, tp, exported, 1, limit)
+    done = chain(sweep(jobs, tp, exported, 1, limit), _again(rows, tp, limit))
     for row in track(
         done, "exporting", len(jobs), console=console, disable=not console.is_terminal
     ):
-        rows.append(row)
+        rows[:] = [r for r in rows if (r["kind"], r["name"]) != (row["kind"], row["name"])] + [row]
         if path:
             write(path, {"tp": tp, "rows": in_order(rows, jobs)})
     print(summary(in_order(rows, jobs)))

@@ -15,6 +15,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -123,7 +124,8 @@ def _take_over() -> None:
     def finalize_ours(model: Any, config: Any, info: Any) -> Any:
         info = finalize(model, config, info)
         if (wanted := model.__dict__.pop(WANTED, None)) is not None:
-            _carry_out(model, *wanted, config)
+            plan, mesh, files = wanted
+            _carry_out(model, plan, mesh, files, config)
         return info
 
     cls._load_pretrained_model = staticmethod(load_ours)
@@ -163,5 +165,5 @@ def _carry_out(model: nn.Module, plan: Plan, mesh: DeviceMesh, files: list[str],
     if checkpoint is not None:
         alike["weights"] = facts.of_checkpoint(checkpoint)
     agree("loading", failure, alike, groups)
-    device = next(iter((how.device_map or {"": "cpu"}).values()))
+    device = torch.device(next(iter((how.device_map or {"": "cpu"}).values())))
     split_and_read(model, plan, ranks, checkpoint, device, dtype=how.dtype)

@@ -129,8 +129,11 @@ def read(table: Mapping[str, str], module: nn.Module) -> Rules:
 
 
 def general(name: str) -> str:
-    """`name` with * for each number that stands alone behind a dot, as transformers writes it."""
-    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+    """`name` with * for each number that stands alone behind a dot, as transformers writes it.
+
+    Of two numbers in a row it replaces the first.
+    """
+    return re.sub(r"\.\d+(\.|$)", r".*\1", name)
 
 
 def style_of(name: str) -> Style:

@@ -185,9 +185,12 @@ def _experts(plan: Plan, module: nn.Module, spec: ModulePlan, whole: bool) -> Ta
     up, down = shapes.get("gate_up_proj"), shapes.get("down_proj")
     if len(shapes) != 2 or up is None or down is None or len(up) != 3:
         return None
-    if (up[0], up[1], up[2]) != (down[0], 2 * down[2], down[1]):
+    if up == (down[0], 2 * down[2], down[1]):
+        cut = {"gate_up_proj": "packed_colwise", "down_proj": ROW[0], "": EXPERTS}
+    elif up == (down[0], down[2], 2 * down[1]):
+        cut = {"gate_up_proj": "packed_rowwise", "down_proj": COLUMN[0], "": EXPERTS}
+    else:
         return None
-    cut = {"gate_up_proj": "packed_colwise", "down_proj": ROW[0], "": EXPERTS}
     return cut if _split_dims(parse(spec.parameters["down_proj"].placement)) else {}
 
 
