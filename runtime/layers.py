@@ -179,8 +179,7 @@ def apply_module(
         reshard = _reshards(changes, mesh, path, lengths)
         head = SplitHead.of(reshard, mesh) if defer and isinstance(reshard, Reshard) else None
         state.outputs.append(Change(slot, slot, keys_of(slot), reshard, head=head))
-        if isinstance(reshard, Reshard) and not slot and head is None and len(spec.outputs) == 1:
-            state.through = reshard
+    state.settle()
     _place(module, spec, state, tensors or LocalTensors())
     for attribute, dim in spec.attributes.items():
         set_local(module, attribute, dim, mesh)
@@ -281,3 +280,4 @@ def _alone(
         state.inputs.append(Change(slot, slot, (), LastDim(source, target, mesh), 0))
     for slot, source, target in outputs:
         state.outputs.append(Change(slot, slot, (), LastDim(source, target, mesh)))
+    state.settle()

@@ -42,6 +42,12 @@ class Change:
     before: str | None = None
     origin: dict[str, Any] | None = None
 
+    @property
+    def idle(self) -> bool:
+        """Whether it leaves every tensor as it is where no gradient is wanted."""
+        plain = self.head is None and self.before is None
+        return plain and isinstance(self.reshard, Reshard) and not self.reshard.forward
+
 
 @dataclass
 class LocalState:
@@ -60,6 +66,8 @@ class LocalState:
     vocabulary: int = 0
     padding: int | None = None
     scope: LossScope | None = None
+    idle: tuple[bool, bool] = (True, True)
+    """Whether inputs, and outputs, stay as they are where no gradient is wanted."""
     through: Reshard | None = None
     """Of a sole output, where that is all that becomes of it: done in the frame of `forward`."""
     running: Running | Always = ALWAYS
@@ -70,6 +78,19 @@ class LocalState:
     kept: dict[str, Any] = field(default_factory=dict)
     """Arguments as they came in, while the module runs: modules within may want them so."""
     keeps: set[str] = field(default_factory=set)
+
+    def settle(self) -> None:
+        """See what `inputs` and `outputs` come to, when all of them are there."""
+        alone = not self.keeps
+        self.idle = (
+            alone and all(change.idle for change in self.inputs),
+            alone and all(change.idle for change in self.outputs),
+        )
+        self.through = None
+        if alone and len(self.outputs) == 1:
+            (sole,) = self.outputs
+            if isinstance(sole.reshard, Reshard) and not sole.keys and sole.head is None:
+                self.through = sole.reshard
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments as the module's code should see them.
@@ -144,13 +165,17 @@ class LocalModule:
                 alone.inside = True
         elif not alone.again():
             return state.alone_with(super().forward, args, kwargs)  # type: ignore[misc]
-        if state.inputs:
+        trains = torch.is_grad_enabled()
+        idle_in, idle_out = state.idle
+        if state.inputs and (trains or not idle_in):
             args, kwargs = state.enter(args, kwargs)  # type: ignore[assignment]
         spent = state.linear and len(args) == 1 and not kwargs
         if spent:
             output: Any = F.linear(*args, self.weight, self.bias)  # type: ignore[attr-defined]
         else:
             output = super().forward(*args, **kwargs)  # type: ignore[misc]
+        if idle_out and not trains:
+            return output
         through = state.through
         if through is None or not isinstance(output, Tensor):
             return state.leave(output) if state.outputs or state.keeps else output
@@ -160,7 +185,7 @@ class LocalModule:
         for dim, size in through.known:
             if shape[dim] != size:
                 return state.leave(output)
-        if torch.is_grad_enabled():
+        if trains:
             steps: Any = through.steps
         else:
             steps = through.spent if spent else through.forward
@@ -199,7 +224,7 @@ def link_origins(model: nn.Module) -> None:
             if outer is None or slot not in {c.slot for c in outer.inputs}:
                 raise PlanError(f"'{path}' wants '{slot}' as '{around}' took it, which it does not")
             outer.keeps.add(slot)
-            outer.through = None
+            outer.settle()
             change.origin = outer.kept
 
 

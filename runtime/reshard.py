@@ -72,13 +72,12 @@ class Operation:
 
     def without_gradient(self, spent: bool) -> Callable[[Tensor], Tensor] | None:
         """What it does where no gradient is wanted, or None; `spent` as in `all_reduce`."""
-        if self.group.size == 1 or (self.forward == "identity" and self.split is None):
+        static = self.split is None or self.split.static
+        if self.group.size == 1 or (self.forward == "identity" and static):
             return None
         if self.forward == "all_reduce":
             return partial(all_reduce, group=self.group, spent=spent)
-        if self.split is not None and self.split.static and self.forward != "identity":
-            return getattr(self.split, self.forward)
-        return self
+        return getattr(self.split, self.forward, self) if static else self
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` at the other side; differentiable."""

@@ -1,0 +1,79 @@
+"""What a split model does beside its own code to decode a token: counted, as time is not."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+import shardwright
+from benchmarks.speed_counts import Counts, counted
+from shardwright.runtime import collectives
+from shardwright.runtime.mesh import Group, Mesh
+from tests import planning
+from tests.ranks import run_ranks
+
+IDS = torch.arange(8).view(1, -1)
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "num_hidden_layers": 8,
+    "pad_token_id": 0,
+}
+
+
+def llama() -> Any:
+    return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+
+
+def mixtral() -> Any:
+    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4)).eval()
+
+
+@torch.no_grad()
+def of_a_step(model: Any) -> Counts:
+    """The counts of a step, when one has been made."""
+    cache = model(IDS, logits_to_keep=1).past_key_values
+
+    def step() -> None:
+        model(IDS[:, -1:], past_key_values=cache)
+
+    step()
+    return counted(step, ours=True)
+
+
+def at_once(
+    group: Group, kind: str, x: Tensor, _: str = "sum", spent: bool = False, rows: int = 1
+) -> Tensor:
+    """In the place of a collective, whose own calls are torch's where ranks are threads."""
+    if kind == "all_gather":
+        return x.repeat(group.size)
+    assert kind == "all_reduce"
+    return x if spent else x.clone()
+
+
+@pytest.mark.parametrize("made", [llama, mixtral])
+def test_a_step_takes_few_more_calls_than_unsplit(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = made()
+    plan = planning.plan(copy.deepcopy(base), tp=2, phase="prefill,decode")
+    assert {m.layer for m in plan.modules.values()} >= {"ColumnParallelLinear"}
+    want = of_a_step(base)
+    monkeypatch.setattr(collectives, "_run", at_once)
+
+    def work(mesh: Mesh) -> Counts:
+        return of_a_step(shardwright.apply(copy.deepcopy(base), plan, mesh))
+
+    for got in run_ranks(2, work):
+        assert got["python_calls"] <= 1.15 * want["python_calls"]
+        assert got["aten_calls"] <= 1.1 * want["aten_calls"]
+        # All-reduces of what a linear layer gives are in its memory. There are an embedding, the
+        # logits, and where there are experts what they give.
+        others = 2 + sum(name.endswith("experts") for name, _ in base.named_modules())
+        assert got["copies"] <= want["copies"] + others
