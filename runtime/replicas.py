@@ -52,10 +52,13 @@ class Copies:
                 continue
             if (old := self.hooks.get(id(parameter))) is not None:
                 old.remove()
-            trained = parameter.requires_grad
-            hook = parameter.requires_grad_().register_post_accumulate_grad_hook(self.note)
-            parameter.requires_grad_(trained)
+            trained, there = parameter.requires_grad, parameter._post_accumulate_grad_hooks
+            parameter.requires_grad_()
+            if there is not None:  # `.to()` puts another tensor below, which knows of none
+                parameter._post_accumulate_grad_hooks = there
+            hook = parameter.register_post_accumulate_grad_hook(self.note)
             self.hooks[id(parameter)] = hook
+            parameter.requires_grad_(trained)
 
     def note(self, parameter: Tensor) -> None:
         """`parameter` gets a gradient."""
