@@ -16,6 +16,7 @@ from torch.nn.modules.module import (
 from shardwright.errors import UsageError
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.local import placements
+from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.seen import Seeing
 
 
@@ -58,10 +59,12 @@ def watch_registrations() -> None:
     look for changes.
     """
 
-    def note(module: nn.Module, *_: Any) -> None:
+    def note(module: nn.Module, name: str, new: Any) -> None:
         calls = module.__dict__.get("_shardwright_calls")
         if calls is not None:
             calls.changed = True
+            if calls.copies is not None and calls.has(new):
+                calls.copies.watch([new])
 
     register_module_module_registration_hook(note)
     register_module_parameter_registration_hook(note)
@@ -84,6 +87,12 @@ class GuardedRoot(Seeing):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         finally:
             running.now = outer
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        out = super().__deepcopy__(memo)
+        if (copies := out._shardwright_calls.copies) is not None:
+            average_gradients(out, copies.groups)
+        return out
 
     def _shardwright_save_pretrained(
         self, save_directory: Any, max_shard_size: int | str = "5GB", **options: Any

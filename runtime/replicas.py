@@ -9,7 +9,8 @@ since what was averaged before is the same on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,47 +24,68 @@ from shardwright.runtime.mesh import Group
 def average_gradients(model: nn.Module, groups: Sequence[Group]) -> None:
     """From now on, average the gradient of each parameter of `model` over each of `groups`."""
     groups = [group for group in groups if group.size > 1]
-    trained = [p for p in model.parameters() if p.requires_grad] if groups else []
-    averaging = _Averaging(trained, groups)
-    for i, parameter in enumerate(trained):
-        parameter.register_post_accumulate_grad_hook(averaging.hook(i))
+    if not groups:
+        return
+    copies = Copies(model, groups)
+    copies.watch(model.parameters())
+    if (calls := model.__dict__.get("_shardwright_calls")) is not None:
+        calls.copies = copies
 
 
-class _Averaging:
-    """Which parameters got a gradient in the backward pass that is running."""
+class Copies:
+    """Which parameters got a gradient in the backward pass that is running.
 
-    def __init__(self, trained: Sequence[nn.Parameter], groups: Sequence[Group]) -> None:
-        self.trained, self.groups = trained, groups
+    Modules that see local tensors of DTensors tell it (`runtime/seen.py`), and hooks on parameters,
+    for compiled code and for parameters that are plain tensors.
+    """
+
+    def __init__(self, model: nn.Module, groups: Sequence[Group]) -> None:
+        self.model, self.groups = model, groups
+        self.hooks: dict[int, Any] = {}
         self.task = -1
         self.made: set[int] = set()
 
-    def hook(self, i: int) -> Callable[[Tensor], None]:
-        """What notes that parameter number `i` got a gradient."""
+    def watch(self, parameters: Iterable[nn.Parameter | None]) -> None:
+        """Have hooks on these parameters, which may be new; those that are not trained yet, too."""
+        for parameter in parameters:
+            if parameter is None or not (parameter.is_floating_point() or parameter.is_complex()):
+                continue
+            if (old := self.hooks.get(id(parameter))) is not None:
+                old.remove()
+            trained, there = parameter.requires_grad, parameter._post_accumulate_grad_hooks
+            parameter.requires_grad_()
+            if there is not None:  # `.to()` puts another tensor below, which knows of none
+                parameter._post_accumulate_grad_hooks = there
+            hook = parameter.register_post_accumulate_grad_hook(self.note)
+            self.hooks[id(parameter)] = hook
+            parameter.requires_grad_(trained)
 
-        def note(_: Tensor) -> None:
-            task = torch._C._current_graph_task_id()
-            if task != self.task:  # what a backward pass that failed has left does not count
-                self.task, self.made = task, set()
-                Variable._execution_engine.queue_callback(self.average)
-            self.made.add(i)
-
-        return note
+    def note(self, parameter: Tensor) -> None:
+        """`parameter` gets a gradient."""
+        task = torch._C._current_graph_task_id()
+        if task != self.task:  # what a backward pass that failed has left does not count
+            self.task, self.made = task, set()
+            Variable._execution_engine.queue_callback(self.average)
+        self.made.add(id(parameter))
 
     def average(self) -> None:
         """Average what any copy has, at the end of a backward pass; all ranks call it."""
-        flags = torch.zeros(len(self.trained), dtype=torch.int32)
-        flags[list(self.made)] = 1
-        flags = flags.to(self.trained[0].device)
+        parameters = list(self.model.parameters())
+        flags = torch.tensor([id(p) in self.made for p in parameters], dtype=torch.int32)
+        flags = flags.to(parameters[0].device)
         for group in self.groups:
             flags = all_reduce(flags, group, "max")
         for i in flags.nonzero().flatten().tolist():
-            parameter = self.trained[i]
+            parameter = parameters[i]
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             grad = local = _local(parameter.grad)
             for group in self.groups:
                 grad = all_reduce(grad / group.size, group)
             local.copy_(grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
+        return self  # until the copied model has its own
 
 
 def _local(grad: Tensor) -> Tensor:

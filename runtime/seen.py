@@ -21,6 +21,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime.classes import like
 from shardwright.runtime.dtensors import axes_of, cut
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.replicas import Copies
 from shardwright.runtime.running import Running
 
 
@@ -31,6 +32,8 @@ class Calls:
         self.mesh, self.running = mesh, running
         self.changed = False
         """Whether modules or parameters were put into the model since its last call."""
+        self.copies: Copies | None = None
+        """Of the model, if it averages its gradients over them."""
         self.axes = len(axes_of(mesh))
         """Dims of the mesh of parameters: FSDP2 stores them over more."""
 
@@ -52,6 +55,10 @@ class Calls:
             frame = frame.f_back
         return False
 
+    def has(self, parameter: Tensor | None) -> bool:
+        """Whether it is one of the model's that FSDP2 has not taken over."""
+        return isinstance(parameter, DTensor) and len(parameter.placements) == self.axes
+
     def cut(self, value: Tensor, stored: DTensor) -> Tensor:
         """What this rank holds of `value`, laid out as `stored`; a DTensor stays as it is."""
         return value if isinstance(value, DTensor) else cut(value, stored, self.mesh)
@@ -64,20 +71,24 @@ class _Local(torch.autograd.Function):
     """The local tensor of a parameter. Does what `to_local` does, which takes twice as long."""
 
     @staticmethod
-    def forward(ctx: Any, stored: DTensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, stored: DTensor, copies: Copies | None) -> Tensor:  # type: ignore[override]
         """The local tensor."""
         ctx.spec = stored._spec
+        ctx.noted = None if copies is None else (copies, stored)
         local = stored._local_tensor
         return local.view_as(local)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> DTensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[DTensor, None]:  # type: ignore[override]
         """The gradient, laid out as the parameter is."""
         spec, grad = ctx.spec, grad.contiguous()
+        if ctx.noted is not None:
+            copies, stored = ctx.noted
+            copies.note(stored)
         if torch.is_grad_enabled():  # it will be differentiated again
             at = (spec.mesh, spec.placements)
-            return DTensor.from_local(grad, *at, shape=spec.shape, stride=spec.stride)
-        return DTensor.__new__(DTensor, grad, spec, requires_grad=False)
+            return DTensor.from_local(grad, *at, shape=spec.shape, stride=spec.stride), None
+        return DTensor.__new__(DTensor, grad, spec, requires_grad=False), None
 
 
 def _seen(name: str, used: bool) -> property:
@@ -103,14 +114,16 @@ def _seen(name: str, used: bool) -> property:
         if not torch.is_grad_enabled() or not stored.requires_grad:
             local = stored._local_tensor
         else:
-            local = _with_gradient(stored)
+            local = _with_gradient(stored, calls)
         return own["_shardwright"].uses[name](local) if used else local
 
     return property(get, doc=f"`{name}` as the code that asks should see it.")
 
 
-def _with_gradient(stored: Any) -> Tensor:
-    return stored.to_local() if torch.compiler.is_compiling() else _Local.apply(stored)
+def _with_gradient(stored: Any, calls: Calls) -> Any:
+    if torch.compiler.is_compiling():
+        return stored.to_local()
+    return _Local.apply(stored, calls.copies)
 
 
 def _flat_weights(self: Any) -> list[Tensor]:
@@ -131,6 +144,13 @@ class Seeing:
                 "themselves, or use torch's fully_shard)"
             )
         super().__delattr__(name)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        out = super()._apply(fn, recurse)  # type: ignore[misc]
+        calls, parameters = self._shardwright_calls, self.__dict__["_parameters"].values()
+        if calls.copies is not None:
+            calls.copies.watch(p for p in parameters if calls.has(p))
+        return out
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         for name, stored in self.__dict__["_parameters"].items():

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import shardwright
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.replicas import average_gradients
+from tests import planning
 from tests.ranks import run_ranks
 
 
@@ -80,3 +86,58 @@ def test_a_backward_pass_that_failed_leaves_nothing_behind() -> None:
     for found in run_ranks(2, work, {"dp": 2}):
         assert found is not None
         torch.testing.assert_close(found, torch.full((1, 2), 0.5))
+
+
+def _as_it_is(model: Any) -> Any:
+    return model
+
+
+def _frozen_when_split(model: Any) -> Any:
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    return model
+
+
+def _cast(model: Any) -> Any:
+    return model.float().double()
+
+
+def _loaded(model: Any) -> Any:
+    model.load_state_dict(model.state_dict(), assign=True)
+    return model
+
+
+CHANGES = [_as_it_is, _frozen_when_split, _loaded, copy.deepcopy, _cast]
+
+
+@pytest.mark.parametrize(
+    ("change", "compiled"), [*((c, False) for c in CHANGES), (_cast, True), (copy.deepcopy, True)]
+)
+def test_a_model_that_was_changed_since_is_averaged(change: Any, compiled: bool) -> None:
+    """What changes takes hooks off parameters, or brings new ones."""
+    sizes = {"dp": 2, "tp": 1 if compiled else 2}
+    config = LlamaConfig(
+        hidden_size=8,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=8,
+        vocab_size=16,
+        num_hidden_layers=1,
+    )
+    torch.manual_seed(0)
+    whole = LlamaForCausalLM(config).float().double()
+    ids = torch.arange(8).view(2, 4)
+    plan = planning.plan(copy.deepcopy(whole), mesh=sizes)
+    base = copy.deepcopy(whole).requires_grad_(change is not _frozen_when_split)
+    whole(ids, labels=ids).loss.backward()
+
+    def work(mesh: Mesh) -> None:
+        split: Any = change(shardwright.apply(copy.deepcopy(base), plan, mesh))
+        called = torch.compile(split, backend="eager") if compiled else split
+        mine = ids[mesh["dp"].rank][None]
+        called(mine, labels=mine).loss.backward()
+        grads = {n: p.grad for n, p in split.named_parameters()}
+        for name, grad in shardwright.full_tensors(split, grads).items():
+            torch.testing.assert_close(grad, whole.get_parameter(name).grad, rtol=0, atol=1e-6)
+
+    run_ranks(2 * sizes["tp"], work, sizes)
