@@ -122,6 +122,8 @@ def test_what_is_missing_or_not_taken() -> None:
     with pytest.raises(UsageError, match="'csv' does not take model"):
         export(plan, "csv", model="x")
     _, other = zoo.build("llama")
+    with pytest.raises(UsageError, match="does not take own_styles"):
+        export(plan, "torch", model=other, own_styles=True)
     with pytest.raises(PlanError, match="the plan is for a GPT2LMHeadModel"):
         export(plan, "torch", model=other)
 
