@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from transformers import LlamaConfig
+from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
@@ -14,6 +15,7 @@ from shardwright.planner.exports.stock.to_torch import source
 from shardwright.planner.exports.stock.to_transformers import by_class
 from shardwright.planner.on_ranks.small import small
 from shardwright.planner.on_ranks.stock import Ran
+from shardwright.planner.problem.tp_plan import general
 from shardwright.runtime.in_transformers import tp_plan
 from tests import planning, zoo
 
@@ -120,5 +122,13 @@ def test_what_is_missing_or_not_taken() -> None:
     with pytest.raises(UsageError, match="'csv' does not take model"):
         export(plan, "csv", model="x")
     _, other = zoo.build("llama")
+    with pytest.raises(UsageError, match="does not take own_styles"):
+        export(plan, "torch", model=other, own_styles=True)
     with pytest.raises(PlanError, match="the plan is for a GPT2LMHeadModel"):
         export(plan, "torch", model=other)
+
+
+def test_of_two_numbers_in_a_row_a_rule_names_the_first_alone() -> None:
+    """As transformers does, which refuses rules that name nothing."""
+    replaced = replace_layer_number_by_wildcard("model.layers.3.list.0.1.weight")
+    assert general("model.layers.3.list.0.1.weight") == replaced == "model.layers.*.list.*.1.weight"

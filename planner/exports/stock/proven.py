@@ -56,6 +56,8 @@ class Model:
             raise UsageError(
                 "what is exported is run first: give the MODEL that the plan was made for"
             )
+        if unknown := hub.keys() - {*Hub._fields}:
+            raise UsageError(f"this format does not take {', '.join(sorted(unknown))}")
         if isinstance(model, nn.Module) and hasattr(model, "config"):
             cls_name, model = type(model).__name__, copy.deepcopy(model.config)
             model.architectures = [cls_name]  # type: ignore[attr-defined]
