@@ -59,9 +59,22 @@ class Calls:
         """Whether it is one of the model's that FSDP2 has not taken over."""
         return isinstance(parameter, DTensor) and len(parameter.placements) == self.axes
 
-    def cut(self, value: Tensor, stored: DTensor) -> Tensor:
-        """What this rank holds of `value`, laid out as `stored`; a DTensor stays as it is."""
-        return value if isinstance(value, DTensor) else cut(value, stored, self.mesh)
+    def cut(self, value: Tensor, stored: DTensor, name: str) -> Tensor:
+        """What this rank holds of `value`, laid out as `stored`; a DTensor stays as it is.
+
+        Raises:
+            UsageError: it is one that another rank had.
+        """
+        if not isinstance(value, DTensor):
+            return cut(value, stored, self.mesh)
+        theirs, own = value.device_mesh, stored.device_mesh
+        alike = theirs.mesh_dim_names == own.mesh_dim_names
+        if alike and theirs.get_coordinate() != own.get_coordinate():
+            raise UsageError(
+                f"'{name}' in this state dict is the part that another rank had when it saved it: "
+                "save parts with torch.distributed.checkpoint, or each rank its own file"
+            )
+        return value
 
 
 _CALL = nn.Module._call_impl.__code__
@@ -156,7 +169,8 @@ class Seeing:
         for name, stored in self.__dict__["_parameters"].items():
             value = state_dict.get(prefix + name)
             if isinstance(stored, DTensor) and value is not None and value.shape == stored.shape:
-                state_dict[prefix + name] = self._shardwright_calls.cut(value, stored)
+                own = self._shardwright_calls.cut(value, stored, prefix + name)
+                state_dict[prefix + name] = own
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from torch import Tensor
@@ -34,11 +33,11 @@ def load_full_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> No
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     indices = [i for group in state["param_groups"] for i in group["params"]]
     state = {**state, "state": {i: dict(kept) for i, kept in state["state"].items()}}
-    for i, parameter in zip(indices, parameters, strict=True):
+    for i, parameter in zip(indices, parameters, strict=False):  # load_state_dict counts
         for name, value in state["state"].get(i, {}).items():
             if isinstance(value, Tensor) and value.dim() > 0 and isinstance(parameter, DTensor):
                 state["state"][i][name] = _part(value, parameter, name)
-    optimizer.load_state_dict(copy.copy(state))
+    optimizer.load_state_dict(state)
 
 
 def _part(whole: Tensor, like: DTensor, name: str) -> DTensor:

@@ -18,10 +18,16 @@ from tests import planning
 ROWS = torch.randint(0, 50, (22, 8), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def data(rows: list[list[int]]) -> Any:
-    """Labels of other numbers of tokens, so that a mean over copies would not be that of tokens."""
+def data(rows: list[list[int]], padded: int = 1) -> Any:
+    """Rows of which up to `padded` - 1 labels do not count.
+
+    In training, so that the mean of the losses of copies is not that over all tokens; evaluation
+    is the mean over batches to Trainer, too.
+    """
+    lengths = [i % padded for i in range(len(rows))]
     return [
-        {"input_ids": row, "labels": [-100] * (i % 5) + row[i % 5 :]} for i, row in enumerate(rows)
+        {"input_ids": row, "labels": [-100] * n + row[n:]}
+        for row, n in zip(rows, lengths, strict=True)
     ]
 
 
@@ -65,7 +71,7 @@ def train(make: Any, model: Any, folder: Path, batch: int, resume: Path | None =
     trainer = make(
         model,
         arguments(folder, batch),
-        train_dataset=data(ROWS[:16]),
+        train_dataset=data(ROWS[:16], padded=5),
         eval_dataset=data(ROWS[16:]),
     )
     trainer.train(resume_from_checkpoint=resume and str(resume))

@@ -248,6 +248,24 @@ def test_whole_tensors_load_and_copies_compute() -> None:
     run_ranks(2, work)
 
 
+def test_a_state_that_another_rank_saved_is_refused() -> None:
+    base = made(llama)
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+    states: dict[int, Any] = {}
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        states[mesh["tp"].rank] = copy.deepcopy(split.state_dict())
+        nn.utils.get_total_norm([p.detach() for p in split.parameters()])  # all have come here
+        split.load_state_dict(states[mesh["tp"].rank])
+        torch.testing.assert_close(split(IDS).logits, base(IDS).logits)
+        if mesh["tp"].rank == 1:
+            with pytest.raises(UsageError, match="another rank had"):
+                split.load_state_dict(states[0])
+
+    run_ranks(2, work)
+
+
 def new_head(model: Any) -> None:
     model.lm_head = nn.Linear(36, 50, bias=False).double()
 
