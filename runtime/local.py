@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Range
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.caches import Caches
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.slots import Keys, replace
 
@@ -58,6 +59,8 @@ class LocalState:
     scope: LossScope | None = None
     running: Running | None = None
     """Of the model that the module is in; None for a layer that was made by itself."""
+    caches: Caches = field(default_factory=Caches)
+    """Of that model."""
     alone: Alone | None = None
     kept: dict[str, Any] = field(default_factory=dict)
     """Arguments as they came in, while the module runs: modules within may want them so."""
@@ -113,10 +116,12 @@ class LocalModule:
         if not (state.running is None or state.running.now):
             assert state.alone is not None
             if not state.alone.again():
-                with state.running.forward():
+                with state.running.forward(), state.alone.caches(args, kwargs, state.caches) as left:
                     args, kwargs, kept = state.alone.enter(args, kwargs, state.keeps)
                     state.kept.update(kept)
-                    return state.alone.leave(super().forward(*args, **kwargs))  # type: ignore[misc]
+                    output = super().forward(*args, **kwargs)  # type: ignore[misc]
+                    left += state.caches.among(output)
+                    return state.alone.leave(output)
         elif state.alone is not None and not state.alone.inside:
             state.alone.inside = True
         args, kwargs = state.enter(args, kwargs)  # type: ignore[assignment]
