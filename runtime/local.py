@@ -116,7 +116,10 @@ class LocalModule:
         if not (state.running is None or state.running.now):
             assert state.alone is not None
             if not state.alone.again():
-                with state.running.forward(), state.alone.caches(args, kwargs, state.caches) as left:
+                with (
+                    state.running.forward(),
+                    state.alone.caches(args, kwargs, state.caches) as left,
+                ):
                     args, kwargs, kept = state.alone.enter(args, kwargs, state.keeps)
                     state.kept.update(kept)
                     output = super().forward(*args, **kwargs)  # type: ignore[misc]

@@ -18,6 +18,10 @@ from shardwright.planner.contract.names import MASKS, slot_pattern
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.slots import is_own, leaves, positions, returned
 
+ALIKE = {"StaticCache": "DynamicCache"}
+"""A class of caches -> one that holds the same tensors, one call's behind the other's: what has a
+fixed size has that of the keys and values that come, and is written at their positions."""
+
 
 @dataclass(frozen=True)
 class Proven:
@@ -96,13 +100,15 @@ class Proven:
 
     def _check_state(self, name: str, value: Any) -> None:
         """Check that a cache may be given, with what calls before put into it."""
-        known = self.state.get(name, ())
-        if value is None or type(value).__name__ in known or (name in self.given and not known):
+        known, kind = self.state.get(name, ()), type(value).__name__
+        if value is None or kind in known or (name in self.given and not known):
+            return
+        if ALIKE.get(kind) in known:
             return
         if any(isinstance(x, Tensor) and x.is_floating_point() for _, x in leaves(value)):
             kinds = " or ".join(sorted(known)) or "none"
             raise UsageError(
-                f"argument '{name}' of {self.model} is a {type(value).__name__}, and the plan is "
+                f"argument '{name}' of {self.model} is a {kind}, and the plan is "
                 f"proven for steps with {kinds}: give such a cache, or call with use_cache=False"
             )
 

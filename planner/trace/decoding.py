@@ -43,7 +43,9 @@ def steps(inputs: Mapping[str, Any], grows: str, tokens: int) -> Iterator[dict[s
         if MASKS.get(name) == grows and isinstance(mask, Tensor):
             token[name] = torch.cat([mask, mask[:, :tokens]], 1)
     known = {*GROWING, *MASKS, *ENCODED}
-    if grows == GROWING[-1] and any(isinstance(v, Tensor) and name not in known for name, v in inputs.items()):
+    if grows == GROWING[-1] and any(
+        isinstance(v, Tensor) and name not in known for name, v in inputs.items()
+    ):
         kept = {n: v for n, v in inputs.items() if n in known or not isinstance(v, Tensor)}
         yield {**kept, **token}
     yield {**inputs, **token}
