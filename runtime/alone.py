@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModulePlan
+from shardwright.runtime.caches import Caches
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import Reshard
 from shardwright.runtime.slots import map_slots, returned
@@ -82,6 +84,13 @@ class Alone:
         kept = {n: map_slots(given[n], n, self.keep) for n in keeps if n in given}
         entered = {n: map_slots(value, n, self.take) for n, value in given.items()}
         return tuple(entered[n] for n in at), {n: entered[n] for n in kwargs}, kept
+
+    def caches(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], caches: Caches
+    ) -> AbstractContextManager[list[Any]]:
+        """What `Caches.open` is for those among the arguments."""
+        given = {**dict(zip(list(self.arguments)[1:], args, strict=False)), **kwargs}
+        return caches.open(given.get(name) for name in caches.names)
 
     def leave(self, output: Any) -> Any:
         """The output whole, value and gradient.

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Range
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.caches import Caches
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import Reshard
 from shardwright.runtime.running import ALWAYS, Always, Running
@@ -72,6 +73,8 @@ class LocalState:
     """Of a sole output, where that is all that becomes of it: done in the frame of `forward`."""
     running: Running | Always = ALWAYS
     """Of the model that the module is in."""
+    caches: Caches = field(default_factory=Caches)
+    """Of that model."""
     alone: Alone | None = None
     linear: bool = False
     """Whether the module's own forward is that of `nn.Linear`, as of most: done in its place."""
@@ -140,9 +143,12 @@ class LocalState:
         assert isinstance(running, Running)
         running.now = True
         try:
-            args, kwargs, kept = alone.enter(args, kwargs, self.keeps)
-            self.kept.update(kept)
-            return alone.leave(code(*args, **kwargs))
+            with alone.caches(args, kwargs, self.caches) as left:
+                args, kwargs, kept = alone.enter(args, kwargs, self.keeps)
+                self.kept.update(kept)
+                output = code(*args, **kwargs)
+                left += self.caches.among(output)
+                return alone.leave(output)
         finally:
             running.now = False
 

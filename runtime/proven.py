@@ -7,7 +7,7 @@ one term of a sum, without any error to show it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,10 @@ from shardwright.runtime.slots import is_own, leaves, positions, returned
 
 COUNT = "num_items_in_batch"
 """By what losses of transformers are divided, in place of the tokens at hand; they are whole."""
+
+ALIKE = {"StaticCache": "DynamicCache"}
+"""A class of caches -> one that holds the same tensors, one call's behind the other's: what has a
+fixed size has that of the keys and values that come, and is written at their positions."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Proven:
         joins: Whether calls of parts of it are proven by themselves: its code, which is not traced
             then, joins what they give, whole, with whole tensors.
         named: Whether its outputs have names, even where a tuple is asked for.
+        state: The classes of caches that calls handed on to each other, by argument.
     """
 
     model: str
@@ -44,6 +49,7 @@ class Proven:
     arguments: frozenset[str]
     joins: bool
     named: bool
+    state: dict[str, frozenset[str]]
 
     @classmethod
     def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> Proven:
@@ -63,13 +69,15 @@ class Proven:
             frozenset(parameters),
             any(call.module for call in calls),
             named and not any(slot[:1].isdigit() for slot in slots),
+            _by_argument((n, kind) for call in calls for n, kind in call.state.items()),
         )
 
     def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether all that comes in was given in some call.
 
         Raises:
-            UsageError: it was not, and no part of the model takes it.
+            UsageError: it was not, and no part of the model takes it; or it is a cache that holds
+                something, in no call with one of its class.
         """
         new = list(self._new(args, kwargs))
         if not new or (self.joins and not {*new} & {*MASKS}):
@@ -84,11 +92,28 @@ class Proven:
         """Arguments that no call had, and that matter: real tensors, and masks for padding."""
         names = (*self.positions, *(f"*{n}" for n in range(len(args))))
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-            if name in self.given or name == COUNT or value is None or is_own(value):
+            if value is None or is_own(value):
+                self._check_state(name, value)
+                continue
+            if name in self.given or name == COUNT:
                 continue
             tensors = [x for _, x in leaves(value) if isinstance(x, Tensor)]
             if any(x.is_floating_point() for x in tensors) or (tensors and name in MASKS):
                 yield name
+
+    def _check_state(self, name: str, value: Any) -> None:
+        """Check that a cache may be given, with what calls before put into it."""
+        known, kind = self.state.get(name, ()), type(value).__name__
+        if value is None or kind in known or (name in self.given and not known):
+            return
+        if ALIKE.get(kind) in known:
+            return
+        if any(isinstance(x, Tensor) and x.is_floating_point() for _, x in leaves(value)):
+            kinds = " or ".join(sorted(known)) or "none"
+            raise UsageError(
+                f"argument '{name}' of {self.model} is a {kind}, and the plan is "
+                f"proven for steps with {kinds}: give such a cache, or call with use_cache=False"
+            )
 
     def check_output(self, output: Any) -> None:
         """Check that all that leaves was given out in some call.
@@ -103,3 +128,10 @@ class Proven:
                     "for, so a rank may have a part of it or of its gradient: plan with example "
                     "inputs (kwargs) with which the model gives it"
                 )
+
+
+def _by_argument(found: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]:
+    out: dict[str, frozenset[str]] = {}
+    for name, kind in found:
+        out[name] = out.get(name, frozenset()) | {kind}
+    return out

@@ -16,6 +16,7 @@ from torch import nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import TracedCall
+from shardwright.runtime.caches import Caches
 from shardwright.runtime.classes import like
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.proven import Proven
@@ -34,6 +35,7 @@ class RootModule:
     _shardwright_lengths: Lengths
     _shardwright_positions: dict[str, int]
     _shardwright_running: Running
+    _shardwright_caches: Caches
     _shardwright_proven: Proven | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,14 +65,16 @@ class RootModule:
         # Dynamo takes nn.CrossEntropyLoss for its own business and wants a tensor: gather, then.
         whole = labels is None or (torch.compiler.is_compiling() and not scope.traceable)
         scope.seal = seal = None if whole else Seal()
-        running = self._shardwright_running
+        running, caches = self._shardwright_running, self._shardwright_caches
         within, running.now = running.now, True
         try:
-            if lengths.axes:
-                with lengths.forward():
-                    output = super().forward(*args, **kwargs)  # type: ignore[misc]
-            else:
+            if not (lengths.axes or caches.names):
                 output = super().forward(*args, **kwargs)  # type: ignore[misc]
+            else:
+                along = lengths.forward() if lengths.axes else nullcontext()
+                with along, caches.open(given.get(name) for name in caches.names) as left:
+                    output = super().forward(*args, **kwargs)  # type: ignore[misc]
+                    left += caches.among(output)
         finally:
             running.now = within
             scope.seal = outer
@@ -118,9 +122,10 @@ def wrap_root(
     if not any(states):
         return
     running = Running()
+    caches = Caches({name for call in calls or () for name in call.state})
     for state in states:
         if state is not None:
-            state.running = running
+            state.running, state.caches = running, caches
     original = type(model)
     code = getattr(inspect.unwrap(original.forward), "__code__", None)
     scope = LossScope(traceable=code is None or "CrossEntropyLoss" not in code.co_names)
@@ -129,6 +134,7 @@ def wrap_root(
     model._shardwright_scope = scope  # type: ignore[assignment]
     model._shardwright_lengths = lengths  # type: ignore[assignment]
     model._shardwright_running = running  # type: ignore[assignment]
+    model._shardwright_caches = caches  # type: ignore[assignment]
     model._shardwright_proven = None if calls is None else Proven.of(model, calls)  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]
     if original not in ROOT_CLASSES:

@@ -117,12 +117,11 @@ def returned(output: Any, takes: Container[str]) -> Iterator[tuple[str, Any]]:
     But for state: an object of a class of its own that it also takes, by the name under which it
     gives it. What ranks put into such a cache is what they get back, each its part.
     """
-    named = _named(output)
-    if named is None:
+    if (by_name := named(output)) is None:
         return leaves(output)
     return (
         found
-        for name, value in named.items()
+        for name, value in by_name.items()
         if not (name in takes and is_own(value))
         for found in leaves(value, str(name))
     )
@@ -131,11 +130,11 @@ def returned(output: Any, takes: Container[str]) -> Iterator[tuple[str, Any]]:
 def state_of(output: Any, module: nn.Module) -> dict[str, Any]:
     """What a call of `module` gave out that it takes in the next one, by the argument: a cache."""
     takes = inspect.signature(module.forward).parameters
-    found = (_named(output) or {}).items()
+    found = (named(output) or {}).items()
     return {n: v for n, v in found if n in takes and (is_own(v) or isinstance(v, (tuple, list)))}
 
 
-def _named(output: Any) -> Mapping[str, Any] | None:
+def named(output: Any) -> Mapping[str, Any] | None:
     """The parts of an output by name; None where they have none."""
     if isinstance(output, Mapping):
         return output

@@ -8,9 +8,10 @@ same kind, so the whole graph follows, edges between blocks included, and is nev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 from shardwright.planner.blocks.stacks import Stack
 from shardwright.planner.graph.graph import Boundary, Graph, Op
@@ -105,7 +106,8 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
         Unfoldable: the graph shows that blocks differ, or that one is used from afar.
     """
     folding = Folding(graph)
-    nothing = frozenset(n for n in graph.inputs if 0 in graph.tensors[n].shape)
+    small = {n for n in graph.inputs if prod(graph.tensors[n].shape) <= 1}
+    small -= {n for op in graph.ops if graph.priced(op) for n in op.inputs}
     for stack in stacks:
         row = segments_of(graph, stack, shared)
         folding.segments.append(row)
@@ -117,7 +119,7 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
             graph.counts |= dict.fromkeys(segment.keys, times)
             base = first.setdefault(segment.kind, segment)
             if base is not segment:
-                match(base, segment, row, nothing)
+                match(base, segment, row, small)
                 graph.alike |= {segment.tensors[k]: n for k, n in base.tensors.items()}
     classes: dict[str, set[str]] = {}
     for name, one in graph.alike.items():
@@ -249,10 +251,10 @@ def taken_by(item: Item) -> tuple[str, ...]:
     return item.inputs if isinstance(item, Op) else (item.source,)
 
 
-def match(
-    one: Segment, other: Segment, row: Sequence[Segment], nothing: frozenset[str] = frozenset()
-) -> None:
-    """Compare two segments of blocks of one kind; tensors of `nothing` have no elements.
+def match(one: Segment, other: Segment, row: Sequence[Segment], small: Collection[str]) -> None:
+    """Compare two segments of blocks of one kind.
+
+    Each may begin with its own of the tensors `small`, which nothing splits: with empty caches.
 
     Raises:
         Unfoldable: they do different things, or take different tensors.
@@ -268,7 +270,7 @@ def match(
                 fits = one.keys.get(x) == other.keys.get(y)
             else:
                 before = _behind(x, one, row) or (one.place == 0 and x not in owned)
-                fits = x == y or (before and _behind(y, other, row)) or {x, y} <= nothing
+                fits = x == y or (before and _behind(y, other, row)) or (x in small and y in small)
             if not fits:
                 raise Unfoldable(f"{one.module} takes {x} where {other.module} takes {y}")
 

@@ -104,7 +104,9 @@ def traced_calls(task: Task) -> list[TracedCall]:
         positions = (*names, *(f"*{i}" for i in range(len(run.args))))[: len(run.args)]
         call = TracedCall(
             module=run.module,
-            inputs=sorted({*positions, *taken, *(k for k, v in run.kwargs.items() if v is not None)}),
+            inputs=sorted(
+                {*positions, *taken, *(k for k, v in run.kwargs.items() if v is not None)}
+            ),
             outputs=sorted({slot_pattern(slot) for slot in given}),
             state=state,
         )

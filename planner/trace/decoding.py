@@ -1,4 +1,4 @@
-"""A step of decoding: a call that goes on, by one token, with the cache that one before it left.
+"""A step of decoding: a call that goes on with the cache that one before it left.
 
 What one call puts into a cache is what the next finds there: in the graph of both its tensors go
 from the one to the other like any others. So it is proven that ranks find what they need, and that
@@ -32,18 +32,20 @@ def grows(inputs: Mapping[str, Any]) -> str | None:
     return next((name for name in GROWING if isinstance(inputs.get(name), Tensor)), None)
 
 
-def steps(inputs: Mapping[str, Any], grows: str) -> Iterator[dict[str, Any]]:
-    """The calls of which one is to be traced behind a call with `inputs` that left a cache.
+def steps(inputs: Mapping[str, Any], grows: str, tokens: int) -> Iterator[dict[str, Any]]:
+    """The calls of which one is to be traced, by `tokens`, behind one that left a cache.
 
     First without images and the like, which are in the cache, but for those of an encoder. Masks
     for padding cover what is in the cache, too.
     """
-    token = {SWITCH: True, grows: inputs[grows][:, :1].clone()}
+    token = {SWITCH: True, grows: inputs[grows][:, :tokens].clone()}
     for name, mask in inputs.items():
         if MASKS.get(name) == grows and isinstance(mask, Tensor):
-            token[name] = torch.cat([mask, mask[:, :1]], 1)
+            token[name] = torch.cat([mask, mask[:, :tokens]], 1)
     known = {*GROWING, *MASKS, *ENCODED}
-    if grows == GROWING[-1] and any(isinstance(v, Tensor) and name not in known for name, v in inputs.items()):
+    if grows == GROWING[-1] and any(
+        isinstance(v, Tensor) and name not in known for name, v in inputs.items()
+    ):
         kept = {n: v for n, v in inputs.items() if n in known or not isinstance(v, Tensor)}
         yield {**kept, **token}
     yield {**inputs, **token}

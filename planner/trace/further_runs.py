@@ -50,15 +50,22 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
     for instead in (_embedded(module, inputs), encoded):
         if instead:
             found.append((_run(_without(inputs, instead)),))
-    grows = decoding.grows(inputs)
-    if grows is not None and (SWITCH in inputs or _switch(module, SWITCH)):
-        # The last of them fills the cache as well; if there is none, a call that does that alone.
-        before = found.pop() if len(found) > 1 else ()
-        filling = {**(before[0].kwargs if before else inputs), SWITCH: True}
-        found.append((_run(filling), *before))
-        steps = decoding.steps({**_without(inputs, encoded), **masks}, grows)
-        found.append(tuple(_run(step)._replace(resumes=True) for step in steps))
+    # The last of them fills a cache as well; if there is none, a call that does that alone.
+    last = found.pop() if len(found) > 1 else ()
+    found += decoded(module, _without(inputs, encoded), last) or [last]
     return tuple(wish for wish in found if wish)
+
+
+def decoded(
+    module: nn.Module, inputs: Mapping[str, Any], before: Wish = (), tokens: int = 1
+) -> list[Wish]:
+    """A call that fills a cache, `before` or else that with `inputs`, and a step behind it."""
+    grows = decoding.grows(inputs)
+    if grows is None or not (SWITCH in inputs or _switch(module, SWITCH)):
+        return []
+    filling = _run({**(before[0].kwargs if before else inputs), SWITCH: True})
+    steps = decoding.steps({**inputs, **padding(module, inputs)}, grows, tokens)
+    return [(filling, *before), tuple(_run(step)._replace(resumes=True) for step in steps)]
 
 
 def _without(inputs: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace import by_name
 from shardwright.planner.trace.duplicate import duplicate
-from shardwright.planner.trace.further_runs import SHOWS, Wish, wishes
+from shardwright.planner.trace.further_runs import SHOWS, Wish, decoded, wishes
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
@@ -57,15 +57,20 @@ class Source:
 
     def masks(self) -> set[str]:
         """The masks for padding that further runs have."""
-        return {name for run in self.further for name in run.kwargs if name in MASKS}
+        runs = (run for run in self.further if not run.resumes)
+        return {name for run in runs for name in run.kwargs if name in MASKS}
 
     def along_sequence(self) -> Source:
-        """The same for hidden states that are split along the sequence: nobody is given those."""
+        """The same for hidden states that are split along the sequence: nobody is given those.
+
+        A step with a cache is then one by as many tokens: one alone cannot be split.
+        """
         kept = tuple(
             run for wish in self.wishes[:1] for run in wish if not run.kwargs.keys() & SHOWS
         )
-        wishes = (kept,) if kept else ()
-        return replace(self, more=(), further=kept[:1], wishes=wishes)
+        wishes = (kept, *decoded(self.module, self.kwargs, tokens=TRACE_SEQ))
+        wishes = tuple(wish for wish in wishes if wish)
+        return replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
 
     def with_values(self) -> Source | None:
         """The same, traced with values; None where there are none."""

@@ -16,7 +16,6 @@ from shardwright.planner.contract.names import is_within
 from shardwright.planner.trace.data_dependent import branch_paths
 from shardwright.runtime.slots import state_of
 
-
 State = Mapping[str, Any]
 """What a model keeps from one call for the next, a cache, by the argument that takes it."""
 
@@ -28,9 +27,9 @@ class Run(NamedTuple):
     not depend on it. No other run may use the module then. Where its code goes on either way from
     questions that only data answers, `answers` are those of the first of them (see
     `branch_paths.py`). One that is not `priced` only says what must hold besides; the last dim of
-    what is real in it is the model's, not one of run-time size. It may be given what `state` makes
-    for the root: an empty cache. One that `resumes` is given the state that the last run before it
-    gave; where none gave any it is not made.
+    what is real in it is the model's, not one of run-time size. One that
+    `resumes` is given the state that the last run before it gave; where none gave any it is not
+    made.
     """
 
     module: str
@@ -39,7 +38,6 @@ class Run(NamedTuple):
     dtype: torch.dtype | None = None
     answers: tuple[bool, ...] = ()
     priced: bool = True
-    state: Callable[[nn.Module], State] | None = None
     resumes: bool = False
 
 
@@ -86,7 +84,7 @@ class Runner(nn.Module):
         found: list[Any] = []
         left: State = {}
         for traced_call, run in enumerate(runs):
-            state = left if run.resumes else run.state(self.root) if run.state else {}
+            state = left if run.resumes else {}
             self.begin(traced_call, state)
             if run.resumes and not state:
                 found.append(None)
