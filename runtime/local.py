@@ -113,6 +113,8 @@ class LocalModule:
         if not (state.running is None or state.running.now):
             assert state.alone is not None
             if not state.alone.again():
+                if state.alone.proven is not None:
+                    state.alone.proven.check_modes(self)  # type: ignore[arg-type]
                 with state.running.forward():
                     args, kwargs, kept = state.alone.enter(args, kwargs, state.keeps)
                     state.kept.update(kept)

@@ -32,6 +32,7 @@ class Proven:
         joins: Whether calls of parts of it are proven by themselves: its code, which is not traced
             then, joins what they give, whole, with whole tensors.
         named: Whether its outputs have names, even where a tuple is asked for.
+        trains: Whether they are proven in training mode, too.
     """
 
     model: str
@@ -41,6 +42,7 @@ class Proven:
     arguments: frozenset[str]
     joins: bool
     named: bool
+    trains: bool
 
     @classmethod
     def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> Proven:
@@ -60,7 +62,23 @@ class Proven:
             frozenset(parameters),
             any(call.module for call in calls),
             named and not any(slot[:1].isdigit() for slot in slots),
+            any(call.training for call in calls),
         )
+
+    def check_modes(self, model: nn.Module) -> None:
+        """Check that `model`, or a module in it, is in eval mode, where no call was proven in others.
+
+        Raises:
+            UsageError: it trains.
+        """
+        if self.trains:
+            return
+        if any(module.training for module in model.modules()):
+            raise UsageError(
+                f"{self.model} is in training mode, and its plan is proven for eval mode alone: "
+                "call .eval() on it, or plan it to train (phase='train'), whose plan has a note "
+                "if that cannot be"
+            )
 
     def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether all that comes in was given in some call.

@@ -90,6 +90,15 @@ class TracedCall(_Part):
     module: str = Field(default="", description="that was called; empty for the model itself")
     inputs: list[str] = Field(default=[], description="names of what was given; numbers without")
     outputs: list[str] = Field(default=[], description="slots of what was returned")
+    training: bool = Field(
+        default=False,
+        description="whether it is proven in training mode; left out where it is not",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_eval_mode(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        out = write(self)
+        return out if self.training else {k: v for k, v in out.items() if k != "training"}
 
 
 class ParameterPlan(_Part):

@@ -87,6 +87,11 @@ class Marks:
     )
     """Tensors before and after such a pass changes them."""
 
+    modes: set[tuple[str, str]] = _several(
+        Demand.ONE_STATE, "modules take and give the same in training mode: any of them may be in it"
+    )
+    """Tensors that a module takes or gives in eval mode, and in the same call in training mode."""
+
     collected: set[str] = _tensors(Demand.REPLICATED, "what is made of all blocks is replicated")
     """Tensors that code reads from every block of a stack, and what it makes of them."""
 
@@ -98,6 +103,10 @@ class Marks:
 
     overwritten: set[str] = _tensors()
     """Tensors that code changes in place: autograd lets nobody do that to what only looks new."""
+
+    drawn: set[str] = _tensors()
+    """Tensors for whose elements random numbers are drawn: if ranks have as many, they stay in step.
+    """
 
     looped: set[str] = _tensors(stays=True)
     """Parameters that passes of a loop over data read, and tensors behind boundaries in them:

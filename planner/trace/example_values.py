@@ -12,10 +12,8 @@ from shardwright.errors import ModelError
 from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.problem.pins import Pin
-from shardwright.planner.trace.folded_trace import trace_all
+from shardwright.planner.trace.folded_trace import Traced, trace_all
 from shardwright.planner.trace.source import Source
-
-Traced = tuple[Source, Folding, Unfolded]
 
 
 def trace_with_values(source: Source, pins: Sequence[Pin] = (), ends: bool = False) -> Traced:

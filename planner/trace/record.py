@@ -53,6 +53,9 @@ class Record:
     written: dict[str, torch.Tensor] = field(default_factory=dict)
     """New values of parameters that were changed in place, by name."""
 
+    drawn: list[torch.Tensor] = field(default_factory=list)
+    """Tensors for whose elements random numbers are drawn."""
+
     read: list[torch.Tensor] = field(default_factory=list)
     """Tensors that numbers were read off."""
 

@@ -52,8 +52,16 @@ def trace(
     Raises:
         ModelError: the module does not run on meta; the message says on what it stumbled.
     """
+    return trace_runs(module, [Run("", args, kwargs), *more])
+
+
+def trace_runs(module: nn.Module, runs: Sequence[Run]) -> Graph:
+    """The graph of several runs of `module`, of which the first is of all of it.
+
+    Raises:
+        ModelError: as `trace`.
+    """
     opaque = Opaque(module)
-    runs = [Run("", args, kwargs), *more]
     graph = _traced(module, runs, opaque)
     if not as_long_as_the_model_says(graph):
         opaque.drop_stand_ins()
@@ -72,6 +80,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     graph.pinned = provenance.pinned | inside(graph)
     graph.marks.carried = tidy.carried(graph, module)
     tidy.prune_boundaries(graph)
+    graph.marks.modes = tidy.modes(graph, runs)
     tidy.name_literals(graph)
     marks, reads = graph.marks, graph.reads
     marks.overwritten = tidy.overwritten(graph)

@@ -6,7 +6,8 @@ of them. What a plan costs is what the first costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,8 @@ class Run(NamedTuple):
     not depend on it. No other run may use the module then. Where its code goes on either way from
     questions that only data answers, `answers` are those of the first of them (see
     `branch_paths.py`). One that is not `priced` only says what must hold besides; the last dim of
-    what is real in it is the model's, not one of run-time size.
+    what is real in it is the model's, not one of run-time size. One that is `training` is made in
+    training mode, any other in that which the modules are in.
     """
 
     module: str
@@ -32,6 +34,7 @@ class Run(NamedTuple):
     dtype: torch.dtype | None = None
     answers: tuple[bool, ...] = ()
     priced: bool = True
+    training: bool = False
 
 
 def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:
@@ -55,6 +58,22 @@ def cast(root: nn.Module, runs: Sequence[Run]) -> None:
                     store[name] = nn.Parameter(new, tensor.requires_grad) if kept else new
 
 
+@contextmanager
+def in_mode(root: nn.Module, training: bool) -> Iterator[None]:
+    """Within, `root` is as its `train()` leaves it, if that is asked for."""
+    if not training:
+        yield
+        return
+    before = [(m, m.training) for m in root.modules()]
+    try:
+        root.train()
+        yield
+    finally:
+        root.train(before[0][1])  # some do more then
+        for module, mode in before:
+            module.training = mode
+
+
 class Runner(nn.Module):
     """Makes several runs of `root` in its forward; `begin` is told the number of each.
 
@@ -75,6 +94,7 @@ class Runner(nn.Module):
         found = []
         for traced_call, run in enumerate(runs):
             self.begin(traced_call)
-            with branch_paths.taken(traced_call, run.answers, not self.on_fake):
+            taken = branch_paths.taken(traced_call, run.answers, not self.on_fake)
+            with taken, in_mode(self.root, run.training):
                 found.append(self.root.get_submodule(run.module)(*run.args, **run.kwargs))
         return found
