@@ -88,7 +88,8 @@ class Marks:
     """Tensors before and after such a pass changes them."""
 
     modes: set[tuple[str, str]] = _several(
-        Demand.ONE_STATE, "modules take and give the same in training mode: any of them may be in it"
+        Demand.ONE_STATE,
+        "modules take and give the same in training mode: any of them may be in it",
     )
     """Tensors that a module takes or gives in eval mode, and in the same call in training mode."""
 

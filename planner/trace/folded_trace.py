@@ -50,9 +50,7 @@ def trace_all(source: Source, pins: Sequence[Pin] = (), ends: bool = False) -> T
     return best
 
 
-def _in_eval_mode(
-    source: Source, tried: Callable[[int, Sequence[Run], bool], Traced]
-) -> Traced:
+def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Traced]) -> Traced:
     """`trace_all` without training mode; `tried` traces so many of `source.more`, and further runs.
 
     Raises:

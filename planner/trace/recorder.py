@@ -81,12 +81,9 @@ def record(
         with functional, opaque.standing_in(module, note), Asked(questions):
             within = {f"root.{name}": tensor for name, tensor in state.items()}
             results = functional_call(top, within, (made,), tie_weights=False)
-            changed = _changed(stored, state)
-            parameters = dict(module.named_parameters(remove_duplicate=False))
-            out.written = {n: t for n, t in changed.items() if n in parameters}
+            out.written = _changed(stored, state)
             ends = zip(_tensors(given), _tensors(wrapped), strict=True)
-            out.outputs = [t for n, t in changed.items() if n not in out.written]
-            out.outputs += [after for before, after in ends if after is not before]
+            out.outputs = [after for before, after in ends if after is not before]
             for run, result in zip(runs, results, strict=True):
                 found = _given(module.get_submodule(run.module), result)
                 out.given.append([slot for slot, _ in found])

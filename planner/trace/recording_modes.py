@@ -97,7 +97,6 @@ class Functional(FunctionalTensorMode):
                 self.replaced.append((now, was))
         return out
 
-
     def _kept(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

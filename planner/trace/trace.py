@@ -66,8 +66,8 @@ def trace_runs(module: nn.Module, runs: Sequence[Run]) -> Graph:
     if not as_long_as_the_model_says(graph):
         opaque.drop_stand_ins()
         graph = _traced(module, runs, opaque)
-    paths = enumerate(graph.branch_paths)
-    graph.unpriced = frozenset(i for i, (run, _) in paths if not runs[run].priced)
+    free = {i for i, run in enumerate(runs) if run.training or not run.priced}
+    graph.unpriced = frozenset(i for i, (run, _) in enumerate(graph.branch_paths) if run in free)
     return graph
 
 

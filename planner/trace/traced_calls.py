@@ -25,7 +25,7 @@ class Run(NamedTuple):
     questions that only data answers, `answers` are those of the first of them (see
     `branch_paths.py`). One that is not `priced` only says what must hold besides; the last dim of
     what is real in it is the model's, not one of run-time size. One that is `training` is made in
-    training mode, any other in that which the modules are in.
+    training mode, and not priced either; any other in the mode that the modules are in.
     """
 
     module: str

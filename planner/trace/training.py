@@ -20,12 +20,12 @@ from shardwright.planner.trace.trace import trace_runs
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.training_reads import Reads, changes_more
 
-COMPARED = [f.name for f in fields(Graph) if f.name not in ("ops", "marks", "trained")]
+COMPARED = [f.name for f in fields(Graph) if f.name not in ("ops", "marks", "trained", "unpriced")]
 
 
 def in_training(runs: Sequence[Run]) -> list[Run]:
     """The same calls in training mode."""
-    return [run._replace(training=True, priced=False) for run in runs]
+    return [run._replace(training=True) for run in runs]
 
 
 def note_training(graph: Graph, source: Source, reads: Reads) -> None:
@@ -40,7 +40,7 @@ def note_training(graph: Graph, source: Source, reads: Reads) -> None:
         return
     try:
         with no_other_draws():
-            other = trace_runs(source.module, [r._replace(training=True) for r in source.runs])
+            other = trace_runs(source.module, in_training(source.runs))
     except ModelError:
         return
     graph.trained = same(graph, other)

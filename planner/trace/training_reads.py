@@ -35,7 +35,12 @@ DROPPING = (
 PLAIN = (type(None), bool, int, float)
 ORDERS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
-    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not},
+    **{
+        ast.Eq: operator.eq,
+        ast.NotEq: operator.ne,
+        ast.Is: operator.is_,
+        ast.IsNot: operator.is_not,
+    },
 }
 
 Place = tuple[int | None, int | None, int | None, int | None]
@@ -66,20 +71,33 @@ def noted() -> Iterator[Reads]:
     def put(self: nn.Module, value: bool) -> None:
         self.__dict__["training"] = value
 
+    before = vars(nn.Module).get("training")  # model code may plan, too
     nn.Module.training = property(get, put)  # type: ignore[assignment]
     try:
         yield reads
     finally:
-        del nn.Module.training
+        if before is None:
+            del nn.Module.training
+        else:
+            nn.Module.training = before
 
 
 def changes_more(root: nn.Module) -> bool:
-    """Whether modules change more than their modes where they are told to train."""
-    if all(type(m).train is nn.Module.train for m in root.modules()):
+    """Whether modules change more than their modes where they are told to train.
+
+    Or may: some answer by themselves whether they do.
+    """
+    kinds = {type(m) for m in root.modules()}
+    if any(hasattr(kind, "training") for kind in kinds):
+        return True
+    if all(kind.train is nn.Module.train for kind in kinds):
         return False
     before = _state(root)
-    with in_mode(root, True):
-        return _state(root) != before
+    try:
+        with in_mode(root, True):
+            return _state(root) != before
+    except Exception:  # whatever their code raises: it will raise it again where they are traced
+        return True
 
 
 def _state(root: nn.Module) -> list[Any]:
