@@ -66,7 +66,7 @@ class Proven:
         )
 
     def check_modes(self, model: nn.Module) -> None:
-        """Check that `model`, or a module in it, is in eval mode, where no call was proven in others.
+        """Check that `model`, or a module in it, is in a mode in which some call was proven.
 
         Raises:
             UsageError: it trains.

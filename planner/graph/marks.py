@@ -106,8 +106,7 @@ class Marks:
     """Tensors that code changes in place: autograd lets nobody do that to what only looks new."""
 
     drawn: set[str] = _tensors()
-    """Tensors for whose elements random numbers are drawn: if ranks have as many, they stay in step.
-    """
+    """Tensors for whose elements random numbers are drawn: ranks that have as many stay in step."""
 
     looped: set[str] = _tensors(stays=True)
     """Parameters that passes of a loop over data read, and tensors behind boundaries in them:

@@ -171,7 +171,7 @@ class _Translator:
         self.graph.uses.append(Use(fqn, stored, used, is_buffer))
 
     def write(self, fqn: str, after: str) -> None:
-        """A new value of a parameter or buffer: it lies as the old one did where that is part of it.
+        """A new value of a parameter or buffer: as the old one where that is part of it.
 
         Else it is an output, and so whole.
         """
@@ -179,7 +179,9 @@ class _Translator:
         producers, made, found = self.graph.producers(), [after], {after}
         while made and use.used not in found:
             op = producers.get(made.pop())
-            if op is not None and (op.call.op in ELEMENTWISE or op.call.op in NORMS):
+            if op is None or (len(op.inputs) > 1 and not use.is_buffer):
+                continue
+            if op.call.op in ELEMENTWISE or op.call.op in NORMS:
                 new = {*op.inputs} - found
                 made += new
                 found |= new
