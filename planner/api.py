@@ -227,6 +227,7 @@ def _traced(
     long as is not known.
     """
     stage("trace")
+    source = replace(source, trains="train" in workload.phases)
     if workload.sequence_parallel:
         source = source.along_sequence()
     traced, folding, unfolded = trace_with_values(source, pins, workload.sequence_parallel, folds)

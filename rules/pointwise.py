@@ -5,9 +5,9 @@ from __future__ import annotations
 from .call import OpCall, Operand, Table, axis_names, clause
 
 NONLINEAR = """
-_prelu_kernel abs acos acosh angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
-bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min copysign
-cos cosh digamma elu empty_like eq erf erfc erfinv exp exp2 expm1 exponential floor floor_divide
+_prelu_kernel abs acos acosh angle asin asinh atan atan2 atanh bernoulli bitwise_and
+bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max
+clamp_min copysign cos cosh digamma elu empty_like eq erf erfc erfinv exp exp2 expm1 exponential floor floor_divide
 fmax fmin fmod ge gelu gt hardsigmoid hardswish hardtanh hypot isfinite isinf isnan le leaky_relu
 lgamma log log10 log1p log2 log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not
 logical_or logical_xor logit lt maximum minimum mish nan_to_num native_dropout ne nextafter

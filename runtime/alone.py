@@ -24,6 +24,7 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.proven import Proven
 from shardwright.runtime.reshard import Reshard
 from shardwright.runtime.slots import map_slots, returned
 
@@ -51,6 +52,8 @@ class Alone:
         self.around = _table((c.slot, c.source) for c in spec.inputs)
         self.reshards: dict[tuple[int, str, int], Reshard] = {}
         self.inside = self.called = False
+        self.proven: Proven | None = None
+        """Of the model that the module is in."""
 
     def again(self) -> bool:
         """Whether a backward pass runs a forward again, to make what it did not keep.

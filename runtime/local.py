@@ -170,6 +170,8 @@ class LocalModule:
             if not alone.inside:
                 alone.inside = True
         elif not alone.again():
+            if alone.proven is not None:
+                alone.proven.check_modes(self)
             return state.alone_with(super().forward, args, kwargs)  # type: ignore[misc]
         trains = torch.is_grad_enabled()
         idle_in, idle_out = state.idle

@@ -40,6 +40,7 @@ class Proven:
             then, joins what they give, whole, with whole tensors.
         named: Whether its outputs have names, even where a tuple is asked for.
         state: The classes of caches that calls handed on to each other, by argument.
+        trains: Whether they are proven in training mode, too.
     """
 
     model: str
@@ -50,6 +51,7 @@ class Proven:
     joins: bool
     named: bool
     state: dict[str, frozenset[str]]
+    trains: bool
 
     @classmethod
     def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> Proven:
@@ -70,7 +72,23 @@ class Proven:
             any(call.module for call in calls),
             named and not any(slot[:1].isdigit() for slot in slots),
             _by_argument((n, kind) for call in calls for n, kind in call.state.items()),
+            any(call.training for call in calls),
         )
+
+    def check_modes(self, model: nn.Module) -> None:
+        """Check that `model`, or a module in it, is in a mode in which some call was proven.
+
+        Raises:
+            UsageError: it trains.
+        """
+        if self.trains:
+            return
+        if any(module.training for module in model.modules()):
+            raise UsageError(
+                f"{self.model} is in training mode, and its plan is proven for eval mode alone: "
+                "call .eval() on it, or plan it to train (phase='train'), whose plan has a note "
+                "if that cannot be"
+            )
 
     def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether all that comes in was given in some call.

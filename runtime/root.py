@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -58,6 +59,8 @@ class RootModule:
             )
         as_tuple, proven = False, self._shardwright_proven
         known = proven is not None and proven.check_given(args, kwargs)
+        if proven is not None:
+            proven.check_modes(self)  # type: ignore[arg-type]
         if proven is not None and proven.named:
             args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs, given)
         scope, outer = self._shardwright_scope, self._shardwright_scope.seal
@@ -123,9 +126,12 @@ def wrap_root(
         return
     running = Running()
     caches = Caches({name for call in calls or () for name in call.state})
+    proven = None if calls is None else Proven.of(model, calls)
     for state in states:
         if state is not None:
             state.running, state.caches = running, caches
+            if state.alone is not None:
+                state.alone.proven = proven
     original = type(model)
     code = getattr(inspect.unwrap(original.forward), "__code__", None)
     scope = LossScope(traceable=code is None or "CrossEntropyLoss" not in code.co_names)
@@ -135,7 +141,7 @@ def wrap_root(
     model._shardwright_lengths = lengths  # type: ignore[assignment]
     model._shardwright_running = running  # type: ignore[assignment]
     model._shardwright_caches = caches  # type: ignore[assignment]
-    model._shardwright_proven = None if calls is None else Proven.of(model, calls)  # type: ignore[assignment]
+    model._shardwright_proven = proven  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]
     if original not in ROOT_CLASSES:
         # The same name: checkpoints and configs record it as the architecture.

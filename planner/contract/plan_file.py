@@ -95,11 +95,16 @@ class TracedCall(_Part):
         description="argument -> class of the cache that the call goes on with; left out where "
         "there is none",
     )
+    training: bool = Field(
+        default=False,
+        description="whether it is proven in training mode; left out where it is not",
+    )
 
     @model_serializer(mode="wrap")
-    def _without_no_state(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """No state and no training mode are not written."""
         out = write(self)
-        return out if self.state else {k: v for k, v in out.items() if k != "state"}
+        return {k: v for k, v in out.items() if v or k not in ("state", "training")}
 
 
 class ParameterPlan(_Part):

@@ -51,17 +51,19 @@ def run_local(
     With `whole_calls`, compare what its code calls as well. Of `blocks`, like ones run once.
     """
     local = duplicate(root)
+    calls = [c.model_copy(update={"training": True}) for c in plan.calls]
+    plan = plan.model_copy(update={"calls": calls})  # whatever else ranks draw random numbers for
     try:
         apply_modules(local, plan, Mesh.shape_only(coords), defer=False)  # as it was traced
     except PlanError as error:
         return Mismatch("", str(error))
-    calls: dict[tuple[str, str], int] = {}
+    times: dict[tuple[str, str], int] = {}
     found: list[Mismatch] = []
 
     def leave(name: str, output: Any) -> None:
         def compare(x: torch.Tensor, slot: str) -> torch.Tensor:
-            k = calls.get((name, slot), 0)
-            calls[(name, slot)] = k + 1
+            k = times.get((name, slot), 0)
+            times[(name, slot)] = k + 1
             want = predicted.get((name, slot), [])
             if k < len(want) and tuple(x.shape) != want[k]:
                 text = f"output '{slot}' has shape {list(x.shape)}, not {list(want[k])}"

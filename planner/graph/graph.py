@@ -131,6 +131,9 @@ class Graph:
     skips: bool = False
     """Whether what code may go around was traced as if it never did."""
 
+    trained: bool = False
+    """Whether its runs do the same in training mode."""
+
     unpriced: frozenset[int] = frozenset()
     """Traced calls that cost nothing: runs that say what must hold besides."""
 

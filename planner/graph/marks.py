@@ -92,6 +92,12 @@ class Marks:
     )
     """Tensors in a cache before and after a call that goes on with it."""
 
+    modes: set[tuple[str, str]] = _several(
+        Demand.ONE_STATE,
+        "modules take and give the same in training mode: any of them may be in it",
+    )
+    """Tensors that a module takes or gives in eval mode, and in the same call in training mode."""
+
     collected: set[str] = _tensors(Demand.REPLICATED, "what is made of all blocks is replicated")
     """Tensors that code reads from every block of a stack, and what it makes of them."""
 
@@ -103,6 +109,9 @@ class Marks:
 
     overwritten: set[str] = _tensors()
     """Tensors that code changes in place: autograd lets nobody do that to what only looks new."""
+
+    drawn: set[str] = _tensors()
+    """Tensors for whose elements random numbers are drawn: ranks that have as many stay in step."""
 
     looped: set[str] = _tensors(stays=True)
     """Parameters that passes of a loop over data read, and tensors behind boundaries in them:

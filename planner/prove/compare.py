@@ -65,7 +65,7 @@ def of_solution(
         "batch_dims": batch_dims(task.mesh),
         "sub_axes": layouts.states.sub.table(),
         "modules": of_all_blocks(task, modules),
-        "calls": [call.model_dump() for call in traced_calls(task)],
+        "calls": [call.model_dump() for call in traced_calls(task, layouts)],
         "opaque": without_rule(task.graph, task.axes),
         "predicted": found.model_dump(),
         "drawing": [b.model_dump() for b in drawing(unfolded, bill)],

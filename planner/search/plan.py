@@ -9,15 +9,18 @@ from importlib.metadata import version
 from operator import or_
 from typing import TypeVar
 
+from shardwright.planner.contract.dims import dim_size
 from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.names import slot_pattern
 from shardwright.planner.contract.plan_file import ModelIdentity, ModulePlan, Plan, TracedCall
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.emit.drawing import drawing
+from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph, Use
+from shardwright.planner.graph.trace_sizes import TRACE_ROWS
 from shardwright.planner.problem.pins import as_table
 from shardwright.planner.search.solution import Solution, predicted
 from shardwright.planner.search.task import Task
@@ -27,6 +30,12 @@ UNPROVEN = (
     "calls with a mask for padding cannot be traced, and are refused: give one with example inputs"
 )
 """The note of a plan of a model that takes such masks, where that is so."""
+
+IN_EVAL_MODE = (
+    "refused in training mode: its code does something else there that cannot be traced, or drops "
+    "unequal parts on ranks (plan it without dropout, or on a number of ranks that divides them)"
+)
+"""The note of a plan that is to train, where only eval mode is proven."""
 
 BY_VALUE = "proven for what the code does with integers like those that it was given"
 """The note of a plan that was traced with the values of inputs."""
@@ -65,7 +74,7 @@ def make_plan(
         workload=task.workload,
         objective=solution.objective,
         modules=of_all_blocks(task, modules),
-        calls=traced_calls(task),
+        calls=traced_calls(task, layouts),
         drawing=drawing(solution.unfolded, solution.bill),
         replicated=replicated_parameters(
             solution.unfolded,
@@ -80,6 +89,8 @@ def make_plan(
         pins=as_table(task.pins),
         versions={p: version(p) for p in ("torch", "transformers")},
     )
+    if "train" in task.workload.phases and not any(call.training for call in plan.calls):
+        plan = plan.noted(IN_EVAL_MODE)
     plan = plan.noted(BY_VALUE) if task.source.by_value else plan
     return plan.noted(UNPROVEN) if task.unmasked else plan.sealed()
 
@@ -90,7 +101,7 @@ def of_all_blocks(task: Task, modules: Mapping[str, ModulePlan]) -> dict[str, Mo
     return folded(task.source.module, every)
 
 
-def traced_calls(task: Task) -> list[TracedCall]:
+def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
     """The calls that the graph has: which of them are alike is said once."""
     runs, graph = task.source.runs, task.graph
     numbers = [run for run, _ in graph.branch_paths] or range(len(graph.given))
@@ -110,8 +121,28 @@ def traced_calls(task: Task) -> list[TracedCall]:
             outputs=sorted({slot_pattern(slot) for slot in given}),
             state=state,
         )
-        found += [] if call in found else [call]
+        alike = call.model_copy(update={"training": True})
+        if (run.training or graph.trained) and in_step(task, layouts):
+            found = [*(c for c in found if c != call), alike]
+        found += [] if call in found or alike in found else [call]
     return found
+
+
+def in_step(task: Task, layouts: Layouts) -> bool:
+    """Whether ranks draw as many random numbers as each other, so that they go on drawing the same.
+
+    Rows that data selects are as many on each where no mask that selects them is split.
+    """
+    marks, tensors = layouts.graph.marks, layouts.graph.tensors
+    by_data = any(layouts.assignment[n].shards for n in marks.masks)
+    every = task.ranks(layouts.states)
+    for name in marks.drawn:
+        if by_data and any(n and n % TRACE_ROWS == 0 for n in tensors[name].shape):
+            return False
+        dims = layouts.traced(name)
+        if len({tuple(dim_size(d, at) for d in dims) for at in every}) > 1:
+            return False
+    return True
 
 
 def _of_copies(task: Task, facts: Mapping[str, T]) -> dict[str, T]:

@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.errors import ModelError
-from shardwright.planner.blocks.fold import Folding
-from shardwright.planner.blocks.unfold import Unfolded
 from shardwright.planner.problem.pins import Pin
-from shardwright.planner.trace.folded_trace import trace_all
+from shardwright.planner.trace.folded_trace import Traced, trace_all
 from shardwright.planner.trace.source import Source
-
-Traced = tuple[Source, Folding, Unfolded]
 
 
 def trace_with_values(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -11,28 +11,53 @@ from shardwright.errors import ModelError
 from shardwright.planner.blocks.fold import Folding, Unfoldable, fold
 from shardwright.planner.blocks.stacks import find_stacks, holders, shared_beyond, shortened
 from shardwright.planner.blocks.unfold import Unfolded, unfold
+from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
 from shardwright.planner.trace.source import Source
-from shardwright.planner.trace.trace import trace
+from shardwright.planner.trace.trace import trace_runs
 from shardwright.planner.trace.traced_calls import Run
+from shardwright.planner.trace.training import in_training, no_other_draws, note_training
+from shardwright.planner.trace.training_reads import noted
+
+Traced = tuple[Source, Folding, Unfolded]
 
 
 def trace_all(
     source: Source, pins: Sequence[Pin] = (), ends: bool = False, folds: bool = True
-) -> tuple[Source, Folding, Unfolded]:
+) -> Traced:
     """`trace_folded`, and the source without those runs after the first that cannot be traced.
 
-    Where it `folds`; else all blocks are traced.
+    Where it `folds`; else all blocks are traced. Where code does something else in training mode,
+    its runs in that are among them, if they can be traced without a module more that cannot.
 
     Raises:
         ModelError: the first cannot be.
     """
 
-    def tried(more: int, further: Sequence[Run], whole: bool) -> tuple[Source, Folding, Unfolded]:
+    def tried(more: int, further: Sequence[Run], whole: bool) -> Traced:
         of = replace(source, more=source.more[:more], further=tuple(further))
         return of, *trace_folded(of, pins, ends, whole, folds)
 
+    best = _in_eval_mode(source, tried)
+    graph, folded = best[1].graph, bool(best[1].stacks)
+    if graph.trained:
+        return best
+    more, further = len(best[0].more), (*best[0].further, *in_training(best[0].runs))
+    for whole in (False, True) if folded and source.trains else (not folded,):
+        with suppress(ModelError, Unfoldable), no_other_draws():
+            found = tried(more, further, whole)
+            if {*map(pattern, found[1].graph.untraced)} <= {*map(pattern, graph.untraced)}:
+                return found
+    return best
+
+
+def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Traced]) -> Traced:
+    """`trace_all` without training mode; `tried` traces so many of `source.more`, and further runs.
+
+    Raises:
+        ModelError: the first run cannot be traced.
+    """
     with suppress(ModelError, Unfoldable):
         return tried(len(source.more), source.further, False)
     best = tried(0, (), True)
@@ -105,4 +130,7 @@ def traced(source: Source) -> Graph:
     Raises:
         ModelError: the model cannot be traced.
     """
-    return trace(source.module, source.args, source.kwargs, source.runs[1:])
+    with noted() as reads:
+        graph = trace_runs(source.module, source.runs)
+    note_training(graph, source, reads)
+    return graph

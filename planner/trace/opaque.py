@@ -20,7 +20,7 @@ from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Und
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.forwards import put_instead
 from shardwright.planner.trace.made_up_data import Given, Spec, outcome, state, stated
-from shardwright.planner.trace.traced_calls import Run
+from shardwright.planner.trace.traced_calls import Run, in_mode
 
 Make = Callable[[str, list[Tensor], list[Spec]], list[Tensor]]
 """From the name of a module, the tensors it takes and what comes out to that."""
@@ -47,7 +47,7 @@ class Opaque:
         self.stand_ins, self.stood_in = stand_ins, False
         self.alike = dict(alike or {})
         self._copies = {n: duplicate(root.get_submodule(n)) for n in set(self.alike.values())}
-        self._known: dict[tuple[str, Given, str], tuple[list[Any], TreeSpec]] = {}
+        self._known: dict[tuple[str, Given, str, bool], tuple[list[Any], TreeSpec]] = {}
 
     def after(self, error: Exception, entered: Sequence[str]) -> bool:
         """Take in what a run failed at; False where nothing is left to try."""
@@ -117,20 +117,24 @@ class Opaque:
         @wraps(module.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = tree_flatten((args, kwargs))
-            found, out = self._result(self.alike[name], tuple(map(stated, leaves)), spec)
+            given = tuple(map(stated, leaves))
+            found, out = self._result(self.alike[name], given, spec, module.training)
             tensors = [t for t in [*leaves, *state(module)] if isinstance(t, Tensor)]
             made = iter(make(name, tensors, [v for v in found if isinstance(v, Spec)]))
             return tree_unflatten([next(made) if isinstance(v, Spec) else v for v in found], out)
 
         return forward
 
-    def _result(self, name: str, given: Given, spec: TreeSpec) -> tuple[list[Any], TreeSpec]:
-        """What module `name` gives out: `Spec` for tensors, and plain values.
+    def _result(
+        self, name: str, given: Given, spec: TreeSpec, training: bool
+    ) -> tuple[list[Any], TreeSpec]:
+        """What module `name` gives out in a mode: `Spec` for tensors, and plain values.
 
         Raises:
             Unknown: that depends on data, or the module does more than to compute it.
         """
-        key = name, given, str(spec)
+        key = name, given, str(spec), training
         if key not in self._known:
-            self._known[key] = outcome(name, self._copies[name], given, spec)
+            with in_mode(self._copies[name], training):
+                self._known[key] = outcome(name, self._copies[name], given, spec)
         return self._known[key]

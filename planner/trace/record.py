@@ -45,7 +45,7 @@ class Record:
     """What came in whose last dim is the model's."""
 
     outputs: list[torch.Tensor] = field(default_factory=list)
-    """What was returned, after the new values of inputs and buffers that were changed in place."""
+    """What was returned, after the new values of inputs that were changed in place."""
 
     given: list[list[str]] = field(default_factory=list)
     """Of each run, the slots of the tensors that it returned."""
@@ -60,7 +60,10 @@ class Record:
     """Tensors in such a state before a run, and what stood there after it."""
 
     written: dict[str, torch.Tensor] = field(default_factory=dict)
-    """New values of parameters that were changed in place, by name."""
+    """New values of parameters and buffers that were changed in place, by name."""
+
+    drawn: list[torch.Tensor] = field(default_factory=list)
+    """Tensors for whose elements random numbers are drawn."""
 
     read: list[torch.Tensor] = field(default_factory=list)
     """Tensors that numbers were read off."""

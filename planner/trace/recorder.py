@@ -17,14 +17,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import ModelError
 from shardwright.planner.trace.data_dependent.asked import Asked
+from shardwright.planner.trace.data_dependent.known import DRAWS
 from shardwright.planner.trace.data_dependent.loops import carried, inner, known
 from shardwright.planner.trace.data_dependent.numbers import Questions
 from shardwright.planner.trace.data_dependent.unknown import Unknown
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.one_at_a_time import exporting
 from shardwright.planner.trace.opaque import Opaque
-from shardwright.planner.trace.record import Record
-from shardwright.planner.trace.recording_modes import Functional, Recorder
+from shardwright.planner.trace.record import Call, Record
+from shardwright.planner.trace.recording_modes import ATTENTION, Functional, Recorder
 from shardwright.planner.trace.states import States
 from shardwright.planner.trace.traced_calls import Run, Runner, State, dtype_of
 from shardwright.planner.trace.values import pairs
@@ -87,12 +88,9 @@ def record(
         with functional, opaque.standing_in(module, note), Asked(questions):
             within = {f"root.{name}": tensor for name, tensor in state.items()}
             results = functional_call(top, within, (made,), tie_weights=False)
-            changed = _changed(stored, state)
-            parameters = dict(module.named_parameters(remove_duplicate=False))
-            out.written = {n: t for n, t in changed.items() if n in parameters}
+            out.written = _changed(stored, state)
             ends = zip(_tensors(given), _tensors(wrapped), strict=True)
-            out.outputs = [t for n, t in changed.items() if n not in out.written]
-            out.outputs += [after for before, after in ends if after is not before]
+            out.outputs = [after for before, after in ends if after is not before]
             for run, result in zip(runs, results, strict=True):
                 found = _given(module.get_submodule(run.module), result)
                 out.given.append([slot for slot, _ in found])
@@ -101,6 +99,7 @@ def record(
                 out.scores += [] if run.module else shown
             out.states, out.taken = states.classes, states.given
             out.resumed = states.pairs
+            out.drawn = [*functional.dropped, *_drawn(recorder.calls)]
             out.loops = [*questions.loops, *questions.skips.ended()]
             out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
             return out
@@ -121,6 +120,13 @@ def _carried(
         return list(carried(found.calls, found.loops, found.replaced, results, has_value))
     except ValueError as error:
         raise Unknown(str(error)) from error
+
+
+def _drawn(calls: Sequence[Call]) -> Iterator[torch.Tensor]:
+    """What ops make of random numbers."""
+    for call in calls:
+        if DRAWS in getattr(call.op, "tags", ()) and call.op is not ATTENTION:
+            yield from (t for t in tree_leaves(call.result) if isinstance(t, torch.Tensor))
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -27,10 +27,12 @@ from shardwright.rules.call import name_of
 
 aten = torch.ops.aten
 
+ATTENTION = aten.scaled_dot_product_attention.default
+
 LEAVES = {
     aten.linear.default,
     aten.bilinear.default,
-    aten.scaled_dot_product_attention.default,
+    ATTENTION,
     aten.embedding.default,
     aten.layer_norm.default,
     aten.rms_norm.default,
@@ -40,6 +42,15 @@ LEAVES = {
     aten.glu.default,
 }
 """Ops that have a rule of their own and so are not taken apart."""
+
+
+DROPOUT = {
+    aten.dropout.default,
+    aten.dropout_.default,
+    aten.feature_dropout.default,
+    aten.feature_dropout_.default,
+}
+"""Ops that drop elements at random, and how it is asked for is their third argument."""
 
 
 def is_leaf(op: Any) -> bool:
@@ -54,6 +65,8 @@ class Functional(FunctionalTensorMode):
         super().__init__()
         self.overwritten: list[torch.Tensor] = []
         self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.dropped: list[torch.Tensor] = []
+        """What elements are dropped of, or would be in training mode."""
 
     def wrap(self, value: Any) -> Any:
         """`value`, or the tensor that model code sees for it."""
@@ -66,8 +79,9 @@ class Functional(FunctionalTensorMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Hand on `func`, or the calls that compute the same without changing a tensor."""
+        args, kwargs = self._kept(func, tuple(args), kwargs or {})
         if func is BOUNDARY or is_leaf(func):
-            args, kwargs = tree_map(inner, (tuple(args), kwargs or {}))
+            args, kwargs = tree_map(inner, (args, kwargs))
             return tree_map(self.wrap, func(*args, **kwargs))
         pairs = zip(func._schema.arguments, args, strict=False) if func._schema.is_mutable else ()
         changed = [
@@ -77,11 +91,31 @@ class Functional(FunctionalTensorMode):
         ]
         before = [inner(x) for x in changed]
         self.overwritten += before
-        out = super().__torch_dispatch__(func, types, tuple(args), kwargs)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
         for x, was in zip(changed, before, strict=True):
             if not _is_part(x) and (now := inner(x)) is not was:
                 self.replaced.append((now, was))
         return out
+
+    def _kept(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call that drops nothing.
+
+        All ranks draw the same numbers. So what is dropped of a whole tensor, or of the terms of a
+        sum, is the same on each, which as all products with what each has is linear.
+        """
+        if func in DROPOUT:
+            self.dropped += [inner(args[0])] if args[1] else []
+            return (*args[:2], False), kwargs
+        if func is ATTENTION:
+            dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+            if dropout:
+                self.dropped.append(inner(args[0]))
+                if len(args) > 4:
+                    return (*args[:4], 0.0, *args[5:]), kwargs
+                return args, {**kwargs, "dropout_p": 0.0}
+        return args, kwargs
 
 
 def _is_part(x: FunctionalTensor) -> bool:

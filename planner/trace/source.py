@@ -54,6 +54,8 @@ class Source:
     """The same `args` and `kwargs`, which remember the whole numbers that they were made of."""
     by_value: bool = False
     """Whether those are what is traced."""
+    trains: bool = False
+    """Whether the plan is to train with."""
 
     def masks(self) -> set[str]:
         """The masks for padding that further runs have."""

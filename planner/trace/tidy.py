@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import networkx as nx
 from torch import nn
 
 from shardwright.planner.graph.as_networkx import as_networkx, sources
-from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument
+from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument, Slot
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.trace.expressions import evaluate
+from shardwright.planner.trace.traced_calls import Run
 from shardwright.rules.call import OpCall
 
 
@@ -182,6 +183,28 @@ def _behind(
     """`names`, and what they come from."""
     before = sources(graph, operand)
     return {n for name in names for n in (name, *nx.descendants(before, name))}
+
+
+def modes(graph: Graph, runs: Sequence[Run]) -> set[tuple[str, str]]:
+    """What each module takes and gives in eval mode, and what in the same call in training mode.
+
+    Those `runs` that train are the others again, in their order.
+    """
+    twins = [i for i, run in enumerate(runs) if not run.training]
+    again = dict(zip((i for i, run in enumerate(runs) if run.training), twins, strict=False))
+    calls: dict[int, dict[Slot, list[Boundary]]] = {}
+    for b in graph.crossed if again else ():
+        found = calls.setdefault(b.traced_call, {})
+        found.setdefault(graph.slot(b), []).append(b)
+    first = {run: n for n, (run, _) in reversed([*enumerate(graph.branch_paths)])}
+    out = set[tuple[str, str]]()
+    for number, slots in calls.items():
+        run = graph.branch_paths[number][0]
+        twin = calls.get(first[again[run]], {}) if run in again else {}
+        for slot, crossings in slots.items():
+            for one, other in zip(twin.get(slot, ()), crossings, strict=False):
+                out |= {(one.source, other.source), (one.target, other.target)}
+    return {(one, other) for one, other in out if one != other}
 
 
 def name_literals(graph: Graph) -> None:

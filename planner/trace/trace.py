@@ -52,14 +52,22 @@ def trace(
     Raises:
         ModelError: the module does not run on meta; the message says on what it stumbled.
     """
+    return trace_runs(module, [Run("", args, kwargs), *more])
+
+
+def trace_runs(module: nn.Module, runs: Sequence[Run]) -> Graph:
+    """The graph of several runs of `module`, of which the first is of all of it.
+
+    Raises:
+        ModelError: as `trace`.
+    """
     opaque = Opaque(module)
-    runs = [Run("", args, kwargs), *more]
     graph = _traced(module, runs, opaque)
     if not as_long_as_the_model_says(graph):
         opaque.drop_stand_ins()
         graph = _traced(module, runs, opaque)
-    paths = enumerate(graph.branch_paths)
-    graph.unpriced = frozenset(i for i, (run, _) in paths if not runs[run].priced)
+    free = {i for i, run in enumerate(runs) if run.training or not run.priced}
+    graph.unpriced = frozenset(i for i, (run, _) in enumerate(graph.branch_paths) if run in free)
     return graph
 
 
@@ -72,6 +80,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     graph.pinned = provenance.pinned | inside(graph)
     graph.marks.carried = tidy.carried(graph, module)
     tidy.prune_boundaries(graph)
+    graph.marks.modes = tidy.modes(graph, runs)
     tidy.name_literals(graph)
     marks, reads = graph.marks, graph.reads
     marks.overwritten = tidy.overwritten(graph)

@@ -6,7 +6,8 @@ of them. What a plan costs is what the first costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,8 @@ class Run(NamedTuple):
     `branch_paths.py`). One that is not `priced` only says what must hold besides; the last dim of
     what is real in it is the model's, not one of run-time size. One that
     `resumes` is given the state that the last run before it gave; where none gave any it is not
-    made.
+    made. One that is `training` is made in training mode, and not priced either; any other in the
+    mode that the modules are in.
     """
 
     module: str
@@ -39,6 +41,7 @@ class Run(NamedTuple):
     answers: tuple[bool, ...] = ()
     priced: bool = True
     resumes: bool = False
+    training: bool = False
 
 
 def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:
@@ -60,6 +63,22 @@ def cast(root: nn.Module, runs: Sequence[Run]) -> None:
                     new = torch.empty_like(tensor, dtype=dtype)
                     kept = isinstance(tensor, nn.Parameter)
                     store[name] = nn.Parameter(new, tensor.requires_grad) if kept else new
+
+
+@contextmanager
+def in_mode(root: nn.Module, training: bool) -> Iterator[None]:
+    """Within, `root` is as its `train()` leaves it, if that is asked for."""
+    if not training:
+        yield
+        return
+    before = [(m, m.training) for m in root.modules()]
+    try:
+        root.train()
+        yield
+    finally:
+        root.train(before[0][1])  # some do more then
+        for module, mode in before:
+            module.training = mode
 
 
 class Runner(nn.Module):
@@ -90,7 +109,8 @@ class Runner(nn.Module):
                 found.append(None)
                 continue
             module = self.root.get_submodule(run.module)
-            with branch_paths.taken(traced_call, run.answers, not self.on_fake):
+            taken = branch_paths.taken(traced_call, run.answers, not self.on_fake)
+            with taken, in_mode(self.root, run.training):
                 found.append(module(*run.args, **{**run.kwargs, **state}))
             self.end(state)
             left = left if run.module else state_of(found[-1], module) or left

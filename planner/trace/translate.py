@@ -15,6 +15,7 @@ from shardwright.planner.trace.data_dependent.loops import SAME
 from shardwright.planner.trace.expressions import SizeFact
 from shardwright.planner.trace.record import Call, Record
 from shardwright.rules.call import OpCall, Operand, name_of
+from shardwright.rules.normalization import TABLE as NORMS
 from shardwright.rules.normalization import UPDATED
 from shardwright.rules.pointwise import TABLE as ELEMENTWISE
 
@@ -65,6 +66,7 @@ def translate(
     marks.masks = {translator.name_of(mask) for mask in masks}
     marks.looped = _looped(record, names)
     marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
+    marks.drawn = {names[id(t)] for t in record.drawn if id(t) in names}
     marks.shown = {translator.name_of(t) for t in record.read}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
@@ -171,19 +173,24 @@ class _Translator:
         self.graph.uses.append(Use(fqn, stored, used, is_buffer))
 
     def write(self, fqn: str, after: str) -> None:
-        """A new value of a parameter: it lies as the old one did where its parts make up its parts.
+        """A new value of a parameter or buffer: as the old one where that is part of it.
 
         Else it is an output, and so whole.
         """
         use = next(u for u in self.graph.uses if u.fqn == fqn)
-        producers, name = self.graph.producers(), after
-        while name != use.used:
-            op = producers.get(name)
-            if op is None or len(op.inputs) != 1 or op.call.op not in ELEMENTWISE:
-                self.graph.outputs.append(after)
-                return
-            (name,) = op.inputs
-        self.graph.marks.written.add((use.stored, use.used, after))
+        producers, made, found = self.graph.producers(), [after], {after}
+        while made and use.used not in found:
+            op = producers.get(made.pop())
+            if op is None or (len(op.inputs) > 1 and not use.is_buffer):
+                continue
+            if op.call.op in ELEMENTWISE or op.call.op in NORMS:
+                new = {*op.inputs} - found
+                made += new
+                found |= new
+        if use.used in found:
+            self.graph.marks.written.add((use.stored, use.used, after))
+        else:
+            self.graph.outputs.append(after)
 
     def call(self, call: Call, differentiable: bool) -> None:
         """An op, or a marker."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 VALUES_UNKNOWN = set(
     """
-empty empty_like empty_permuted exponential new_empty rand rand_like randint randn randn_like
-randperm uniform
+bernoulli empty empty_like empty_permuted exponential new_empty rand rand_like randint randn
+randn_like randperm uniform
 """.split()
 )
 """Compared by shape only."""
 
 NO_DERIVATIVE = {
     "_embedding_bag_forward_only.default",
+    "bernoulli.p",
     "copy.default",
     "floor_divide.Scalar",
     "floor_divide.default",

@@ -30,6 +30,9 @@ LIFTED = {aten.lift_fresh.default, aten.lift_fresh_copy.default}
 """They are given the tensor that `torch.tensor` and its like have just filled."""
 
 DRAWS = torch.Tag.nondeterministic_seeded
+UNIFORM = {aten.rand.default, aten.rand.generator}
+BELOW_ALL = {aten.lt.Scalar: False, aten.ge.Scalar: True}
+"""Comparisons with a number, and what they give where that is none of those from 0 to 1."""
 
 
 class Known:
@@ -37,6 +40,8 @@ class Known:
 
     def __init__(self, fakes: AbstractContextManager[Any] | None = None) -> None:
         self._values = WeakIdKeyDictionary()
+        self._uniform = WeakIdKeyDictionary()
+        """What holds random numbers from 0 to 1, 1 not among them."""
         self._fakes = fakes or nullcontext()
 
     def result(
@@ -67,6 +72,13 @@ class Known:
                 out = tree_map(lambda v: _like(v, device), made)
             self._keep(out, made)
             return out, True
+        if func in UNIFORM or (func is aten.detach.default and args[0] in self._uniform):
+            self._uniform[out] = True
+        if func in BELOW_ALL and args[0] in self._uniform and args[1] <= 0:  # dropped never
+            with on_data():
+                made = torch.full(tuple(out.shape), BELOW_ALL[func])
+            self._keep(out, made)
+            return out, False
         small = known and sum(t.numel() for t in _tensors(out)) < MOST
         made = self._computed(func, args, kwargs) if small else None
         if made is None:

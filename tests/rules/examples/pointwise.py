@@ -187,6 +187,7 @@ EXAMPLES: Makers = {
         _square,
         _mixed,
     ],
+    "bernoulli": [_scalar("bernoulli.p", 0.5)],
     "native_dropout": [_scalar("native_dropout", 0.5, False)],
     "polar": [_binary("polar", "positive", "normal")],
     "pow": [

@@ -1,0 +1,77 @@
+"""Training mode: nothing new where code does there what it does in eval mode, else traced besides.
+
+What dropout drops is left out of it: all ranks drop the same of what they have (see `Functional` in
+`recording_modes.py`).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+from shardwright.errors import ModelError
+from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.trace.source import Source
+from shardwright.planner.trace.trace import trace_runs
+from shardwright.planner.trace.traced_calls import Run
+from shardwright.planner.trace.training_reads import Reads, changes_more
+
+COMPARED = [f.name for f in fields(Graph) if f.name not in ("ops", "marks", "trained", "unpriced")]
+
+
+def in_training(runs: Sequence[Run]) -> list[Run]:
+    """The same calls in training mode."""
+    return [run._replace(training=True) for run in runs]
+
+
+def note_training(graph: Graph, source: Source, reads: Reads) -> None:
+    """Look whether the runs of `source`, as `graph` has them, do the same in training mode.
+
+    `reads` are those that were noted while it was traced.
+    """
+    if any(run.training for run in source.runs):
+        return
+    if not (reads.matter or graph.untraced or changes_more(source.module)):
+        graph.trained = True
+        return
+    try:
+        with no_other_draws():
+            other = trace_runs(source.module, in_training(source.runs))
+    except ModelError:
+        return
+    graph.trained = same(graph, other)
+    if graph.trained:
+        graph.marks.drawn |= other.marks.drawn
+
+
+def same(one: Graph, other: Graph) -> bool:
+    """Whether two fresh graphs are alike, but for where in the code it stands."""
+    ends = [(replace(g.marks, drawn=set()), [*map(_elsewhere, g.ops)]) for g in (one, other)]
+    return ends[0] == ends[1] and all(getattr(one, n) == getattr(other, n) for n in COMPARED)
+
+
+def _elsewhere(op: Op) -> Op:
+    return op._replace(source="")
+
+
+@contextmanager
+def no_other_draws() -> Iterator[None]:
+    """Within, random numbers come from torch alone: what others decide is not known.
+
+    Raises:
+        ModelError: others are drawn.
+    """
+    before = _generators()
+    yield
+    if _generators() != before:
+        raise ModelError("it draws random numbers of Python or NumPy")
+
+
+def _generators() -> Any:
+    numpy: Any = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy else ()
+    return random.getstate(), *(s.tobytes() if hasattr(s, "tobytes") else s for s in state)
