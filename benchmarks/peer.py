@@ -151,8 +151,7 @@ def main(
     """Measure transformers' own tensor parallelism of tiny models on real gloo ranks."""
     if not is_accelerate_available():
         raise click.ClickException(
-            "transformers splits no model without accelerate: "
-            ".venv/bin/pip install -c constraints.txt --group peer"
+            "transformers splits no model without accelerate: pip install accelerate"
         )
     kinds = [kind] if kind else list(FIRST)
     jobs = [(k, n) for k in kinds for n in zoo.names(k) if not names or n in names]

@@ -83,7 +83,7 @@ def resized_embeddings(s: Subject) -> Any:
 def lora_after_splitting(s: Subject) -> Any:
     """`get_peft_model`."""
     try:
-        from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
+        from peft import LoraConfig, get_peft_model
     except ImportError:
         raise Unfit from None
     s.text()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch.distributed as dist
-from accelerate import Accelerator  # pyright: ignore[reportMissingImports]
-from accelerate.utils import recursively_apply  # pyright: ignore[reportMissingImports]
+from accelerate import Accelerator
+from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError

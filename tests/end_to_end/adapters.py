@@ -1,6 +1,5 @@
 """What each rank of `test_loops.test_adapters` does: LoRA, put in before the model is split."""
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-# pyright: reportMissingImports=false
 
 import copy
 import sys

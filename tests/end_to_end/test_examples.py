@@ -24,7 +24,6 @@ SAYS = {
     "trainer": "that of the checkpoint, as plain transformers reads it",
 }
 """Example -> what it prints when it has compared all that it computes."""
-NEEDS = {"lora": "peft", "trainer": "accelerate"}
 
 
 def command(name: str) -> str:
@@ -41,8 +40,6 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", sorted(SAYS))
 def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
     how = re.sub(r" \[?DIRECTORY.*", "", command(name))
     arguments = [tmp_path] if how != command(name) else []
     for variable, value in re.findall(r"(\w+)=(\w+) ", how):

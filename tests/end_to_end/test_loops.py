@@ -12,12 +12,9 @@ from benchmarks.demo_launch import torchrun
 
 from . import loops
 
-pytest.importorskip("accelerate")
-
 
 def test_adapters(tmp_path: Path) -> None:
     """LoRA put in before splitting: trained, written whole, read again, merged."""
-    pytest.importorskip("peft")
     torchrun("tests.end_to_end.adapters", [tmp_path])
 
 
