@@ -242,7 +242,7 @@ FROM_RUNTIME = {
     },
     "planner.on_ranks.small": {"runtime.build", "runtime.hub"},
     "planner.on_ranks.stock": {
-        "runtime.gather", "runtime.in_transformers", "runtime.local",
+        "runtime.config", "runtime.gather", "runtime.in_transformers", "runtime.local",
     },
     "planner.picture.beside": {"runtime.identity"},
     "planner.prove.prover": {"runtime.identity"},

@@ -24,6 +24,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.planner.on_ranks.numeric import TOLERANCE, differences, in_dtype, run
+from shardwright.runtime.config import read_config
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.in_transformers import tp_plan
 from shardwright.runtime.local import mesh_of
@@ -97,7 +98,7 @@ class Ran:
 
 def whole(cls: Any, directory: str, dtype: torch.dtype) -> Any:
     """The unsplit model, as transformers reads it."""
-    return cls.from_pretrained(directory, dtype=dtype).eval()
+    return cls.from_pretrained(directory, config=read_config(directory), dtype=dtype).eval()
 
 
 def try_out(way: Way, cls: Any, directory: str, inputs: dict[str, Any], ranks: int) -> Ran:
@@ -169,7 +170,8 @@ def _from_pretrained(cls: Any, directory: str, dtype: torch.dtype, table: dict[s
     if not is_accelerate_available():
         raise UsageError("transformers splits no model without accelerate: pip install accelerate")
     how = DistributedConfig(tp_size=dist.get_world_size(), tp_plan=table)
-    return cls.from_pretrained(directory, distributed_config=how, dtype=dtype)
+    config = read_config(directory)
+    return cls.from_pretrained(directory, config=config, distributed_config=how, dtype=dtype)
 
 
 def _seeded(model: Any, inputs: dict[str, Any], dtype: torch.dtype) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from shardwright.planner.contract.names import pattern
+from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
@@ -117,7 +117,9 @@ def _agreed(styles: list[str | None], linear: bool) -> str | None:
 def _without_routers(table: Table) -> Table:
     """Experts' own style sums the gradient of what a router beside them gives."""
     beside = {k.rpartition(".")[0] for k, style in table.items() if style == EXPERTS}
-    return {k: s for k, s in table.items() if s != SUMMED or k.rpartition(".")[0] not in beside}
+    return {
+        k: s for k, s in table.items() if s != SUMMED or not any(is_within(k, b) for b in beside)
+    }
 
 
 def _aliases(table: Table, model: nn.Module) -> Table:
