@@ -30,11 +30,15 @@ JUNCTIONS = 10
 
 @dataclass(frozen=True)
 class Stack:
-    """A `ModuleList` of which only the blocks `picks` are traced, in that order."""
+    """A `ModuleList` of which only the blocks `picks` are traced, in that order.
+
+    `counters` are the attributes that number the blocks: (module within the block, name).
+    """
 
     path: str
     kinds: tuple[int, ...]
     picks: tuple[int, ...]
+    counters: frozenset[tuple[str, str]] = frozenset()
 
     @cached_property
     def traced(self) -> tuple[int, ...]:
@@ -78,12 +82,12 @@ def find_stacks(
         blocks = [block.children() for block in module._modules.values() if block is not None]
         if len(blocks) < len(module) or not all(any(True for _ in parts) for parts in blocks):
             continue
-        kinds = _kinds(path, module, owners, label, configs)
+        kinds, counters = _kinds(path, module, owners, label, configs)
         if ends:
             kinds = (-1, *kinds[1:-1], -2)
         picks = _picks(kinds)
         if picks is not None:
-            out.append(Stack(path, kinds, picks))
+            out.append(Stack(path, kinds, picks, counters))
     return out
 
 
@@ -162,8 +166,8 @@ def _kinds(
     owners: Mapping[int, list[str]],
     label: Callable[[str], object] | None,
     configs: Sequence[Any],
-) -> tuple[int, ...]:
-    """A number for each block, the same for blocks that are made alike."""
+) -> tuple[tuple[int, ...], frozenset[tuple[str, str]]]:
+    """A number for each block, the same for blocks that are made alike; and what counts them."""
     blocks = [_description(f"{path}.{n}", block, owners) for n, block in enumerate(stack)]
     counters = {
         key
@@ -180,7 +184,7 @@ def _kinds(
         labels = [label(f"{path}.{n}.{k}") for k, _ in stack[n].named_parameters()] if label else []
         kind = (made, *labels, *(repr(v[n]) for v in lists))
         out.append(numbers.setdefault(kind, len(numbers)))
-    return tuple(out)
+    return tuple(out), frozenset(counters)
 
 
 def _description(

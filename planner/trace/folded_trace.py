@@ -23,11 +23,13 @@ from shardwright.planner.trace.training_reads import noted
 Traced = tuple[Source, Folding, Unfolded]
 
 
-def trace_all(source: Source, pins: Sequence[Pin] = (), ends: bool = False) -> Traced:
+def trace_all(
+    source: Source, pins: Sequence[Pin] = (), ends: bool = False, folds: bool = True
+) -> Traced:
     """`trace_folded`, and the source without those runs after the first that cannot be traced.
 
-    Where code does something else in training mode, its runs in that are among them, if they can be
-    traced without a module more that cannot.
+    Where it `folds`; else all blocks are traced. Where code does something else in training mode,
+    its runs in that are among them, if they can be traced without a module more that cannot.
 
     Raises:
         ModelError: the first cannot be.
@@ -35,7 +37,7 @@ def trace_all(source: Source, pins: Sequence[Pin] = (), ends: bool = False) -> T
 
     def tried(more: int, further: Sequence[Run], whole: bool) -> Traced:
         of = replace(source, more=source.more[:more], further=tuple(further))
-        return of, *trace_folded(of, pins, ends, whole)
+        return of, *trace_folded(of, pins, ends, whole, folds)
 
     best = _in_eval_mode(source, tried)
     graph, folded = best[1].graph, bool(best[1].stacks)
@@ -79,7 +81,11 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
 
 
 def trace_folded(
-    source: Source, pins: Sequence[Pin] = (), ends: bool = False, whole: bool = True
+    source: Source,
+    pins: Sequence[Pin] = (),
+    ends: bool = False,
+    whole: bool = True,
+    folds: bool = True,
 ) -> tuple[Folding, Unfolded]:
     """The folded graph of a model, and the whole one.
 
@@ -88,6 +94,7 @@ def trace_folded(
         pins: Blocks with different pins are not folded into one.
         ends: Nor are the first and the last block of a stack with those between them.
         whole: Whether to trace all blocks where they cannot be folded.
+        folds: Whether to fold blocks at all.
 
     Raises:
         ModelError: the model cannot be traced.
@@ -98,7 +105,7 @@ def trace_folded(
     def label(name: str) -> tuple[Pin, ...]:
         return tuple(p for p in pins if matches(p.name, name))
 
-    for apart in (True,) if ends else (False, True):
+    for apart in () if not folds else (True,) if ends else (False, True):
         stacks = find_stacks(module, apart, label if pins else None, owners)
         if not stacks:
             continue
@@ -111,7 +118,7 @@ def trace_folded(
             continue  # with more blocks, or whole
         except ModelError:
             break  # its code counts on all blocks, or the model cannot be traced at all
-    if not whole and find_stacks(module, False, label if pins else None, owners):
+    if not whole and folds and find_stacks(module, False, label if pins else None, owners):
         raise Unfoldable("only the whole model can be traced with these calls")
     folding = Folding(traced(source))
     return folding, unfold(folding)
