@@ -7,13 +7,13 @@ from .call import OpCall, Operand, Table, axis_names, clause
 NONLINEAR = """
 _prelu_kernel abs acos acosh angle asin asinh atan atan2 atanh bernoulli bitwise_and
 bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max
-clamp_min copysign cos cosh digamma elu empty_like eq erf erfc erfinv exp exp2 expm1 exponential floor floor_divide
-fmax fmin fmod ge gelu gt hardsigmoid hardswish hardtanh hypot isfinite isinf isnan le leaky_relu
-lgamma log log10 log1p log2 log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not
-logical_or logical_xor logit lt maximum minimum mish nan_to_num native_dropout ne nextafter
-ones_like pow rand_like randn_like reciprocal relu relu6 remainder round rrelu_with_noise_functional
-rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square tan tanh
-threshold trunc uniform
+clamp_min copysign cos cosh digamma elu empty_like eq erf erfc erfinv exp exp2 expm1 exponential
+floor floor_divide fmax fmin fmod ge gelu gt hardsigmoid hardswish hardtanh hypot isfinite isinf
+isnan le leaky_relu lgamma log log10 log1p log2 log_sigmoid_forward logaddexp logaddexp2 logical_and
+logical_not logical_or logical_xor logit lt maximum minimum mish nan_to_num native_dropout ne
+nextafter ones_like pow rand_like randn_like reciprocal relu relu6 remainder round
+rrelu_with_noise_functional rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus
+softshrink sqrt square tan tanh threshold trunc uniform
 """
 ONE_OPERAND = """
 alias clone conj_physical contiguous detach detach_ imag lift_fresh_copy neg real xlogy

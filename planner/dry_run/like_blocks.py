@@ -1,6 +1,7 @@
 """Blocks that are alike run once: a later call like an earlier one gives what that gave, unrun.
 
-What a block's code does depends on how the block is made, on what it is given, and on its number.
+What a block's code does depends on how the block is made, on what it is given, on its number, and
+on whether it trains.
 Blocks with one place in a `Stack` are made alike; what calls are given is compared; and numbers are
 put in the blocks that note whether code asks for them, in which case nothing was alike.
 """
@@ -54,7 +55,7 @@ class LikeBlocks:
                 stack.traced, root.get_submodule(stack.path).named_children(), strict=True
             ):
                 like = stack.path, place
-                put_around(block, partial(self._once, f"{stack.path}.{n}", like))
+                put_around(block, partial(self._once, f"{stack.path}.{n}", block, like))
 
     def watch(self, root: nn.Module) -> None:
         """As `put_in`, and have the numbers of blocks note whether they are asked for."""
@@ -71,7 +72,7 @@ class LikeBlocks:
     def _asked(self) -> None:
         self.numbered = True
 
-    def _once(self, name: str, like: Hashable, forward: Forward) -> Forward:
+    def _once(self, name: str, block: nn.Module, like: Hashable, forward: Forward) -> Forward:
         calls = 0
 
         @wraps(forward)
@@ -80,7 +81,8 @@ class LikeBlocks:
             call, calls = (name, calls), calls + 1
             given = [*args, *kwargs.values()]
             try:
-                key = like, len(args), (*kwargs,), tuple(self._describe(given, given))
+                values = tuple(self._describe(given, given))
+                key = like, block.training, len(args), (*kwargs,), values
             except Unlike:
                 return forward(*args, **kwargs)
             if key in self._given and (self.only is None or call in self.only):
