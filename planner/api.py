@@ -215,9 +215,13 @@ def prepare(
 
 
 def _traced(
-    source: Source, workload: Workload, mesh: Mapping[str, int], pins: tuple[Pin, ...]
+    source: Source,
+    workload: Workload,
+    mesh: Mapping[str, int],
+    pins: tuple[Pin, ...],
+    folds: bool = True,
 ) -> Task:
-    """Trace a model and find its axes.
+    """Trace a model and find its axes; with all its blocks where their code asks for their number.
 
     Along sequences that is its plain call, and that with a mask for padding: what others are as
     long as is not known.
@@ -225,10 +229,14 @@ def _traced(
     stage("trace")
     if workload.sequence_parallel:
         source = source.along_sequence()
-    traced, folding, unfolded = trace_with_values(source, pins, workload.sequence_parallel)
+    traced, folding, unfolded = trace_with_values(source, pins, workload.sequence_parallel, folds)
     unmasked = bool(source.masks() - traced.masks())
     stage("axes")
     length = TRACE_SEQ if workload.sequence_parallel else None
     axes = refine(folding.graph, length)
     sequence = open_sequence(folding.graph, axes, length) if length else None
-    return Task(traced, folding, unfolded, axes, workload, mesh, pins, sequence, unmasked)
+    stage("trace")
+    task = Task(traced, folding, unfolded, axes, workload, mesh, pins, sequence, unmasked)
+    if task.numbered:
+        return _traced(source, workload, mesh, pins, folds=False)
+    return task

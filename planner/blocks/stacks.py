@@ -33,13 +33,15 @@ JUNCTIONS = 10
 
 @dataclass(frozen=True)
 class Stack:
-    """A `ModuleList` of which only the blocks `picks` are traced, in that order."""
+    """A `ModuleList` of which only the blocks `picks` are traced, in that order.
+
+    `counters` are the attributes that number the blocks: (module within the block, name).
+    """
 
     path: str
     kinds: tuple[int, ...]
     picks: tuple[int, ...]
     counters: frozenset[tuple[str, str]] = frozenset()
-    """(Module in a block, attribute) that count the blocks."""
 
     @cached_property
     def traced(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from torch import nn
 from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.dry_run.like_blocks import LikeBlocks
 from shardwright.planner.trace.boundaries import map_slots
 from shardwright.planner.trace.calls import Calls, difference
 from shardwright.planner.trace.duplicate import duplicate
@@ -42,11 +43,12 @@ def run_local(
     coords: Coords,
     predicted: Mapping[tuple[str, str], list[tuple[int, ...]]],
     opaque: Opaque,
-    whole_calls: Calls | None = None,
+    whole_calls: Calls | None,
+    blocks: LikeBlocks,
 ) -> Mismatch | None:
     """Apply `plan` to a copy of `root` without a process group, make `runs`, compare shapes.
 
-    With `whole_calls`, compare what its code calls as well.
+    With `whole_calls`, compare what its code calls as well. Of `blocks`, like ones run once.
     """
     local = duplicate(root)
     try:
@@ -68,6 +70,7 @@ def run_local(
 
         map_slots(output, "", compare)
 
+    blocks.put_in(local)
     entered = follow(local, leave)
     try:
         noted = run_and_note(local, runs, entered, opaque)

@@ -161,7 +161,7 @@ class Prover:
         what = plan.model_dump_json(include=runtime)
         if what in self._tried:
             return
-        if (wrong := tried(task, plan, layouts)) is not None:
+        if (wrong := tried(task, plan, layouts, every_block=True)) is not None:
             where = f" in '{wrong.module}'" if wrong.module else ""
             raise PlanError(f"the plan does not hold{where}: {wrong.text}")
         self._tried[what] = None

@@ -78,13 +78,21 @@ def corners(task: Task, layouts: Layouts) -> list[Coords]:
     return [ranks[0], ranks[-1]] if task.tp > 1 else ranks[:1]
 
 
-def tried(task: Task, plan: Plan, layouts: Layouts) -> Mismatch | None:
-    """Run the model as some of the ranks; None if all is as `layouts` of the traced graph say."""
+def tried(task: Task, plan: Plan, layouts: Layouts, every_block: bool = False) -> Mismatch | None:
+    """Run the model as some of the ranks; None if all is as `layouts` of the traced graph say.
+
+    Of blocks that are alike one runs for all, and of ranks whose tensors have the same sizes,
+    unless `every_block` is to.
+    """
     traced = _traced(layouts)
+    ran: list[dict[str, tuple[int, ...]]] = []
     for at in corners(task, layouts):
         sizes = {n: tuple(dim_size(d, at) or 0 for d in dims) for n, dims in traced.items()}
+        if sizes in ran and not every_block:
+            continue
+        ran.append(sizes)
         for run in task.dry_runs:
-            if (mismatch := run.mismatch(plan, at, sizes)) is not None:
+            if (mismatch := run.mismatch(plan, at, sizes, every_block)) is not None:
                 return mismatch
     return None
 

@@ -14,6 +14,7 @@ from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.mesh import TP, Coords, coords_of
 from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.dry_run.between_blocks import between_blocks
 from shardwright.planner.dry_run.dry_run import DryRun
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph
@@ -112,16 +113,28 @@ class Task:
 
     @cached_property
     def dry_runs(self) -> list[DryRun]:
-        """The whole model; for calls with a mask for padding, that with the traced blocks alone."""
+        """The whole model; and for further calls, that with the traced blocks alone."""
         root, runs, stacks = self.source.module, self.source.runs, self.folding.stacks
         brief = len(self.source.further) if stacks else 0
         origin = self.unfolded.origin
         watched = [(m, slot, origin[t]) for m, slot, t in self.unfolded.graph.watched]
-        full = DryRun(root, (), runs[: len(runs) - brief], self.untraced, watched)
-        if not brief:
+        full = DryRun(root, (), runs[: len(runs) - brief], self.untraced, watched, stacks)
+        if not stacks:
             return [full]
         opaque = self._opaque({n: n for n in self.graph.untraced})
         return [full, DryRun(root, stacks, runs, opaque, self.graph.watched)]
+
+    @property
+    def numbered(self) -> bool:
+        """Whether what is done in or between folded blocks depends on which of them they are."""
+        stacks = self.folding.stacks
+        if not stacks:
+            return False
+        full, brief = (run.whole(every_block=False) for run in self.dry_runs)
+        if full.calls is None or brief.calls is None:
+            return False
+        seen = between_blocks(brief.calls, stacks)
+        return full.numbered or not between_blocks(full.calls, stacks) <= seen
 
     def _opaque(self, alike: Mapping[str, str]) -> Opaque:
         """The modules that are not traced, and how data was asked for in the trace."""

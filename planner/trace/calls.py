@@ -41,13 +41,30 @@ class Call(NamedTuple):
 Calls = dict[str, list[Call]]
 """Module -> the calls of its own code, in order."""
 
+RUNS = "runs"
+"""What a call of another module is noted as; a part may have that done by other code."""
+
+
+class Entered(list[str]):
+    """The paths of the modules that run now, the innermost last."""
+
+    calls: Calls | None = None
+    """Where to note what they run, and call."""
+
+    def enter(self, name: str) -> None:
+        """Module `name` begins to run."""
+        if self.calls is not None and self:
+            self.calls.setdefault(self[-1], []).append(Call(RUNS, (name,)))
+        self.append(name)
+
 
 class Notes(TorchFunctionMode):
     """Within, note the calls of every module; `entered` holds the modules that run now."""
 
-    def __init__(self, entered: Sequence[str]) -> None:
+    def __init__(self, entered: Entered) -> None:
         super().__init__()
         self.entered, self.found = entered, Calls()
+        entered.calls = self.found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note the call if it comes from model code."""
@@ -86,11 +103,15 @@ def difference(
     whole: Mapping[str, list[Call]], local: Mapping[str, list[Call]]
 ) -> tuple[str, str] | None:
     """The first module whose code computes otherwise on a part, and what it does there."""
-    for module, calls in whole.items():
-        mine = local.get(module, [])
+    for module, noted in whole.items():
+        calls, mine = _computed(noted), _computed(local.get(module, []))
         for a, b in zip(calls, mine, strict=False):
             if a != b:
                 return module, f"its code calls {b} on a part, {a} on the whole"
         if len(calls) != len(mine):
             return module, f"its code makes {len(mine)} calls on a part, {len(calls)} on the whole"
     return None
+
+
+def _computed(calls: Sequence[Call]) -> list[Call]:
+    return [call for call in calls if call.function != RUNS]

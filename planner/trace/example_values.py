@@ -18,16 +18,18 @@ from shardwright.planner.trace.source import Source
 Traced = tuple[Source, Folding, Unfolded]
 
 
-def trace_with_values(source: Source, pins: Sequence[Pin] = (), ends: bool = False) -> Traced:
+def trace_with_values(
+    source: Source, pins: Sequence[Pin] = (), ends: bool = False, folds: bool = True
+) -> Traced:
     """`trace_all`, with values of inputs where nothing can be traced without.
 
     Raises:
         ModelError: the model cannot be traced.
     """
     try:
-        return trace_all(source, pins, ends)
+        return trace_all(source, pins, ends, folds)
     except ModelError:
         valued = source.with_values()
         if valued is None:
             raise
-        return trace_all(valued, pins, ends)
+        return trace_all(valued, pins, ends, folds)

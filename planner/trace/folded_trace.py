@@ -19,9 +19,11 @@ from shardwright.planner.trace.traced_calls import Run
 
 
 def trace_all(
-    source: Source, pins: Sequence[Pin] = (), ends: bool = False
+    source: Source, pins: Sequence[Pin] = (), ends: bool = False, folds: bool = True
 ) -> tuple[Source, Folding, Unfolded]:
     """`trace_folded`, and the source without those runs after the first that cannot be traced.
+
+    Where it `folds`; else all blocks are traced.
 
     Raises:
         ModelError: the first cannot be.
@@ -29,7 +31,7 @@ def trace_all(
 
     def tried(more: int, further: Sequence[Run], whole: bool) -> tuple[Source, Folding, Unfolded]:
         of = replace(source, more=source.more[:more], further=tuple(further))
-        return of, *trace_folded(of, pins, ends, whole)
+        return of, *trace_folded(of, pins, ends, whole, folds)
 
     with suppress(ModelError, Unfoldable):
         return tried(len(source.more), source.further, False)
@@ -54,7 +56,11 @@ def trace_all(
 
 
 def trace_folded(
-    source: Source, pins: Sequence[Pin] = (), ends: bool = False, whole: bool = True
+    source: Source,
+    pins: Sequence[Pin] = (),
+    ends: bool = False,
+    whole: bool = True,
+    folds: bool = True,
 ) -> tuple[Folding, Unfolded]:
     """The folded graph of a model, and the whole one.
 
@@ -63,6 +69,7 @@ def trace_folded(
         pins: Blocks with different pins are not folded into one.
         ends: Nor are the first and the last block of a stack with those between them.
         whole: Whether to trace all blocks where they cannot be folded.
+        folds: Whether to fold blocks at all.
 
     Raises:
         ModelError: the model cannot be traced.
@@ -73,7 +80,7 @@ def trace_folded(
     def label(name: str) -> tuple[Pin, ...]:
         return tuple(p for p in pins if matches(p.name, name))
 
-    for apart in (True,) if ends else (False, True):
+    for apart in () if not folds else (True,) if ends else (False, True):
         stacks = find_stacks(module, apart, label if pins else None, owners)
         if not stacks:
             continue
@@ -86,7 +93,7 @@ def trace_folded(
             continue  # with more blocks, or whole
         except ModelError:
             break  # its code counts on all blocks, or the model cannot be traced at all
-    if not whole and find_stacks(module, False, label if pins else None, owners):
+    if not whole and folds and find_stacks(module, False, label if pins else None, owners):
         raise Unfoldable("only the whole model can be traced with these calls")
     folding = Folding(traced(source))
     return folding, unfold(folding)

@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from shardwright.planner.trace.calls import Calls, Notes
+from shardwright.planner.trace.calls import Calls, Entered, Notes
 from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.numbers import Questions
 from shardwright.planner.trace.duplicate import duplicate
@@ -28,10 +28,19 @@ from shardwright.planner.trace.values import pairs
 from shardwright.runtime.attention import by_heads, split_by_heads
 
 
-def calls_of(root: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Calls | None:
-    """What the code of each module calls in `runs` of `root` as it is; None if it does not run."""
+def calls_of(
+    root: nn.Module,
+    runs: Sequence[Run],
+    opaque: Opaque,
+    change: Callable[[nn.Module], None] = lambda module: None,
+) -> Calls | None:
+    """What the code of each module calls in `runs` of `root` as it is; None if it does not run.
+
+    It is a copy of `root` that runs, after `change` of it.
+    """
     module = duplicate(root)
     split_by_heads(module)  # before `follow` looks at its forwards
+    change(module)
     try:
         return run_and_note(module, runs, follow(module), opaque)
     except Exception:  # whatever model code raises: run as a part it will raise it again
@@ -40,17 +49,17 @@ def calls_of(root: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Calls | No
 
 def follow(
     root: nn.Module, leave: Callable[[str, Any], None] = lambda name, output: None
-) -> list[str]:
+) -> Entered:
     """Look at the modules of `root`, for good: `leave` gets the name and output of each call.
 
     Gives the paths of the modules that run, the innermost last.
     """
-    entered: list[str] = []
+    entered = Entered()
 
     def following(name: str, forward: Forward) -> Forward:
         @wraps(forward)
         def followed(*args: Any, **kwargs: Any) -> Any:
-            entered.append(name)
+            entered.enter(name)
             output = forward(*args, **kwargs)
             entered.pop()
             leave(name, output)
@@ -63,9 +72,7 @@ def follow(
     return entered
 
 
-def run_and_note(
-    module: nn.Module, runs: Sequence[Run], entered: list[str], opaque: Opaque
-) -> Calls:
+def run_and_note(module: nn.Module, runs: Sequence[Run], entered: Entered, opaque: Opaque) -> Calls:
     """Make `runs` of `module`, which `follow` looks at; what its code called meanwhile."""
     with Notes(entered) as notes:
         run_on_fake(module, runs, opaque)
@@ -75,14 +82,15 @@ def run_and_note(
 def _on_fake(module: nn.Module, fake: FakeTensorMode) -> None:
     """Make parameters and buffers fake: code may give one the `data` of what it computed."""
     made: dict[int, Any] = {}
-    for part in module.modules():
-        stores: list[dict[str, Any]] = [part._parameters, part._buffers]
-        for store in stores:
-            for name, tensor in store.items():
-                if tensor is not None and type(tensor) in (torch.Tensor, nn.Parameter):
-                    if id(tensor) not in made:
-                        made[id(tensor)] = fake.from_tensor(tensor)
-                    store[name] = made[id(tensor)]
+    with torch._C.DisableTorchFunction():  # nobody need see it who looks at calls
+        for part in module.modules():
+            stores: list[dict[str, Any]] = [part._parameters, part._buffers]
+            for store in stores:
+                for name, tensor in store.items():
+                    if tensor is not None and type(tensor) in (torch.Tensor, nn.Parameter):
+                        if id(tensor) not in made:
+                            made[id(tensor)] = fake.from_tensor(tensor)
+                        store[name] = made[id(tensor)]
 
 
 @contextmanager

@@ -35,7 +35,7 @@ BUILD = "cannot build a LlamaForCausalLM of this config: "
         ({"dtype": "float99"}, "cannot read the config of {}: module 'torch' has no attribute"),
         ({"vocab_size": -1}, BUILD + "RuntimeError: Trying to create tensor with negative"),
         ({"num_attention_heads": 0}, "cannot read the config of {}: integer modulo by zero"),
-        ({"num_hidden_layers": 10**7}, "a LlamaForCausalLM of this config has more than 1,048,576"),
+        ({"num_hidden_layers": 10**7}, "a LlamaForCausalLM of this config has more than 262,144"),
         ({"head_dim": "²"}, "the config of {} does not hold: Field 'head_dim' with value '²'"),
         ({"architectures": ["Path"]}, "transformers {version} has no class Path: check"),
         ({"model_type": "../x"}, "transformers does not know the architecture '../x' of {}"),

@@ -1,0 +1,148 @@
+"""Blocks that are alike run once: a later call like an earlier one gives what that gave, unrun.
+
+What a block's code does depends on how the block is made, on what it is given, and on its number.
+Blocks with one place in a `Stack` are made alike; what calls are given is compared; and numbers are
+put in the blocks that note whether code asks for them, in which case nothing was alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from shardwright.planner.blocks.stacks import Stack
+from shardwright.planner.dry_run.number import Number
+from shardwright.planner.trace.forwards import Forward, put_around
+
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+
+class Unlike(Exception):
+    """A value of which it is not known whether another is like it."""
+
+
+@dataclass
+class LikeBlocks:
+    """What blocks of `stacks` gave in one run of a model, or of a part of it.
+
+    Attributes:
+        stacks: Stacks of blocks.
+        only: The calls that need not run, by name of the block and number; None: all that can be
+            left out.
+        left_out: The calls that were.
+        numbered: Whether code asked for the number of a block.
+    """
+
+    stacks: Sequence[Stack]
+    only: frozenset[tuple[str, int]] | None = None
+    left_out: set[tuple[str, int]] = field(default_factory=set, init=False)
+    numbered: bool = field(default=False, init=False)
+    _given: dict[Hashable, Any] = field(default_factory=dict, init=False)
+    _kept: list[Any] = field(default_factory=list, init=False)
+    """Tensors that are told apart by where they lie in memory, which must not be used again."""
+
+    def put_in(self, root: nn.Module) -> None:
+        """Have the blocks of `root` run once, for good."""
+        for stack in self.stacks:
+            for place, (n, block) in zip(
+                stack.traced, root.get_submodule(stack.path).named_children(), strict=True
+            ):
+                like = stack.path, place
+                put_around(block, partial(self._once, f"{stack.path}.{n}", like))
+
+    def watch(self, root: nn.Module) -> None:
+        """As `put_in`, and have the numbers of blocks note whether they are asked for."""
+        self.put_in(root)
+        self._put_numbers_in(root)
+
+    def _put_numbers_in(self, root: nn.Module) -> None:
+        for stack in self.stacks:
+            for block in root.get_submodule(stack.path).children():
+                for path, name in stack.counters:
+                    variables = vars(block.get_submodule(path))
+                    variables[name] = Number(variables[name], self._asked)
+
+    def _asked(self) -> None:
+        self.numbered = True
+
+    def _once(self, name: str, like: Hashable, forward: Forward) -> Forward:
+        calls = 0
+
+        @wraps(forward)
+        def once(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            call, calls = (name, calls), calls + 1
+            given = [*args, *kwargs.values()]
+            try:
+                key = like, len(args), (*kwargs,), tuple(self._describe(given, given))
+            except Unlike:
+                return forward(*args, **kwargs)
+            if key in self._given and (self.only is None or call in self.only):
+                self.left_out.add(call)
+                return tree_map(partial(_again, given), self._given[key])
+            out = forward(*args, **kwargs)
+            if _can_give_again(out):
+                self._given.setdefault(key, tree_map(partial(_noted, given), out))
+            return out
+
+        return once
+
+    def _describe(self, values: Sequence[Any], given: Sequence[Any]) -> Iterator[Hashable]:
+        for value in values:
+            if isinstance(value, tuple):
+                yield type(value), tuple(self._describe(value, given))
+            elif isinstance(value, Tensor) and value.is_floating_point():
+                place = next((i for i, v in enumerate(given) if v is value), None)
+                yield place, (*value.shape,), value.stride(), value.dtype, value.requires_grad
+            elif isinstance(value, Tensor):  # code may know what is in there
+                self._kept.append(value)
+                yield id(value)
+            elif isinstance(value, PLAIN):
+                yield type(value), value
+            else:
+                raise Unlike
+
+
+@dataclass(frozen=True)
+class Same:
+    """What came out is what went in at that place."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class New:
+    """How to make a tensor like one that came out."""
+
+    make: Callable[[], Tensor]
+
+
+def _can_give_again(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_can_give_again, value))
+    return isinstance(value, (Tensor, *PLAIN))
+
+
+def _noted(given: Sequence[Any], value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    place = next((i for i, v in enumerate(given) if v is value), None)
+    if place is not None:
+        return Same(place)
+    how: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+    return New(partial(torch.empty_strided, value.shape, value.stride(), **how))
+
+
+def _again(given: Sequence[Any], value: Any) -> Any:
+    if isinstance(value, Same):
+        return given[value.place]
+    if isinstance(value, New):
+        with torch._C.DisableTorchFunction():  # it is no call of the model's
+            return value.make()
+    return value

@@ -1,0 +1,118 @@
+"""Blocks that are alike run once in a dry run, and code that tells them apart is not folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.planner.api import prepare
+from shardwright.planner.blocks.stacks import find_stacks
+from shardwright.planner.dry_run.dry_run import DryRun
+from shardwright.planner.dry_run.number import Number
+from shardwright.planner.trace.opaque import Opaque
+from shardwright.planner.trace.traced_calls import Run
+from tests.planner.equal import assert_equal, features, planned
+
+WIDTH, BLOCKS, SPECIAL = 8, 6, 3
+Asks = Callable[[Any], Any]
+"""Whether a block with that number is the special one."""
+
+
+def never(number: int) -> bool:
+    return False
+
+
+class Block(nn.Module):
+    def __init__(self, number: int, asks: Asks) -> None:
+        super().__init__()
+        self.number, self.asks = number, asks
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        h = h.softmax(-1) if self.asks(self.number) else h.relu()
+        return self.down(h)
+
+
+class Tower(nn.Module):
+    """Blocks of which one may do something else; or the code between two of them does."""
+
+    def __init__(self, asks: Asks = never, between: Asks = never) -> None:
+        super().__init__()
+        self.between = between
+        self.layers = nn.ModuleList(Block(n, asks) for n in range(BLOCKS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for n, layer in enumerate(self.layers):
+            x = layer(x)
+            x = x.cumsum(1) if self.between(n) else x.cos()
+        return x
+
+
+ASK: dict[str, Asks] = {
+    "compares": lambda n: n == SPECIAL,
+    "computes": lambda n: n % BLOCKS == SPECIAL,
+    "looks up in a list": lambda n: [m == SPECIAL for m in range(BLOCKS)][n],
+    "looks up in a table": lambda n: {SPECIAL: True}.get(n, False),
+    "names it": lambda n: f"block {n}" == f"block {SPECIAL}",
+    "tests it": lambda n: not n,
+    "counts up to it": lambda n: len(range(n)) == SPECIAL,
+}
+
+
+@pytest.mark.parametrize("how", ASK)
+def test_blocks_that_ask_for_their_number_are_not_folded(how: str) -> None:
+    tower = Tower(asks=ASK[how])
+    plan = planned(tower, features(WIDTH), 2)
+    assert plan.modules
+    assert_equal(tower, features(WIDTH), plan)
+
+
+def test_code_between_blocks_that_counts_them_is_not_folded() -> None:
+    tower = Tower(between=lambda n: n == SPECIAL)
+    assert not prepare(tower, 2, args=features(WIDTH)(3, 19)).folding.stacks
+    assert_equal(tower, features(WIDTH), planned(tower, features(WIDTH), 2))
+
+
+def test_like_blocks_run_once() -> None:
+    task = prepare(Tower(), 2, args=features(WIDTH)(3, 19))
+    (stack,) = task.folding.stacks
+    full = task.dry_runs[0]
+    left_out = full.whole(every_block=False).left_out
+    assert left_out == {(f"layers.{n}", 0) for n in range(BLOCKS)} - {
+        (f"layers.{stack.traced.index(place)}", 0) for place in set(stack.traced)
+    }
+    every = full.whole(every_block=True)
+    assert not every.left_out
+    assert {f"layers.{n}" for n in range(BLOCKS)} <= (every.calls or {}).keys()
+
+
+def test_what_is_given_otherwise_runs() -> None:
+    """The second half gets longer sequences: none of its blocks is like one of the first half."""
+
+    class Grows(Tower):
+        def forward(self, x: Tensor) -> Tensor:
+            for n, layer in enumerate(self.layers):
+                x = layer(torch.cat((x, x), 1) if n == BLOCKS // 2 else x)
+            return x
+
+    root = Grows().to("meta")
+    runs = [Run("", (torch.empty(3, 19, WIDTH, device="meta"),), {})]
+    dry_run = DryRun(root, (), runs, Opaque(root), (), find_stacks(root))
+    left_out = {name for name, _ in dry_run.whole(every_block=False).left_out}
+    assert left_out == {"layers.2", *(f"layers.{n}" for n in range(BLOCKS // 2 + 1, BLOCKS))}
+
+
+def test_a_number_is_an_integer_that_notes_questions() -> None:
+    asked: list[None] = []
+    number = Number(3, lambda: asked.append(None))
+    assert isinstance(number, int)
+    assert not asked
+    assert (number + 1, 1 + number, int(number), [*range(number)]) == (4, 4, 3, [0, 1, 2])
+    assert number == 3
+    assert number in {3}
+    assert len(asked) >= 6
