@@ -27,6 +27,11 @@ class Sizes:
     def __init__(self, graph: Graph, axes: Axes) -> None:
         self.graph, self.axes = graph, axes
         self.known = {a.id for u in graph.uses for d in axes.dims[u.stored] for a in leaves_of(d)}
+        # A table of positions has the length of the sequence, too.
+        given = ((n, k, d) for n in graph.inputs for k, d in enumerate(axes.dims[n]))
+        self.known -= {
+            a.id for n, k, d in given if (n, k) not in graph.marks.sized for a in leaves_of(d)
+        }
 
     def same(self, a: str, b: str) -> bool:
         """Whether one change of placement, as a plan states it, is for both tensors."""

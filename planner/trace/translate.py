@@ -51,7 +51,10 @@ def translate(
     needed += [tensor for pair in record.resumed for tensor in pair]
     read = {id(call) for call in alive(record.calls, needed)}
     # What a module gives is made, and priced, even where nobody takes it; it gets no gradient.
-    given = [call.result for call in record.calls if call.op is boundaries.BOUNDARY]
+    # What goes in for nothing, as what is in a cache already, may lie as it likes.
+    crossed = [call for call in record.calls if call.op is boundaries.BOUNDARY]
+    idle = {id(c) for c in crossed if record.taken[c.traced_call] and _enters(c)} - read
+    given = [call.result for call in crossed if id(call) not in idle]
     for call in alive(record.calls, [*needed, *given]):
         translator.call(call, differentiable=id(call) in read)
     graph = translator.graph
@@ -79,6 +82,10 @@ def translate(
         if id(t) in translator.names
     ]
     return graph
+
+
+def _enters(call: Call) -> bool:
+    return boundaries.read_tag(call.args[1])[1] == "in"
 
 
 def _looped(record: Record, names: Mapping[int, str]) -> set[str]:
