@@ -18,7 +18,7 @@ from tests.ranks import run_ranks
 
 KINDS = {"t5": "seq2seq", "bart": "seq2seq"}
 NAMES = ["llama", "gpt2", "mistral", "falcon", "mamba2", "bamba", "t5"]
-"""One with a sliding window, one of one key and value head, recurrent ones, with cross-attention."""
+"""One has a sliding window, one a sole key and value head; recurrent ones, with cross-attention."""
 
 
 @cache
