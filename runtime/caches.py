@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ OWNER = "_shardwright_filled_by"
 
 OWN = "_shardwright_own"
 """The attribute by which a class in front knows the own one."""
+
+SEEN = "_shardwright_seen"
+"""The attribute by which a cache knows where what is hidden was when it was hidden."""
 
 PART = (
     "a cache of a split model holds what this rank computes with, its heads, and no rank has all: "
@@ -55,34 +59,44 @@ class Caches:
         if torch.compiler.is_compiling():
             self.compiled = True
             return nullcontext([])
-        return self._open(given) if self.names else nullcontext([])
+        return _Open(self, [v for v in given if v is not None]) if self.names else nullcontext([])
 
-    @contextmanager
-    def _open(self, given: Iterable[Any]) -> Iterator[list[Any]]:
-        known = [value for value in given if value is not None]
-        opened: list[tuple[Any, type]] = []
-        for holder in (h for value in known for h in _holders(value)):
-            kind = type(holder)
-            if vars(holder).get(OWNER, self if self.compiled else None) is not self:
-                raise UsageError(
-                    f"this {kind.__name__} was filled by another model, whose heads lie otherwise "
-                    "over the ranks: let this model fill a cache of its own"
-                )
-            if OWN in vars(kind):
-                opened.append((holder, kind))
-        for holder, kind in opened:
+    def show(self, value: Any) -> list[Sealed]:
+        """Let code see what is in a cache; gives what was hidden."""
+        seen = vars(value).get(SEEN) if hasattr(value, "__dict__") else None
+        if seen is not None and seen.by is self and seen.still():
+            found = seen.sealed
+        else:
+            found = [Sealed(h, type(h)) for h in _Walk(value).holders if self._hides(h)]
+        for holder, kind in found:
             holder.__class__ = vars(kind)[OWN]
-        try:
-            yield known
-        finally:
-            for holder, kind in opened:
-                holder.__class__ = kind
-            left = {id(value): value for value in known}.values()
-            for holder in (h for value in left for h in _holders(value)):
-                if OWN not in vars(type(holder)):
-                    vars(holder)[OWNER] = self
-                    names = (n for n, v in vars(holder).items() if _holds(v))
-                    holder.__class__ = _sealed(type(holder), frozenset(names))
+        return found
+
+    def _hides(self, holder: Any) -> bool:
+        """Whether it is hidden what is in there.
+
+        Raises:
+            UsageError: by another model.
+        """
+        kind = type(holder)
+        if vars(holder).get(OWNER, self if self.compiled else None) is not self:
+            raise UsageError(
+                f"this {kind.__name__} was filled by another model, whose heads lie otherwise "
+                "over the ranks: let this model fill a cache of its own"
+            )
+        return OWN in vars(kind)
+
+    def hide(self, value: Any) -> None:
+        """Hide what is in a cache, and note where that is."""
+        walk = _Walk(value)
+        for holder in walk.holders:
+            if OWN not in vars(type(holder)):
+                vars(holder)[OWNER] = self
+                names = (n for n, v in vars(holder).items() if _holds(v))
+                holder.__class__ = _sealed(type(holder), frozenset(names))
+        if hasattr(value, "__dict__") and not any(holder is value for holder in walk.holders):
+            sealed = [Sealed(holder, type(holder)) for holder in walk.holders]
+            vars(value)[SEEN] = _Seen(self, walk.containers, sealed)
 
     def among(self, output: Any) -> Iterator[Any]:
         """The caches that a call gave out."""
@@ -93,21 +107,88 @@ class Caches:
         return self
 
 
-def _holders(value: Any) -> Iterator[Any]:
-    """The objects in a cache, itself maybe, that have tensors as attributes or in containers."""
-    if OWN in vars(type(value)):
-        yield value
-        return
-    if not is_own(value) or not hasattr(value, "__dict__"):
-        return
-    for part in vars(value).values():
-        if isinstance(part, (list, tuple, dict)):
-            for each in part.values() if isinstance(part, dict) else part:
-                yield from _holders(each)
-        elif not isinstance(part, Tensor):
-            yield from _holders(part)
-    if any(_holds(part) for part in vars(value).values()):
-        yield value
+class Sealed(NamedTuple):
+    """An object in a cache, and its class while it is hidden what is in there."""
+
+    holder: Any
+    kind: type
+
+
+class _Open:
+    """A call that is given caches."""
+
+    def __init__(self, caches: Caches, given: list[Any]) -> None:
+        self.caches, self.known = caches, given
+        self.shown: list[Sealed] = []
+
+    def __enter__(self) -> list[Any]:
+        for value in self.known:
+            self.shown += self.caches.show(value)
+        return self.known
+
+    def __exit__(self, *_: object) -> None:
+        for holder, kind in self.shown:
+            holder.__class__ = kind
+        for value in {id(value): value for value in self.known}.values():
+            seen = vars(value).get(SEEN) if hasattr(value, "__dict__") else None
+            if seen is None or seen.by is not self.caches or not seen.still():
+                self.caches.hide(value)
+
+
+@dataclass
+class _Seen:
+    """What was hidden in a cache, and where: a step finds it there again, and need not look."""
+
+    by: Caches
+    containers: list[tuple[dict[str, Any], str, Any, list[int]]]
+    """Attributes with containers or further objects: all of the object, name, value, and in it."""
+    sealed: list[Sealed]
+
+    def still(self) -> bool:
+        """Whether all is as it was: nothing came or went, and what was hidden is."""
+        for variables, name, value, parts in self.containers:
+            if variables.get(name) is not value or [*map(id, _parts(value))] != parts:
+                return False
+        for holder, kind in self.sealed:
+            if type(holder) is not kind:
+                return False
+        return True
+
+
+class _Walk:
+    """The objects in a cache, itself maybe, that have tensors as attributes or in containers.
+
+    Attributes:
+        holders: They.
+        containers: The other attributes on the way to them: see `_Seen`.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.holders: list[Any] = []
+        self.containers: list[tuple[dict[str, Any], str, Any, list[int]]] = []
+        self._visit(value)
+
+    def _visit(self, value: Any) -> None:
+        if OWN in vars(type(value)):
+            self.holders.append(value)
+            return
+        if not is_own(value) or not hasattr(value, "__dict__"):
+            return
+        for name, part in vars(value).items():
+            if name in (SEEN, OWNER) or isinstance(part, Tensor):
+                continue
+            if isinstance(part, (list, tuple, dict)) or is_own(part):
+                self.containers.append((vars(value), name, part, [*map(id, _parts(part))]))
+            for each in _parts(part) if isinstance(part, (list, tuple, dict)) else (part,):
+                self._visit(each)
+        if any(_holds(part) for name, part in vars(value).items() if name != SEEN):
+            self.holders.append(value)
+
+
+def _parts(value: Any) -> Collection[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _holds(value: Any) -> bool:

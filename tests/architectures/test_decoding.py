@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+import shardwright
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.mesh import Mesh
@@ -18,7 +20,7 @@ from tests.ranks import run_ranks
 
 KINDS = {"t5": "seq2seq", "bart": "seq2seq"}
 NAMES = ["llama", "gpt2", "mistral", "falcon", "mamba2", "bamba", "t5"]
-"""One has a sliding window, one a sole key and value head; recurrent ones, with cross-attention."""
+"""A sliding window, one head of keys and values, recurrent ones, cross-attention."""
 
 
 @cache
@@ -62,3 +64,143 @@ def test_steps_equal_those_of_the_whole_model(name: str, tp: int) -> None:
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
 
     run_ranks(tp, work)
+
+
+GENERATING = {
+    "greedy": {},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "static": {"cache_implementation": "static", "disable_compile": True},
+    "prompt_lookup": {"prompt_lookup_num_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_generate_moves_caches_about(name: str) -> None:
+    """Beams reorder them, candidates that are not taken are cropped: each rank's own part."""
+    model, plan = made(name, 2)
+
+    def generated(of: Any) -> list[torch.Tensor]:
+        out = []
+        for options in GENERATING.values():
+            how = {"max_new_tokens": 6, "pad_token_id": 0, "do_sample": False, **options}
+            given = ids(6)[:1] if "prompt_lookup_num_tokens" in options else ids(6)
+            out.append(of.generate(given, **how))
+        return out
+
+    want = generated(model)
+
+    def work(mesh: Mesh) -> None:
+        local = apply(copy.deepcopy(model), plan, mesh)
+        for got, expected in zip(generated(local), want, strict=True):
+            assert got.equal(expected)
+
+    run_ranks(2, work)
+
+
+def test_nobody_takes_a_part_of_a_cache_for_the_whole() -> None:
+    model, plan = made("llama", 2)
+    with torch.no_grad():
+        filled = model(ids(5), use_cache=True).past_key_values
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        with torch.no_grad():
+            cache = local(ids(5), use_cache=True).past_key_values
+            layer = cache.layers[0]
+            with pytest.raises(UsageError, match="'keys': a cache of a split model"):
+                _ = layer.keys
+            with pytest.raises(UsageError, match="'keys'"):
+                list(cache)
+            with pytest.raises(UsageError, match="'keys'"):
+                layer.keys = filled.layers[0].keys
+            with pytest.raises(UsageError, match="update"):
+                layer.update(filled.layers[0].keys, filled.layers[0].values)
+            with pytest.raises(UsageError, match="filled by another model"):
+                local(ids(1), past_key_values=copy.deepcopy(filled))
+            with pytest.raises(UsageError, match="proven for steps with DynamicCache"):
+                local(ids(1), past_key_values=Other(copy.deepcopy(cache)))
+            copied = copy.deepcopy(cache)
+            copied.crop(-2)
+            assert (copied.get_seq_length(), cache.get_seq_length()) == (3, 5)
+            other = copy.deepcopy(local)
+            got = other(ids(5)[:, 3:], past_key_values=copied).logits
+            torch.testing.assert_close(got, model(ids(5)).logits[:, 3:], rtol=0, atol=1e-9)
+            part = local.model(ids(5), use_cache=True).past_key_values
+            with pytest.raises(UsageError, match="'keys'"):
+                _ = part.layers[0].keys
+
+    run_ranks(2, work)
+
+
+class Other:
+    """A cache of a class that was in no call."""
+
+    def __init__(self, cache: Any) -> None:
+        self.keys = [vars(layer)["keys"] for layer in cache.layers]
+
+
+class Keeps(nn.Module):
+    """Attention with a cache of its own; what it keeps of the keys is one step's `kept`."""
+
+    def __init__(self, kept: Any = lambda keys: keys) -> None:
+        super().__init__()
+        self.heads, self.kept = 4, kept
+        self.embed = nn.Embedding(60, 32)
+        self.qkv, self.out = nn.Linear(32, 3 * 32), nn.Linear(32, 32)
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool = False, state: Any = None) -> Any:
+        x = self.embed(input_ids)
+        batch, tokens, _ = x.shape
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = (p.view(batch, tokens, self.heads, -1).transpose(1, 2) for p in parts)
+        if state is not None:
+            k, v = torch.cat([self.kept(state.k), k], 2), torch.cat([state.v, v], 2)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        out = x + self.out(y.transpose(1, 2).flatten(2))
+        return {"hidden": out, "state": Kept(k, v)} if use_cache else {"hidden": out}
+
+
+class Kept:
+    """Keys and values."""
+
+    def __init__(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        self.k, self.v = k, v
+
+
+def keeping(kept: Any = lambda keys: keys) -> tuple[nn.Module, Plan]:
+    torch.manual_seed(0)
+    model = Keeps(kept).double().eval()
+    given = {"input_ids": torch.zeros(3, 19, dtype=torch.int64), "use_cache": False}
+    return model, planning.plan(model, tp=2, kwargs=given)
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_step_that_mixes_heads_keeps_attention_whole(mixes: bool) -> None:
+    """Without the step nothing shows that heads are not each for itself."""
+    model, plan = keeping((lambda keys: keys.flip(1).cumsum(1)) if mixes else lambda keys: keys)
+    assert [call.state for call in plan.calls if call.state] == [{"state": "Kept"}]
+    assert ("" in plan.modules and "heads" in plan.modules[""].attributes) != mixes
+    want = steps_of(model)
+
+    def work(mesh: Mesh) -> None:
+        for got, expected in zip(
+            steps_of(apply(copy.deepcopy(model), plan, mesh)), want, strict=True
+        ):
+            torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+
+    run_ranks(2, work)
+
+
+def steps_of(model: nn.Module) -> list[torch.Tensor]:
+    first = model(ids(5), use_cache=True)
+    second = model(ids(1), use_cache=True, state=first["state"])
+    return [first["hidden"], second["hidden"], model(ids(2), state=second["state"])["hidden"]]
+
+
+def test_a_plan_that_a_step_forbids_is_refused() -> None:
+    """That of the model whose step leaves heads alone, for the one whose step mixes them."""
+    _, plan = keeping()
+    model, _ = keeping(lambda keys: keys.flip(1).cumsum(1))
+    given = {"input_ids": torch.zeros(3, 19, dtype=torch.int64), "use_cache": False}
+    with pytest.raises(PlanError, match="does not hold|which no plan of this model can"):
+        shardwright.check(plan, model, kwargs=given)
