@@ -152,9 +152,10 @@ def test_solver_device_and_format_of_a_package(run, model: Path, tmp_path: Path)
 @pytest.mark.usefixtures("installed")
 def test_what_is_installed_is_listed() -> None:
     assert solvers.names() == ["backtracking", "cpsat", "decompose", "lp", "patient"]
-    assert exports.names() == ["csv", "lines", "markdown"]
+    formats = ["csv", "lines", "markdown", "pull-request", "torch", "transformers", "vllm"]
+    assert exports.names() == formats
     assert "slow-ring" in device.names() and device.device("slow-ring").source == "made up"
-    with pytest.raises(UsageError, match="unknown format 'toml'; installed: csv, lines, markdown"):
+    with pytest.raises(UsageError, match="unknown format 'toml'; installed: csv, lines, mark"):
         shardwright.export("plan.json", "toml")
     with pytest.raises(UsageError, match="unknown device 'abacus'; known: .*slow-ring"):
         device.device("abacus")
