@@ -17,6 +17,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Range
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.caches import Caches
+from shardwright.runtime.hooks import Hooked
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.slots import Keys, replace
 
@@ -105,7 +106,7 @@ class LocalState:
             raise PlanError(f"tensor {where}: {error}") from None
 
 
-class LocalModule:
+class LocalModule(Hooked):
     """Mixin in front of a module's own class; its `_shardwright` is set by `apply_module`."""
 
     _shardwright: LocalState

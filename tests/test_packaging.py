@@ -245,6 +245,8 @@ FROM_RUNTIME = {
     "planner.trace.boundaries": {"runtime.slots"},
     "planner.trace.on_fake": {"runtime.attention"},
     "planner.trace.recorder": {"runtime.slots"},
+    "planner.trace.states": {"runtime.slots"},
+    "planner.trace.traced_calls": {"runtime.slots"},
     "planner.trace.source": {
         "runtime.build", "runtime.config", "runtime.hub", "runtime.identity"
     },
