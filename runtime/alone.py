@@ -50,7 +50,9 @@ class Alone:
         self.takes = _table([*placed[0], *((c.slot, c.target) for c in spec.inputs)])
         self.gives = _table([*placed[1], *((c.slot, c.source) for c in spec.outputs)])
         self.around = _table((c.slot, c.source) for c in spec.inputs)
-        self.reshards: dict[tuple[int, str, int], Reshard] = {}
+        self.comes = _table([*placed[0], *((c.slot, c.source) for c in spec.inputs)])
+        self.goes = _table([*placed[1], *((c.slot, c.target) for c in spec.outputs)])
+        self.reshards: dict[tuple[int, str, str, int], Reshard] = {}
         self.inside = self.called = False
         self.proven: Proven | None = None
         """Of the model that the module is in."""
@@ -80,13 +82,46 @@ class Alone:
         And those that it `keeps` for modules within, as they lie around it in the model.
         """
         self.called = True
+        given = {**dict(zip(self._names(args), args, strict=True)), **kwargs}
+        kept = {n: map_slots(given[n], n, self.keep) for n in keeps if n in given}
+        return *self._changed(args, kwargs, self.take), kept
+
+    def show(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call by the model, whole."""
+        return self._changed(args, kwargs, self._changes(self.comes, "out"))
+
+    def hide(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Whole arguments as the model gives them."""
+        return self._changed(args, kwargs, self._changes(self.comes, "in"))
+
+    def show_output(self, output: Any) -> Any:
+        """What the model gets of the module, whole."""
+        return map_slots(output, "", self._changes(self.goes, "out"))
+
+    def hide_output(self, output: Any) -> Any:
+        """A whole output as the model gets it."""
+        return map_slots(output, "", self._changes(self.goes, "in"))
+
+    def _names(self, args: tuple[Any, ...]) -> list[str]:
         names = list(self.arguments)[1:]
         more = next((i for i, n in enumerate(names) if self.arguments[n].kind is _REST), len(names))
-        at = [names[i] if i < more else f"*{i - more}" for i in range(len(args))]
-        given = {**dict(zip(at, args, strict=True)), **kwargs}
-        kept = {n: map_slots(given[n], n, self.keep) for n in keeps if n in given}
-        entered = {n: map_slots(value, n, self.take) for n, value in given.items()}
-        return tuple(entered[n] for n in at), {n: entered[n] for n in kwargs}, kept
+        return [names[i] if i < more else f"*{i - more}" for i in range(len(args))]
+
+    def _changed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor, str], Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        changed = [map_slots(v, n, change) for n, v in zip(self._names(args), args, strict=True)]
+        return tuple(changed), {n: map_slots(v, n, change) for n, v in kwargs.items()}
+
+    def _changes(self, table: Table, side: str) -> Callable[[Tensor, str], Tensor]:
+        def change(x: Tensor, slot: str) -> Tensor:
+            return self._reshard(table, side, slot, x.ndim)(x) if x.is_floating_point() else x
+
+        return change
 
     def caches(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], caches: Caches
@@ -119,7 +154,7 @@ class Alone:
         return self._reshard(self.gives, "out", slot, x.ndim)(x) if x.is_floating_point() else x
 
     def _reshard(self, table: Table, side: str, slot: str, ndim: int) -> Callable[..., Tensor]:
-        key = id(table), slot, ndim
+        key = id(table), side, slot, ndim
         if key not in self.reshards:
             inner = self._placement(lookup(table, slot), ndim)
             if inner is None:

@@ -24,6 +24,7 @@ from shardwright.runtime.alone import Alone
 from shardwright.runtime.attributes import set_local, set_sizes
 from shardwright.runtime.classes import calls_super, check_forward, local_class, with_local_sizes
 from shardwright.runtime.given_sizes import GivenSizes
+from shardwright.runtime.hooks import see_whole
 from shardwright.runtime.lengths import Length, Lengths
 from shardwright.runtime.local import Change, LocalModule, LocalState
 from shardwright.runtime.mesh import Group, Mesh
@@ -189,6 +190,7 @@ def apply_module(
         bases = tuple(sized if base is original else base for base in bases)
     module._shardwright = state  # type: ignore[assignment]
     module.__class__ = local_class(original, cls.__name__, bases, tuple(sorted(state.uses)))
+    see_whole(module)
     if hasattr(cls, "set_up"):
         cls.set_up(module)
 

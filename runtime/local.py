@@ -19,6 +19,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Range
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.caches import Caches
+from shardwright.runtime.hooks import Hooked
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import Reshard
 from shardwright.runtime.running import ALWAYS, Always, Running
@@ -153,7 +154,7 @@ class LocalState:
             running.now = False
 
 
-class LocalModule:
+class LocalModule(Hooked):
     """Mixin in front of a module's own class; its `_shardwright` is set by `apply_module`."""
 
     _shardwright: LocalState

@@ -241,6 +241,8 @@ FROM_RUNTIME = {
         "runtime.build", "runtime.config", "runtime.hub", "runtime.identity",
     },
     "planner.on_ranks.small": {"runtime.build", "runtime.hub"},
+    "planner.trace.states": {"runtime.slots"},
+    "planner.trace.traced_calls": {"runtime.slots"},
     "planner.on_ranks.stock": {
         "runtime.config", "runtime.gather", "runtime.in_transformers", "runtime.local",
     },
@@ -252,6 +254,8 @@ FROM_RUNTIME = {
     "planner.trace.boundaries": {"runtime.slots"},
     "planner.trace.on_fake": {"runtime.attention"},
     "planner.trace.recorder": {"runtime.slots"},
+    "planner.trace.states": {"runtime.slots"},
+    "planner.trace.traced_calls": {"runtime.slots"},
     "planner.trace.source": {
         "runtime.build", "runtime.config", "runtime.hub", "runtime.identity"
     },

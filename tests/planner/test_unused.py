@@ -211,7 +211,7 @@ def test_shapes_come_from_the_config() -> None:
 
 
 BART: dict[str, Any] = {
-    **OLD, "decoder_layers": LAYERS, "encoder_layers": 1, "d_model": 32, "decoder_ffn_dim": 64,
+    **OLD, "decoder_layers": LAYERS, "encoder_layers": LAYERS, "d_model": 32, "decoder_ffn_dim": 64,
     "decoder_attention_heads": 4, "is_decoder": True, "is_encoder_decoder": False,
 }  # fmt: skip
 
