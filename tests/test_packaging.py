@@ -241,8 +241,6 @@ FROM_RUNTIME = {
         "runtime.build", "runtime.config", "runtime.hub", "runtime.identity",
     },
     "planner.on_ranks.small": {"runtime.build", "runtime.hub"},
-    "planner.trace.states": {"runtime.slots"},
-    "planner.trace.traced_calls": {"runtime.slots"},
     "planner.on_ranks.stock": {
         "runtime.config", "runtime.gather", "runtime.in_transformers", "runtime.local",
     },
