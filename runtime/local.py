@@ -102,6 +102,8 @@ class LocalState:
         One is changed as it comes, or as it was before a module around changed it.
         """
         given = list(args)
+        at: Any
+        where: Any
         for change in self.inputs:
             at, where = (change.name, kwargs) if change.name in kwargs else (change.index, given)
             if at is None or (where is given and at >= len(given)):

@@ -54,12 +54,12 @@ class SplitAccelerator(Accelerator):
         self._copy = self._firsts.index(mine)
 
     @property
-    def num_processes(self) -> int:
+    def num_processes(self) -> int:  # type: ignore[override]
         """Copies of the model."""
         return len(self._firsts) if hasattr(self, "_firsts") else super().num_processes
 
     @property
-    def process_index(self) -> int:
+    def process_index(self) -> int:  # type: ignore[override]
         """Which copy this rank has a part of."""
         return self._copy if hasattr(self, "_copy") else super().process_index
 
