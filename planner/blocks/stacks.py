@@ -105,7 +105,7 @@ def shortened(root: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
     try:
         for stack in stacks:
             module = root.get_submodule(stack.path)
-            blocks = dict(module._modules)
+            blocks: dict[str, Any] = dict(module._modules)
             lists.append((module, blocks))
             module._modules.clear()
             module._modules.update({str(i): blocks[str(i)] for i in stack.picks})
