@@ -11,6 +11,8 @@ are functional collectives, which Inductor knows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -120,7 +122,8 @@ _run._torchdynamo_inline = _traced  # type: ignore[attr-defined]
 
 def _all_reduced(group: Group, x: Tensor, op: str, spent: bool) -> Tensor:
     assert group.pg is not None
-    options, out = dist.AllreduceOptions(), x if spent else x.clone()
+    options: Any = dist.AllreduceOptions()
+    out = x if spent else x.clone()
     options.reduceOp, options.asyncOp = REDUCTIONS[op], False
     work = group.pg.allreduce([torch.view_as_real(out) if out.is_complex() else out], options)
     if work is not None:

@@ -113,7 +113,8 @@ def shortened(root: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
             module.__dict__["_get_abs_string_index"] = lambda i, n=stack.picks: str(n[i])
             for place, i in enumerate(stack.picks):
                 for path, key in stack.counters:
-                    variables = vars(blocks[str(i)].get_submodule(path))
+                    block: Any = blocks[str(i)]
+                    variables = vars(block.get_submodule(path))
                     undo.append((variables, key, variables[key]))
                     variables[key] += place - i
         for config in _configs(root):

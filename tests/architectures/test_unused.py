@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ def test_a_decoder_with_and_without_an_encoder(name: str) -> None:
     encoded = torch.randn(2, ENCODED, WIDTH, generator=generator, dtype=torch.float64)
     for inputs in (plain, {**plain, "encoder_hidden_states": encoded}):
         expected = reference(model, inputs)
+        if inputs is not plain:  # a step that goes on with both is refused: it is not traced
+            expected = replace(expected, decode=None)
         assert expected.gradients is not None
         attends = {n for n in expected.gradients if "encoder_attn" in n or "cross_attn" in n}
         assert bool(attends) == ("encoder_hidden_states" in inputs)
