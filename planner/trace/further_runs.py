@@ -63,9 +63,9 @@ def decoded(
     grows = decoding.grows(inputs)
     if grows is None or not (SWITCH in inputs or _switch(module, SWITCH)):
         return []
-    filling = _run({**(before[0].kwargs if before else inputs), SWITCH: True})
+    filling = [_run({**given, SWITCH: True}) for given in (*(b.kwargs for b in before), inputs)]
     steps = decoding.steps({**inputs, **padding(module, inputs)}, grows, tokens)
-    return [(filling, *before), tuple(_run(step)._replace(resumes=True) for step in steps)]
+    return [(*filling, *before), tuple(_run(step)._replace(resumes=True) for step in steps)]
 
 
 def _without(inputs: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:
