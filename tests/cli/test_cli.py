@@ -28,7 +28,8 @@ OPTIONS = {
     "explain": "--cache-dir --help --inputs --json --local-files-only --revision "
     "--trust-remote-code -h",
     "diff": "--help --json -h",
-    "export": "--help --output --to -h -o",
+    "export": "--cache-dir --help --local-files-only --output --own-styles --revision --to "
+    "--trust-remote-code -h -o",
     "check": "--accept --cache-dir --dtype --help --inputs --json --layers --local-files-only "
     "--numeric --revision --trust-remote-code -h",
     "calibrate": "--help --output --quick -h -o",
