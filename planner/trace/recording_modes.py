@@ -98,16 +98,15 @@ class Functional(FunctionalTensorMode):
         return out
 
     def _kept(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, func: Any, args: Any, kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call that drops nothing.
 
         All ranks draw the same numbers. So what is dropped of a whole tensor, or of the terms of a
         sum, is the same on each, which as all products with what each has is linear.
         """
-        given: Any = args
         if func in DROPOUT:
-            self.dropped += [inner(given[0])] if args[1] else []
+            self.dropped += [inner(args[0])] if args[1] else []
             return (*args[:2], False), kwargs
         if func is ATTENTION:
             dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
