@@ -46,6 +46,7 @@ def watch(model: nn.Module, groups: Sequence[ProcessGroup]) -> None:
             for change in changes:
                 slot = f" '{change.slot}'" if change.slot else ""
                 change.reshard = _Compared(change.reshard, f"{word}{slot} of '{path}'", groups)
+        state.idle, state.through = (False, False), None  # no change goes round these
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
