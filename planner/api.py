@@ -227,11 +227,11 @@ def _traced(
     long as is not known.
     """
     stage("trace")
-    source = replace(source, trains="train" in workload.phases)
+    wanted = replace(source, trains="train" in workload.phases)
     if workload.sequence_parallel:
-        source = source.along_sequence()
-    traced, folding, unfolded = trace_with_values(source, pins, workload.sequence_parallel, folds)
-    unmasked = bool(source.masks() - traced.masks())
+        wanted = wanted.along_sequence()
+    traced, folding, unfolded = trace_with_values(wanted, pins, workload.sequence_parallel, folds)
+    unmasked = bool(wanted.masks() - traced.masks())
     stage("axes")
     length = TRACE_SEQ if workload.sequence_parallel else None
     axes = refine(folding.graph, length)

@@ -66,6 +66,7 @@ class DryRun:
 
         (For a `cached_property` Python 3.11 holds a lock, and model code may plan, too.)
         """
+        every_block = every_block or not self.alike
         if every_block not in self._whole:
             blocks = LikeBlocks(() if every_block else self.alike)
             with shortened(self.root, self.stacks):

@@ -131,10 +131,12 @@ class Task:
         if not stacks:
             return False
         full, brief = (run.whole(every_block=False) for run in self.dry_runs)
-        if full.calls is None or brief.calls is None:
-            return False
-        seen = between_blocks(brief.calls, stacks)
-        return full.numbered or not between_blocks(full.calls, stacks) <= seen
+        if full.numbered or brief.calls is None:
+            return full.numbered
+        # Where numbers that note questions are in the way of code, it does more than hand them on.
+        return full.calls is None or not (
+            between_blocks(full.calls, stacks) <= between_blocks(brief.calls, stacks)
+        )
 
     def _opaque(self, alike: Mapping[str, str]) -> Opaque:
         """The modules that are not traced, and how data was asked for in the trace."""

@@ -72,6 +72,19 @@ def test_blocks_that_ask_for_their_number_are_not_folded(how: str) -> None:
     assert_equal(tower, features(WIDTH), plan)
 
 
+def test_blocks_that_compute_with_their_number_are_not_folded() -> None:
+    """What stands for the number is none to torch: the run that looks for questions fails."""
+
+    class Scaled(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.number
+
+    tower = Tower(asks=ASK["compares"])
+    tower.layers = nn.ModuleList(Scaled(n, ASK["compares"]) for n in range(BLOCKS))
+    assert not prepare(tower, 2, args=features(WIDTH)(3, 19)).folding.stacks
+    assert_equal(tower, features(WIDTH), planned(tower, features(WIDTH), 2))
+
+
 def test_code_between_blocks_that_counts_them_is_not_folded() -> None:
     tower = Tower(between=lambda n: n == SPECIAL)
     assert not prepare(tower, 2, args=features(WIDTH)(3, 19)).folding.stacks
