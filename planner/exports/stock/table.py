@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ Table = dict[str, str]
 COLUMN, ROW = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
 """What a linear layer gives or takes in parts; the second of a pair gives and takes whole."""
 EXPERTS, SUMMED, WHOLE = "moe_tp_experts", "replicated_with_grad_allreduce", "replicate"
+BY_TORCH, SECOND = "embedding_rowwise", "embedding_colwise"
+"""Of an embedding; it has any module compute with DTensors, and give out what is whole."""
 MOST = 1.05
 """Of the bytes of our plan on a rank: what holds more replicates what should be split."""
 
@@ -38,8 +41,8 @@ def candidates(plan: Plan, model: nn.Module) -> Iterator[Table]:
     own = _with_integers(plan, model)
     groups = _groups(plan, model)
     for gathered in (own, *(own | {g} for g in sorted(groups)), own | groups):
-        for plain in (False, True):
-            table = _table(plan, model, Choice(frozenset(gathered), plain))
+        for by_torch, plain, routers in product((False, True), repeat=3):
+            table = _table(plan, model, Choice(frozenset(gathered), plain, by_torch, routers))
             if table not in seen:
                 seen.append(table)
                 yield table
@@ -52,6 +55,10 @@ class Choice(NamedTuple):
     """Patterns of modules in which linear layers are split in memory only."""
     plain: bool
     """Whether embeddings that take several arguments are left whole: styles see the first."""
+    by_torch: bool
+    """Whether torch computes with what no style is made for, as DTensors split in memory only."""
+    routers: bool
+    """Whether the gradients of routers beside experts are summed over the ranks."""
 
     def whole(self, name: str) -> bool:
         """Whether a module's layers give and take whole tensors."""
@@ -88,17 +95,31 @@ def _groups(plan: Plan, model: nn.Module) -> set[str]:
     return {pattern(name.rpartition(".")[0]) for name in names if "." in name}
 
 
-def _table(plan: Plan, model: nn.Module, choice: Choice) -> Table:
+def _table(
+    plan: Plan, model: nn.Module, choice: Choice, shared: frozenset[str] = frozenset()
+) -> Table:
+    """The table of a choice; `shared` are keys of modules that no one style fits."""
     found: dict[str, list[str | None]] = {}
     linear: dict[str, bool] = {}
+    leaves: dict[str, bool] = {}
     for name, module in model.named_modules():
-        styles = _styles(plan, name, module, choice)
+        if general(name) in shared:
+            own = [n for n, _ in module.named_parameters(recurse=False)]
+            styles = dict.fromkeys((name, *(f"{name}.{n}" for n in own)), BY_TORCH)
+        else:
+            styles = _styles(plan, name, module, choice)
         own = [f"{name}.{n}".lstrip(".") for n, _ in module.named_parameters(recurse=False)]
         for key in (name, *own):
             found.setdefault(general(key), []).append(styles.get(key))
         linear[general(name)] = linear.get(general(name), True) and _is_linear(module)
+        leaves[general(name)] = leaves.get(general(name), True) and not any(module.children())
     agreed = {key: _agreed(all_, linear.get(key, False)) for key, all_ in found.items() if key}
-    table = _without_routers({key: style for key, style in agreed.items() if style})
+    if choice.by_torch and not shared:
+        apart = {k for k, s in agreed.items() if s is None and any(found[k]) and leaves.get(k)}
+        if apart:
+            return _table(plan, model, choice, frozenset(apart))
+    table = {key: style for key, style in agreed.items() if style}
+    table = table if choice.routers else _without_routers(table)
     stock: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
     return {**table, **_aliases(table, model), **{k: WHOLE for k in stock if k not in table}}
 
@@ -148,7 +169,8 @@ def _styles(plan: Plan, name: str, module: nn.Module, choice: Choice) -> Table:
         return {}
     if choice.plain and isinstance(module, nn.Embedding) and not _is_plain(module):
         return {}
-    for kind in (_linear, _embedding, _experts, _others):
+    kinds = (_linear, _embedding, _experts, _stacked, _others)
+    for kind in (*kinds, _by_torch) if choice.by_torch else kinds:
         styles = kind(plan, module, spec, choice.whole(name))
         if styles is not None:
             return {f"{name}.{key}".strip("."): style for key, style in styles.items()}
@@ -194,6 +216,44 @@ def _experts(plan: Plan, module: nn.Module, spec: ModulePlan, whole: bool) -> Ta
     else:
         return None
     return cut if _split_dims(parse(spec.parameters["down_proj"].placement)) else {}
+
+
+def _stacked(plan: Plan, module: nn.Module, spec: ModulePlan, whole: bool) -> Table | None:
+    """Experts of any other form, as the plan cuts them: each rank has a part of every expert."""
+    placed = {n: parse(p.placement) for n, p in spec.parameters.items()}
+    cut: Table = {}
+    for name, at in placed.items():
+        dims, ndim = _split_dims(at), len(at.dims)
+        if not dims:
+            continue
+        pair = {ndim - 2: ("colwise", "packed_colwise"), ndim - 1: ("rowwise", "packed_rowwise")}
+        found = [
+            style
+            for parts, style in enumerate(pair.get(dims[0], ()), 1)
+            if len(dims) == 1 and _contiguous(plan, at, dims[0], parts)
+        ]
+        if not found:
+            return None
+        cut[name] = found[0]
+    stacks = [n for n in cut if len(placed[n].dims) == 3]
+    return {**cut, "": EXPERTS} if len(stacks) > 1 else None
+
+
+def _by_torch(plan: Plan, module: nn.Module, spec: ModulePlan, whole: bool) -> Table | None:
+    """A module that has matrices and is none of the others, with all that it has as DTensors."""
+    own = dict(module.named_parameters(recurse=False))
+    dims = {n: _split_dims(parse(p.placement)) for n, p in spec.parameters.items()}
+    cut = [n for n in own if dims.get(n) and own[n].dim() > 1]
+    if not cut or any(p.dim() == 0 for p in own.values()):
+        return None
+    ways = {name: _along(p.dim(), (dims.get(name) or [0])[0]) for name, p in own.items()}
+    return {**ways, "": BY_TORCH}
+
+
+def _along(ndim: int, dim: int) -> str:
+    """A style that splits a parameter of so many dims along one of them."""
+    styles = {ndim - 1: ROW[0], ndim - 2: COLUMN[0], 1: SECOND, 0: BY_TORCH}
+    return styles.get(dim, BY_TORCH)
 
 
 def _others(plan: Plan, module: nn.Module, spec: ModulePlan, whole: bool) -> Table | None:
