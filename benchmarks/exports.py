@@ -72,9 +72,10 @@ def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh:
     inputs = [zoo.inputs(name, config, kind=kind, seed=s, seq=n) for s, n in ((0, 16), (5, 11))]
     cls = type(model)
     wanted = [(given, reference(cls, directory, given)) for given in inputs]
-    small = [t for t in tables if sum(held(t, model, tp).values()) <= MOST * ours]
-    more = min((sum(held(t, model, tp).values()) for t in tables), default=whole) / ours
-    row["stock"] = {"refused": f"holds {more:.2f} of the plan's bytes"}
+    unsplit = sum(held({}, model, 1).values())
+    more = [sum(held(t, model, tp).values()) / unsplit * whole / ours for t in tables]
+    small = [t for t, much in zip(tables, more, strict=True) if much <= MOST]
+    row["stock"] = {"refused": f"holds {min(more, default=whole / ours):.2f} of the plan's bytes"}
     for i, table in enumerate(small):
         row["stock"] = _tried(Table(table), cls, directory, wanted, tp) | {"tries": i + 1}
         if "refused" not in row["stock"]:
