@@ -77,8 +77,10 @@ def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh:
     small = [t for t, much in zip(tables, more, strict=True) if much <= MOST]
     row["stock"] = {"refused": f"holds {min(more, default=whole / ours):.2f} of the plan's bytes"}
     for i, table in enumerate(small):
-        row["stock"] = _tried(Table(table), cls, directory, wanted, tp) | {"tries": i + 1}
-        if "refused" not in row["stock"]:
+        tried = _tried(Table(table), cls, directory, wanted, tp) | {"tries": i + 1}
+        if not i or "refused" not in tried:  # of the refused, what the first one did
+            row["stock"] = tried
+        if "refused" not in tried:
             row["stock"]["gathered"] = sum("_" in s for s in table.values())
             break
     row["own"] = _tried(WholePlan(plan), cls, directory, wanted, tp)

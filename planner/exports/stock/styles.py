@@ -56,6 +56,9 @@ class Subject(NamedTuple):
 
     def styles(self) -> Table:
         """The styles of the module, by "", and of its own parameters."""
+        called = self.spec.takes or self.spec.inputs or isinstance(self.module, nn.Embedding)
+        if not called:  # other code takes its parameters, and would get DTensors
+            return {}
         kinds = [_linear, _embedding, _experts, _stacked, _others]
         if self.choice.by_torch:
             kinds.append(_by_torch)
