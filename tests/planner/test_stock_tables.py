@@ -61,16 +61,18 @@ def least(plan: Plan, model: Any) -> dict[str, str]:
 def test_what_no_style_is_made_for_torch_computes() -> None:
     """GPT-2 has Conv1D, with rows where a linear layer has columns: split in memory only."""
     table = least(*planned("gpt2"))
-    assert table["transformer.h.*.mlp.c_fc.weight"] == "embedding_colwise"
-    assert table["transformer.h.*.mlp.c_proj.weight"] == "embedding_rowwise"
-    assert table["transformer.h.*.mlp.c_proj"] == "embedding_rowwise"
+    inside = {k.split("mlp.")[1]: style for k, style in table.items() if "mlp." in k}
+    assert inside == {
+        "c_fc": "embedding_rowwise", "c_fc.weight": "embedding_colwise",
+        "c_proj": "embedding_rowwise",
+    }  # fmt: skip
 
 
 def test_layers_that_share_a_name_share_a_style() -> None:
     """transformers has one rule for `h.*.ffn.0` and `h.*.ffn.2`: columns, and rows, and a ReLU."""
     table = least(*planned("ctrl"))
-    keys = ("ffn.*", "ffn.*.weight", "ffn.*.bias")
-    assert {table[f"transformer.h.*.{key}"] for key in keys} == {"embedding_rowwise"}
+    inside = {k: style for k, style in table.items() if ".ffn." in k}
+    assert inside == {"transformer.h.*.ffn.*": "embedding_rowwise"}
 
 
 def test_who_sums_a_gradient() -> None:

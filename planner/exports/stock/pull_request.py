@@ -127,8 +127,10 @@ def _value(value: Any, vocabulary: int) -> str:
 
 _GATHERED = """
 Rules with a comment split a weight in memory only: what the layer makes is gathered, since the code
-that takes it counts heads by a number of its own or takes it apart. They cost an all-gather each;
-changing that code would save it.
+that takes it counts heads by a number of its own or takes it apart, or since no style is made for
+such a layer. `embedding_rowwise` is used for the latter: it takes and gives whole tensors, and has
+torch compute with DTensors in between. They cost an all-gather each; changing that code, or a style
+for it, would save that.
 """
 
 _TEXT = """# Add a tensor parallel plan for {architecture}

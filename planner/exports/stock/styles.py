@@ -162,7 +162,7 @@ def _by_torch(at: Subject) -> Table | None:
     if not cut or any(p.dim() == 0 for p in own.values()):
         return None
     ways = {name: _along(p.dim(), (dims.get(name) or [0])[0]) for name, p in own.items()}
-    return {**ways, "": BY_TORCH}
+    return {n: way for n, way in ways.items() if way != BY_TORCH} | {"": BY_TORCH}
 
 
 def _along(ndim: int, dim: int) -> str:

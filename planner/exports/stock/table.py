@@ -102,8 +102,7 @@ def _table(
     leaves: dict[str, bool] = {}
     for name, module in model.named_modules():
         if general(name) in shared:
-            own = [n for n, _ in module.named_parameters(recurse=False)]
-            styles = dict.fromkeys((name, *(f"{name}.{n}" for n in own)), BY_TORCH)
+            styles = {name: BY_TORCH}
         else:
             spec = plan.module(name)
             whole = any(pattern(around) in choice.gathered for around in _around(name))
