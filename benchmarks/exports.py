@@ -75,14 +75,15 @@ def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh:
     unsplit = sum(held({}, model, 1).values())
     more = [sum(held(t, model, tp).values()) / unsplit * whole / ours for t in tables]
     small = [t for t, much in zip(tables, more, strict=True) if much <= MOST]
-    row["stock"] = {"refused": f"holds {min(more, default=whole / ours):.2f} of the plan's bytes"}
+    least = min(more, default=whole / ours)
+    row["stock"] = {"refused": f"holds {least:.2f} of the plan's bytes"}
     for i, table in enumerate(small):
         tried = _tried(Table(table), cls, directory, wanted, tp) | {"tries": i + 1}
-        if not i or "refused" not in tried:  # of the refused, what the first one did
-            row["stock"] = tried
         if "refused" not in tried:
-            row["stock"]["gathered"] = sum("_" in s for s in table.values())
+            row["stock"] = tried | {"gathered": sum("_" in s for s in table.values())}
             break
+        if not i:  # of the refused, what the first one did
+            row["stock"] = tried
     row["own"] = _tried(WholePlan(plan), cls, directory, wanted, tp)
     for way in ("stock", "own"):
         if row[way].get("share", 0) > MOST * ours / whole:
