@@ -77,7 +77,7 @@ def _with_integers(plan: Plan, model: nn.Module) -> set[str]:
 def _groups(plan: Plan, model: nn.Module) -> set[str]:
     """Patterns of the modules that linear layers lie in which the plan splits by rows."""
     names = (n for n, m in model.named_modules() if is_linear(m) and _split(plan, n, "weight"))
-    return {pattern(name.rpartition(".")[0]) for name in names if "." in name}
+    return {pattern(name.rpartition(".")[0] or name) for name in names}
 
 
 def _cut(plan: Plan, model: nn.Module) -> set[str]:
