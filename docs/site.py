@@ -29,7 +29,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links between the root and `docs/`, which are one folder here; what is made and not written."""
+    """Links between the root and `docs/`, which are one folder here; and what is made."""
     if page.file.src_uri == "commands.md":
         markdown += "".join(helps())
     # GitHub wants a bar within a cell of a table to be escaped, in code too; here it is not one.

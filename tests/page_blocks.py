@@ -56,10 +56,6 @@ def _ranks(ranks: int, words: list[str], folder: Path) -> str:
 
 
 def rank(folder: str, words: list[str]) -> None:
-    """What a rank runs: a file, or `-m shardwright` with a command."""
+    """What a rank runs."""
     os.chdir(folder)
-    if words[0] == "-m":
-        assert words[1] == "shardwright", f"no block should run -m {words[1]}"
-        main.main(words[2:], prog_name="shardwright", standalone_mode=False)
-    else:
-        _script(words[0], words[1:])
+    _script(words[0], words[1:])
