@@ -33,13 +33,15 @@ class Failed(Exception):
 
 def environment(folder: Path, package: Path) -> dict[str, str]:
     """Make one with the package in it; the variables of who works there."""
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt"]
-    subprocess.run([*pip, "--upgrade", "pip"], check=True, cwd=folder)
-    subprocess.run([*pip, package.resolve()], check=True, cwd=folder)
+    # A PYTHONPATH that leads here would have pip think that the package is there.
     keep = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return {**keep, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    variables = {**keep, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    install = f"python -m pip install -q -c {ROOT / 'constraints.txt'}"
+    run(f"{install} --upgrade pip", variables, folder)
+    run(f"{install} {package.resolve()}", variables, folder)
+    return variables
 
 
 def missing(variables: dict[str, str], folder: Path) -> list[str]:
@@ -93,18 +95,18 @@ def main(paths: tuple[Path, ...]) -> None:
     for package in packages:
         with tempfile.TemporaryDirectory() as temporary:
             folder, begun = Path(temporary), time.monotonic()
-            variables = environment(folder / "venv", package)
-            click.echo(f"{package.name}: installed, {time.monotonic() - begun:.0f} s")
-            if lost := missing(variables, folder):
-                sys.exit(f"not in {package.name}: {', '.join(lost)}")
-            for page in PAGES:
-                place = folder / page.stem
-                place.mkdir()
-                try:
+            try:
+                variables = environment(folder / "venv", package)
+                click.echo(f"{package.name}: installed, {time.monotonic() - begun:.0f} s")
+                if lost := missing(variables, folder):
+                    raise Failed(f"not there: {', '.join(lost)}")
+                for page in PAGES:
+                    place = folder / page.stem
+                    place.mkdir()
                     for command, seconds in follow(page, variables, place):
                         click.echo(f"  {page.name}  {seconds:5.1f} s  {command}")
-                except Failed as failed:
-                    sys.exit(f"{package.name}: {failed}")
+            except Failed as failed:
+                sys.exit(f"{package.name}: {failed}")
     click.echo(f"{len(packages)} packages, and every command did what its page says")
 
 

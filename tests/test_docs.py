@@ -27,6 +27,7 @@ PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.m
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
 FORMAT = DOCS / "plan-format.md"
 DESIGN = DOCS / "design.md"
+FIRST = DOCS / "first-split.md"
 FOLDERS = "planner rules runtime src tests benchmarks docs examples".split()
 
 SHOWN = {"text", "toml", "json"}
@@ -54,41 +55,40 @@ def test_few_blocks_are_not_run() -> None:
     assert len(skipped) <= NOT_RUN and all(len(b.title) > len(SKIPPED) for b in skipped)
 
 
+def follow(page: Path, folder: Path) -> None:
+    """Run all blocks of a page, in order and in a folder: python blocks share their names."""
+    names: dict[str, Any] = {"__name__": "page"}
+    with contextlib.chdir(folder):
+        for block in (b for b in blocks(page) if not b.skipped):
+            if block.kind == "python":
+                file = folder / (block.title or f"line_{block.line}.py")
+                # Planning reads the code of modules; a failure should name the line of the page.
+                above = "" if block.title else "\n" * (block.line - 1)
+                file.write_text(above + block.text)
+                if not block.title:
+                    exec(compile(file.read_text(), str(file), "exec"), names)
+            for command, wanted in commands(block):
+                trouble = unlike(wanted, output(command, folder))
+                assert not trouble, f"{page.name}:{block.line}: {command}\n{trouble}"
+
+
 @pytest.fixture(scope="module")
 def first_split(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the first page leaves it, before ranks are started."""
+    """The folder that who followed the first page is in."""
     folder = tmp_path_factory.mktemp("first")
-    with contextlib.chdir(folder):
-        for block in blocks(DOCS / "first-split.md"):
-            if block.title.endswith(".py"):
-                Path(block.title).write_text(block.text)
-            for command, _ in () if block.skipped else commands(block):
-                if not command.startswith("torchrun"):
-                    output(command, folder)
+    follow(FIRST, folder)
     return folder
 
 
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if any(b.kind not in SHOWN for b in blocks(p))], ids=page_id
 )
-def test_blocks_run(
-    page: Path, first_split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the order of the page, in one folder: python blocks share their names."""
-    monkeypatch.chdir(tmp_path)
-    if "folder of [the first split]" in " ".join(page.read_text().split()):
-        shutil.copytree(first_split, tmp_path, dirs_exist_ok=True)
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in blocks(page):
-        if block.kind == "python" and not block.skipped:
-            file = tmp_path / (block.title or f"line_{block.line}.py")
-            # Planning reads the code of modules, and a failure should name the line of the page.
-            file.write_text(block.text if block.title else "\n" * (block.line - 1) + block.text)
-            if not block.title:
-                exec(compile(file.read_text(), str(file), "exec"), names)
-        for command, wanted in () if block.skipped else commands(block):
-            trouble = unlike(wanted, output(command, tmp_path))
-            assert not trouble, f"{page.name}:{block.line}: {command}\n{trouble}"
+def test_blocks_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    goes_on = "folder of [the first split]" in " ".join(page.read_text().split())
+    if goes_on or page == FIRST:
+        shutil.copytree(request.getfixturevalue("first_split"), tmp_path, dirs_exist_ok=True)
+    if page != FIRST:
+        follow(page, tmp_path)
 
 
 # --- links and paths
