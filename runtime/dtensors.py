@@ -113,10 +113,11 @@ def distributed(
     device_mesh = mesh.parameter_mesh()
     whole = (Replicate(),) * len(axes_of(mesh))
     known: dict[int, Placement] = {id(tensors[n]): p for n, p in placed.items() if n in tensors}
+    alike = {p: placements_of(p, mesh) for p in dict.fromkeys(known.values())}
     out: dict[int, nn.Parameter] = {}
     for name, tensor in tensors.items():
         placement = known.get(id(tensor))
-        placements = whole if placement is None else placements_of(placement, mesh)
+        placements = whole if placement is None else alike[placement]
         if device_mesh is None or type(tensor.data) is not Tensor:
             return f"'{name}', a {type(tensor).__name__},"
         shape = tensor.shape if placement is None else torch.Size(cast(Any, placement.shape))
