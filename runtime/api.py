@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -182,7 +181,7 @@ def _whole(
     cls: Any = model_class(config, trust_remote_code, hub)
     chosen = dtype or getattr(config, "dtype", None)
     with building(cls, config):
-        model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
+        model = empty_model(cls._from_config, config, dtype=chosen, **model_kwargs)
     _check(model, plan)
     return _with_generation_config(model, name, hub)
 
