@@ -333,6 +333,7 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) 
             f"the plan speaks of '{missing[0]}', which {type(model).__name__} does not have"
         )
     tensors.check_ties(model)
-    link_origins(model)
+    if any(c.before is not None for spec in plan.modules.values() for c in spec.inputs):
+        link_origins(model)
     block_fast_paths(model)
     wrap_root(model, lengths, plan.calls)
