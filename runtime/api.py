@@ -61,8 +61,8 @@ def load(
     """Load a checkpoint split over the ranks of a process group; every rank calls this.
 
     Each rank builds the model without memory for its parameters, swaps in the layers of the plan,
-    and reads only its own part of the weights. On the CPU, what of it lies in one piece in a
-    file stays mapped: do not write into the files of a model that runs, but replace them.
+    and reads only its own part of the weights. On the CPU, what of it lies in few pieces in
+    a file stays mapped: do not write into the files of a model that runs, but replace them.
 
     Args:
         model: Directory or hub id with safetensors.
