@@ -26,7 +26,7 @@ from shardwright.runtime.caches import Caches
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.reshard import Reshard
-from shardwright.runtime.slots import map_slots, returned
+from shardwright.runtime.slots import map_slots, parameters_of, returned
 
 
 class Alone:
@@ -41,7 +41,7 @@ class Alone:
 
     def __init__(self, module: nn.Module, spec: ModulePlan, mesh: Mesh, path: str) -> None:
         self.mesh, self.path = mesh, path
-        self.arguments = inspect.signature(type(module).forward).parameters
+        self.arguments = parameters_of(type(module).forward)
         self.leaf = next(module.children(), None) is None
         placed = (
             [(p.slot, p.placement) for p in spec.takes],

@@ -188,7 +188,7 @@ def apply_module(
         state.sizes = {c: GivenSizes(c, d, mesh.coords, path) for c, d in spec.sizes.items()}
         sized = with_local_sizes(original, tuple(sorted(spec.sizes)))
         bases = tuple(sized if base is original else base for base in bases)
-    module._shardwright = state  # type: ignore[assignment]
+    vars(module)["_shardwright"] = state
     module.__class__ = local_class(original, cls.__name__, bases, tuple(sorted(state.uses)))
     see_whole(module)
     if hasattr(cls, "set_up"):

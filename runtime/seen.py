@@ -228,7 +228,7 @@ def see_locals(
     `root` is the mixin for `model` itself.
     """
     for module in list(model.modules()):
-        module._shardwright_calls = calls  # type: ignore[assignment]
+        vars(module)["_shardwright_calls"] = calls
         names = tuple(n for n, p in module._parameters.items() if p is not None)
         for name in names:
             module._parameters[name] = parameters[id(module._parameters[name])]
