@@ -77,7 +77,8 @@ class RootModule:
                 along = lengths.forward() if lengths.axes else nullcontext()
                 with along, caches.open(given.get(name) for name in caches.names) as left:
                     output = super().forward(*args, **kwargs)  # type: ignore[misc]
-                    left += caches.among(output)
+                    if left is not None:
+                        left += caches.among(output)
         finally:
             running.now = within
             scope.seal = outer

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 import shardwright
-from shardwright.errors import UsageError
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.notation import parse
 from shardwright.runtime.arranged import Arranged
 from shardwright.runtime.dtensors import as_dtensor, cut, placements_of
@@ -246,6 +246,28 @@ def test_whole_tensors_load_and_copies_compute() -> None:
         torch.testing.assert_close(block(x), base.model.layers[0].mlp(x))
 
     run_ranks(2, work)
+
+
+@pytest.mark.parametrize(("model", "tp"), [(llama, 4), (gpt2, 3)])
+def test_whole_tensors_are_split_as_parameters_are(model: Any, tp: int) -> None:
+    """There and back, of any dtype; what is no parameter's is refused."""
+    base = made(model)
+    plan = planning.plan(copy.deepcopy(base), tp=tp)
+    wanted = {n: 2 * p.detach().float() for n, p in base.named_parameters()}
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        mine = shardwright.split_tensors(split, wanted)
+        for name, parameter in split.named_parameters():
+            assert mine[name].placements == parameter.placements
+            assert torch.equal(mine[name].to_local(), 2 * parameter.to_local().float())
+        torch.testing.assert_close(shardwright.full_tensors(split, mine), wanted, rtol=0, atol=0)
+        with pytest.raises(PlanError, match="no parameter"):
+            shardwright.split_tensors(split, {"nobody": torch.zeros(2)})
+        with pytest.raises(PlanError, match="the whole has"):
+            shardwright.split_tensors(split, {name: parameter.to_local()[:1]})
+
+    run_ranks(tp, work)
 
 
 def test_a_state_that_another_rank_saved_is_refused() -> None:
