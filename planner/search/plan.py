@@ -15,6 +15,7 @@ from shardwright.planner.contract.names import slot_pattern
 from shardwright.planner.contract.plan_file import ModelIdentity, ModulePlan, Plan, TracedCall
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.emit.drawing import drawing
+from shardwright.planner.emit.draws import draws
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters
@@ -121,7 +122,8 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             outputs=sorted({slot_pattern(slot) for slot in given}),
             state=state,
         )
-        alike = call.model_copy(update={"training": True})
+        dropped = bool(graph.marks.drawn)
+        alike = call.model_copy(update={"training": True, "draws": dropped})
         if (run.training or graph.trained) and in_step(task, layouts):
             found = [*(c for c in found if c != call), alike]
         found += [] if call in found or alike in found else [call]
@@ -131,14 +133,18 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
 def in_step(task: Task, layouts: Layouts) -> bool:
     """Whether ranks draw as many random numbers as each other, so that they go on drawing the same.
 
-    Rows that data selects are as many on each where no mask that selects them is split.
+    So they do where they draw those of a whole tensor, and each keeps its part (`draws`). Rows that
+    data selects are as many on each where no mask that selects them is split.
     """
     marks, tensors = layouts.graph.marks, layouts.graph.tensors
     by_data = any(layouts.assignment[n].shards for n in marks.masks)
     every = task.ranks(layouts.states)
-    for name in marks.drawn:
+    of_wholes = draws(layouts)
+    for name, draw in marks.drawn:
         if by_data and any(n and n % TRACE_ROWS == 0 for n in tensors[name].shape):
             return False
+        if draw.module in of_wholes:
+            continue
         dims = layouts.traced(name)
         if len({tuple(dim_size(d, at) for d in dims) for at in every}) > 1:
             return False

@@ -1,4 +1,4 @@
-"""FSDP2 over dp around a split model: gradients are those of the unsplit model, however it is used."""
+"""FSDP2 over dp around a split model, however used: gradients are those of the unsplit model."""
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
 import copy
@@ -49,7 +49,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], Callable[[Any], Any], Callable[[Any], 
     "checkpoint wrapper": ({}, wrapped, as_it_is, 1e-7),
     "compiled": ({}, as_it_is, compiled, 1e-7),
 }
-"""Options of `fully_shard`, what is done before it and behind, and by how much gradients may differ:
+"""Options of `fully_shard`, what is done before it and behind, by how much gradients may differ:
 norms compute in float32."""
 
 
