@@ -214,6 +214,8 @@ REFUSED = {
     "push_to_hub": "write it with shardwright.save(model, directory) and push that",
     "add_adapter": "add adapters before the model is split",
     "load_adapter": "load adapters before the model is split",
+    "init_continuous_batching": "it keeps a cache for all heads, of which a rank has some, and "
+    "ranks would take requests each for itself: use generate()",
 }
 """Methods of models that would take local tensors for whole ones, and what to do instead."""
 

@@ -288,6 +288,22 @@ def test_a_state_that_another_rank_saved_is_refused() -> None:
     run_ranks(2, work)
 
 
+def test_functional_calls_are_those_of_the_unsplit_model_and_transforms_are_refused() -> None:
+    base = made(llama)
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+    call = torch.func.functional_call
+    want = call(base, {n: p.detach() / 2 for n, p in base.named_parameters()}, (IDS,)).logits
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        half = {n: p.detach() / 2 for n, p in split.named_parameters()}
+        torch.testing.assert_close(call(split, half, (IDS,)).logits, want)
+        with pytest.raises(UsageError, match="torch.func cannot transform"):
+            torch.func.grad(lambda p: call(split, p, (IDS,)).logits.sum())(half)
+
+    run_ranks(2, work)
+
+
 def new_head(model: Any) -> None:
     model.lm_head = nn.Linear(36, 50, bias=False).double()
 
