@@ -41,8 +41,8 @@ class RootModule:
     _shardwright_running: Running
     _shardwright_caches: Caches
     _shardwright_proven: Proven | None
-    _shardwright_draws: bool
-    """Whether random numbers are drawn in training mode."""
+    _shardwright_draws: str
+    """When random numbers are drawn, as calls of a plan have it."""
     _shardwright_mesh: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,9 @@ class RootModule:
         # Dynamo takes nn.CrossEntropyLoss for its own business and wants a tensor: gather, then.
         whole = labels is None or (torch.compiler.is_compiling() and not scope.traceable)
         scope.seal = seal = None if whole else Seal()
-        if self._shardwright_draws and self.training and not torch.compiler.is_compiling():  # type: ignore[attr-defined]
+        draws: Any = self._shardwright_draws
+        draws = draws == "always" or (draws and self.training)  # type: ignore[attr-defined]
+        if draws and not torch.compiler.is_compiling():
             self._shardwright_draw_alike()
         running, caches = self._shardwright_running, self._shardwright_caches
         within, running.now = running.now, True
@@ -167,7 +169,8 @@ def wrap_root(
     model._shardwright_running = running  # type: ignore[assignment]
     model._shardwright_caches = caches  # type: ignore[assignment]
     model._shardwright_proven = proven  # type: ignore[assignment]
-    model._shardwright_draws = any(call.draws for call in calls or ())  # type: ignore[assignment]
+    drawn = {call.draws for call in calls or ()} - {""}
+    model._shardwright_draws = "always" if "always" in drawn else "".join(drawn)  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]
     if original not in ROOT_CLASSES:
         # The same name: checkpoints and configs record it as the architecture.

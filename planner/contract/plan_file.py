@@ -84,6 +84,9 @@ class Placed(_Part):
     placement: str
 
 
+Draws = Literal["", "training", "always"]
+
+
 class TracedCall(_Part):
     """A call that the plan is proven for."""
 
@@ -99,9 +102,9 @@ class TracedCall(_Part):
         default=False,
         description="whether it is proven in training mode; left out where it is not",
     )
-    draws: bool = Field(
-        default=False,
-        description="whether random numbers are drawn in it; left out where none are",
+    draws: Draws = Field(
+        default="",
+        description="when random numbers are drawn in it; left out where none are",
     )
 
     @model_serializer(mode="wrap")

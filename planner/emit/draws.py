@@ -9,7 +9,7 @@ from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.marks import Draw
 
 
-def draws(layouts: Layouts) -> dict[str, list[RandomNumbers]]:
+def draws_of(layouts: Layouts) -> dict[str, list[RandomNumbers]]:
     """Module -> what its code draws for in each of its calls, in order; where some of it is split.
 
     Not of modules that draw for other tensors in another call, or for what cannot be made whole.

@@ -12,7 +12,7 @@ from shardwright.planner.contract.names import fold, slot_pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Placed
 from shardwright.planner.contract.styles import LOCAL, styles
-from shardwright.planner.emit.draws import draws
+from shardwright.planner.emit.draws import draws_of
 from shardwright.planner.emit.interfaces import gates, interfaces
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
@@ -44,7 +44,7 @@ def module_plans(
     given: dict[str, dict[str, str]] = {}
     for (module, call), text in sizes.items():
         given.setdefault(module, {})[call] = text
-    drawn = draws(layouts)
+    drawn = draws_of(layouts)
     changed = parameters.keys() | {module for module, _ in changes}
     changed |= local.keys() | given.keys() | drawn.keys()
     every = interfaces(layouts, changed | gates(changed))
