@@ -125,7 +125,7 @@ class Alone:
 
     def caches(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], caches: Caches
-    ) -> AbstractContextManager[list[Any]]:
+    ) -> AbstractContextManager[list[Any] | None]:
         """What `Caches.open` is for those among the arguments."""
         given = {**dict(zip(list(self.arguments)[1:], args, strict=False)), **kwargs}
         return caches.open(given.get(name) for name in caches.names)

@@ -118,6 +118,11 @@ def _seen(name: str, used: bool) -> property:
         if stored is None or not (calls.running.now or calls.inside()):
             return stored
         if type(stored) is not DTensor:
+            if torch._C._functorch.is_functorch_wrapped_tensor(stored):
+                raise UsageError(
+                    "torch.func cannot transform a split model, whose ranks talk to each other on "
+                    "the way: take gradients with backward() or torch.autograd.grad"
+                )
             raise UsageError(
                 f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
                 "was split: change its values in place, or change the model before it is split"
@@ -209,6 +214,8 @@ REFUSED = {
     "push_to_hub": "write it with shardwright.save(model, directory) and push that",
     "add_adapter": "add adapters before the model is split",
     "load_adapter": "load adapters before the model is split",
+    "init_continuous_batching": "it keeps a cache for all heads, of which a rank has some, and "
+    "ranks would take requests each for itself: use generate()",
 }
 """Methods of models that would take local tensors for whole ones, and what to do instead."""
 

@@ -69,7 +69,7 @@ def translate(
     marks.masks = {translator.name_of(mask) for mask in masks}
     marks.looped = _looped(record, names)
     marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
-    marks.drawn = {names[id(t)] for t in record.drawn if id(t) in names}
+    marks.drawn = {(names[id(t)], at) for t, at in record.drawn if id(t) in names}
     marks.shown = {translator.name_of(t) for t in record.read}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
