@@ -6,15 +6,17 @@
 
 Each use runs on the whole model and on the split one; outputs, and gradients of all parameters, are
 compared. A use that the whole model cannot do is not counted. Prints what is not equal and a
-count of each verdict; `--json FILE` writes all rows. Exits with 1 if anything is wrong, or raises
-something else than one of our errors.
+count of each verdict; `--json FILE` writes all rows. Exits with 1 if anything is wrong, raises
+something else than one of our errors, or is refused that never should be.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -28,7 +30,7 @@ from benchmarks.uses.subject import USES
 from benchmarks.zoo import write
 from benchmarks.zoo_ranks import sweep
 
-BAD = ("wrong", "raw")
+BAD = ("denied", "wrong", "raw")
 
 
 @click.command()
@@ -57,13 +59,16 @@ def main(
         raise click.UsageError(f"no such model: {', '.join(sorted(unknown))}; {', '.join(names())}")
     jobs = [(model, use) for model in chosen for use in uses or USES]
     console, rows = Console(stderr=True), []
-    found = sweep(jobs, tp, compared, groups, limit)
-    for row in track(found, "uses", len(jobs), console=console, disable=not console.is_terminal):
-        if "error" in row:  # a rank ended, or all wait for each other
-            row |= {"tp": tp, "verdict": "raw", "text": row.pop("error")}
-        rows.append(row)
-        if path:
-            write(path, {"rows": rows})
+    with TemporaryDirectory() as plans:
+        found = sweep(jobs, tp, partial(compared, plans), groups, limit)
+        for row in track(
+            found, "uses", len(jobs), console=console, disable=not console.is_terminal
+        ):
+            if "error" in row:  # a rank ended, or all wait for each other
+                row |= {"tp": tp, "verdict": "raw", "text": row.pop("error")}
+            rows.append(row)
+            if path:
+                write(path, {"rows": rows})
     Console(width=150).print(report(rows))
     bad = [row for row in rows if row["verdict"] in BAD]
     print(summary(rows))

@@ -47,7 +47,7 @@ def train_then_eval(s: Subject) -> Any:
 @use()
 def gradient_checkpointing(s: Subject) -> Any:
     """As transformers turns it on."""
-    model = s.text()
+    model = s.known()
     without_dropout(model)
     model.gradient_checkpointing_enable()
     model.train()
@@ -101,6 +101,22 @@ def deep_copy(s: Subject) -> Any:
     out = replace(s, model=twin).call()
     weigh(out).backward()
     return [out, s.call()]
+
+
+def _with_lora(model: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(3)
+    made = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    return made.to(next(model.parameters()).dtype).eval().get_base_model()
+
+
+@use(before=_with_lora)
+def lora_before_splitting(s: Subject) -> Any:
+    """Adapters on all linear layers, and their gradients."""
+    out = s.call()
+    weigh(out).backward()
+    return out
 
 
 @use()

@@ -132,6 +132,24 @@ def test_nobody_takes_a_part_of_a_cache_for_the_whole() -> None:
     run_ranks(2, work)
 
 
+def test_a_cache_of_a_plan_without_steps_is_hidden_too() -> None:
+    """Where no step could be traced, a call gives out a cache all the same."""
+    model, plan = made("llama", 2)
+    plan = plan.model_copy(update={"calls": [c for c in plan.calls if not c.state]}).sealed()
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        with torch.no_grad():
+            for part in (local.model, local):
+                cache = part(ids(5), use_cache=True).past_key_values
+                with pytest.raises(UsageError, match="'keys': a cache of a split model"):
+                    _ = cache.layers[0].keys
+            with pytest.raises(UsageError, match="proven for steps with none"):
+                local(ids(1), past_key_values=cache)
+
+    run_ranks(2, work)
+
+
 class Other:
     """A cache of a class that was in no call."""
 
