@@ -150,7 +150,7 @@ class LocalState:
                 args, kwargs, kept = alone.enter(args, kwargs, self.keeps)
                 self.kept.update(kept)
                 output = code(*args, **kwargs)
-                left += self.caches.among(output)
+                left += self.caches.among(output, alone.arguments)
                 return alone.leave(output)
         finally:
             running.now = False

@@ -6,12 +6,14 @@
 
 Each use runs on the whole model and on the split one; outputs, and gradients of all parameters, are
 compared. A use that the whole model cannot do is not counted. Prints what is not equal and a
-count of each verdict; `--json FILE` writes all rows. Exits with 1 if anything is wrong, raises
-something else than one of our errors, or is refused that never should be.
+count of each verdict; `--json FILE` writes all rows, beside those of other models and uses that are
+in it. Exits with 1 if anything is wrong, raises something else than one of our errors, or is refused
+that never should be.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from functools import partial
@@ -28,7 +30,7 @@ from benchmarks.uses.case import VERDICTS, compared
 from benchmarks.uses.models import names
 from benchmarks.uses.subject import USES
 from benchmarks.zoo import write
-from benchmarks.zoo_ranks import sweep
+from benchmarks.zoo_ranks import Job, sweep
 
 BAD = ("denied", "wrong", "raw")
 
@@ -58,21 +60,28 @@ def main(
     if unknown := {*models} - {*names()}:
         raise click.UsageError(f"no such model: {', '.join(sorted(unknown))}; {', '.join(names())}")
     jobs = [(model, use) for model in chosen for use in uses or USES]
-    console, rows = Console(stderr=True), []
+    console, found = Console(stderr=True), _before(path, jobs, tp)
     with TemporaryDirectory() as plans:
-        found = sweep(jobs, tp, partial(compared, plans), groups, limit)
-        for row in track(
-            found, "uses", len(jobs), console=console, disable=not console.is_terminal
-        ):
+        rows = sweep(jobs, tp, partial(compared, plans), groups, limit)
+        for row in track(rows, "uses", len(jobs), console=console, disable=not console.is_terminal):
             if "error" in row:  # a rank ended, or all wait for each other
                 row |= {"tp": tp, "verdict": "raw", "text": row.pop("error")}
-            rows.append(row)
-            if path:
-                write(path, {"rows": rows})
-    Console(width=150).print(report(rows))
-    bad = [row for row in rows if row["verdict"] in BAD]
-    print(summary(rows))
+            row.pop("raised", None)
+            found.append(row)
+            if path and (row["name"] == jobs[-1][1] or len(found) % 50 == 0):
+                write(path, {"rows": found})
+    if path:
+        write(path, {"rows": found})
+    Console(width=150).print(report(found))
+    bad = [row for row in found if row["verdict"] in BAD]
+    print(summary(found))
     sys.exit(1 if bad else 0)
+
+
+def _before(path: Path | None, jobs: list[Job], tp: int) -> list[dict[str, Any]]:
+    """The rows of an earlier run in that file, but for those that are made anew."""
+    rows = json.loads(path.read_text())["rows"] if path and path.exists() else []
+    return [row for row in rows if (row["kind"], row["name"]) not in jobs or row["tp"] != tp]
 
 
 def report(rows: list[dict[str, Any]]) -> Table:

@@ -98,12 +98,14 @@ def _switch(module: nn.Module, name: str) -> bool:
 
 def _labels(names: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
     """Labels that it may take, with which it computes a loss: for each token, or each sequence."""
-    tokens = inputs.get("decoder_input_ids", inputs.get("input_ids"))
-    if not isinstance(tokens, Tensor) or tokens.dim() < 2:
+    tensors = (value for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 1)
+    first = inputs.get("decoder_input_ids", inputs.get("input_ids", next(tensors, None)))
+    if not isinstance(first, Tensor) or first.dim() < 2:
         return
-    each = torch.zeros(tokens.shape[0], dtype=torch.int64, device=tokens.device)
+    each = torch.zeros(first.shape[0], dtype=torch.int64, device=first.device)
     if "labels" in names and inputs.get("labels") is None:
-        yield {"labels": torch.zeros_like(tokens)}
+        if not first.is_floating_point():
+            yield {"labels": torch.zeros_like(first)}
         yield {"labels": each}
     if all(name in names and inputs.get(name) is None for name in SPANS):
         yield {name: each.clone() for name in SPANS}
