@@ -7,7 +7,7 @@
 Each use runs on the whole model and on the split one; outputs, and gradients of all parameters, are
 compared. A use that the whole model cannot do is not counted. Prints what is not equal and a
 count of each verdict; `--json FILE` writes all rows, beside those of other models and uses that are
-in it. Exits with 1 if anything is wrong, raises something else than one of our errors, or is refused
+in it. Exits with 1 if anything is wrong, raises something else than our errors, or is refused
 that never should be.
 """
 
@@ -31,6 +31,7 @@ from benchmarks.uses.models import names
 from benchmarks.uses.subject import USES
 from benchmarks.zoo import write
 from benchmarks.zoo_ranks import Job, sweep
+from shardwright.planner.contract.files import write_atomically
 
 BAD = ("denied", "wrong", "raw")
 
@@ -70,11 +71,13 @@ def main(
             found.append(row)
             if path and (row["name"] == jobs[-1][1] or len(found) % 50 == 0):
                 write(path, {"rows": found})
+    text = summary(found)
     if path:
         write(path, {"rows": found})
+        write_atomically(path.with_suffix(".txt"), text + "\n")
     Console(width=150).print(report(found))
+    print(text)
     bad = [row for row in found if row["verdict"] in BAD]
-    print(summary(found))
     sys.exit(1 if bad else 0)
 
 
@@ -102,11 +105,21 @@ def report(rows: list[dict[str, Any]]) -> Table:
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """How many of each verdict."""
+    """How many of each verdict, by group of models, and what is refused."""
+    models, uses = {r["kind"] for r in rows}, {r["name"] for r in rows}
+    lines = [f"{len(models)} models x {len(uses)} uses"]
+    for group in dict.fromkeys(r["kind"].partition("/")[0] for r in rows):
+        mine = [r for r in rows if r["kind"].partition("/")[0] == group]
+        lines.append(f"{group:15}{len({r['kind'] for r in mine}):3} models: {_counts(mine)}")
+    lines.append(f"{'all':15}{len(models):3} models: {_counts(rows)}")
+    refused = Counter(r["name"] for r in rows if r["verdict"] == "refused")
+    lines += [f"  refused {n:4} x {use}" for use, n in refused.most_common()]
+    return "\n".join(lines)
+
+
+def _counts(rows: list[dict[str, Any]]) -> str:
     count = Counter(row["verdict"] for row in rows)
-    words = ", ".join(f"{count[v]} {v}" for v in VERDICTS if count[v])
-    models, uses = len({r["kind"] for r in rows}), len({r["name"] for r in rows})
-    return f"{models} models x {uses} uses: {words}"
+    return ", ".join(f"{count[v]} {v}" for v in VERDICTS if count[v])
 
 
 if __name__ == "__main__":
