@@ -9,6 +9,7 @@ from torch import Tensor
 
 from benchmarks.compare import weighing_loss
 from benchmarks.uses.subject import Subject, Unfit, base, blocks, padding, tensors, use, weigh
+from benchmarks.zoo_case import CASTS
 from shardwright.runtime.gather import full_tensors
 
 
@@ -57,7 +58,7 @@ def middle_hidden_state_and_loss(s: Subject) -> Any:
     return [out.logits, out.hidden_states[1]]
 
 
-@use()
+@use(may_refuse=True)
 def attentions(s: Subject) -> Any:
     """Attention weights as outputs."""
     s.known()
@@ -138,7 +139,7 @@ def head_alone(s: Subject) -> Any:
     return [out, given.grad]
 
 
-@use()
+@use(tolerance=CASTS)
 def labels(s: Subject) -> Any:
     """Loss by the model, and its logits."""
     s.text()
@@ -147,7 +148,7 @@ def labels(s: Subject) -> Any:
     return [out.loss, out.logits]
 
 
-@use()
+@use(tolerance=CASTS)
 def ignored_labels(s: Subject) -> Any:
     """Most labels left out."""
     s.text()
@@ -158,7 +159,7 @@ def ignored_labels(s: Subject) -> Any:
     return out.loss
 
 
-@use()
+@use(tolerance=CASTS)
 def class_labels(s: Subject) -> Any:
     """Loss by a classifier."""
     s.known()
@@ -168,7 +169,7 @@ def class_labels(s: Subject) -> Any:
     return [out.loss, out.logits]
 
 
-@use()
+@use(tolerance=CASTS)
 def own_loss_of_some_logits(s: Subject) -> Any:
     """A loss by the user over some positions."""
     s.text()

@@ -122,7 +122,9 @@ def _whole(made: Made, use: str) -> Shown | str:
 
 def _shown(made: Made, use: str, model: Any, folder: str) -> Shown:
     torch.manual_seed(0)
-    subject = Subject(model, made.inputs, made.args, copy.deepcopy(made.model), folder)
+    # Copies: some write into what they are given.
+    given = copy.deepcopy((made.inputs, made.args))
+    subject = Subject(model, *given, copy.deepcopy(made.model), folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         values = [t.detach().clone() for t in tensors(USES[use].run(subject))]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from benchmarks.compare import weighing_loss
 from benchmarks.uses.subject import Subject, use, weigh, without_dropout
+from benchmarks.zoo_case import CASTS
 
 
 @use()
@@ -23,7 +24,7 @@ def training_mode(s: Subject) -> Any:
     return out
 
 
-@use()
+@use(tolerance=CASTS)
 def training_mode_with_labels(s: Subject) -> Any:
     """The same with labels: what auxiliary losses hang on."""
     s.text()
