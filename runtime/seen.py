@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from shardwright.errors import UsageError
 from shardwright.runtime.classes import like
@@ -179,6 +180,8 @@ class Seeing:
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if is_parametrized(self):  # type: ignore[arg-type]
+            return super().__deepcopy__(memo)  # type: ignore[misc]
         return copy._reconstruct(self, memo, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
 
     def __copy__(self) -> Any:
