@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,8 +62,8 @@ def load(
     """Load a checkpoint split over the ranks of a process group; every rank calls this.
 
     Each rank builds the model without memory for its parameters, swaps in the layers of the plan,
-    and reads only its own part of the weights. On the CPU, what of it lies in one piece in a
-    file stays mapped: do not write into the files of a model that runs, but replace them.
+    and reads only its own part of the weights. On the CPU, what of it lies in few pieces in
+    a file stays mapped: do not write into the files of a model that runs, but replace them.
 
     Args:
         model: Directory or hub id with safetensors.
@@ -183,7 +182,7 @@ def _whole(
     cls: Any = model_class(config, trust_remote_code, hub)
     chosen = dtype or getattr(config, "dtype", None)
     with building(cls, config):
-        model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
+        model = empty_model(cls._from_config, config, dtype=chosen, **model_kwargs)
     _check(model, plan)
     return _with_generation_config(model, name, hub)
 
@@ -337,6 +336,7 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) 
             f"the plan speaks of '{missing[0]}', which {type(model).__name__} does not have"
         )
     tensors.check_ties(model)
-    link_origins(model)
+    if any(c.before is not None for spec in plan.modules.values() for c in spec.inputs):
+        link_origins(model)
     block_fast_paths(model)
     wrap_root(model, lengths, plan.calls)

@@ -9,7 +9,7 @@ rank's part. Within a call it has its own class, so that nothing there takes lon
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType
@@ -40,7 +40,7 @@ class Caches:
     """The caches that one model, and copies of it, fill.
 
     Args:
-        names: Arguments that take them, and outputs that give them.
+        names: Arguments that take those which the plan is proven for, and outputs that give them.
     """
 
     def __init__(self, names: Collection[str] = ()) -> None:
@@ -60,7 +60,7 @@ class Caches:
         if torch.compiler.is_compiling():
             self.compiled = True
             return nullcontext()
-        return _Open(self, [v for v in given if v is not None]) if self.names else nullcontext([])
+        return _Open(self, [v for v in given if v is not None])
 
     def show(self, value: Any) -> list[Sealed]:
         """Let code see what is in a cache; gives what was hidden."""
@@ -99,10 +99,13 @@ class Caches:
             sealed = [Sealed(holder, type(holder)) for holder in walk.holders]
             vars(value)[SEEN] = _Seen(self, walk.containers, sealed)
 
-    def among(self, output: Any) -> Iterator[Any]:
-        """The caches that a call gave out."""
-        by_name = named(output) or {}
-        return (by_name[name] for name in self.names if name in by_name)
+    def among(self, output: Any, takes: Container[str]) -> Iterator[Any]:
+        """The caches that a call gave out: state of its own that it `takes`, by the argument.
+
+        Whatever steps the plan is proven for: in others, too, a rank has its heads.
+        """
+        found = (named(output) or {}).items()
+        return (v for name, v in found if name in self.names or (name in takes and is_own(v)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Caches:
         return self

@@ -195,7 +195,7 @@ def apply_module(
         own_code = drawing_class(own_code)
     if own_code is not original:
         bases = tuple(own_code if base is original else base for base in bases)
-    module._shardwright = state  # type: ignore[assignment]
+    vars(module)["_shardwright"] = state
     module.__class__ = local_class(original, cls.__name__, bases, tuple(sorted(state.uses)))
     see_whole(module)
     if hasattr(cls, "set_up"):

@@ -151,7 +151,7 @@ class LocalState:
                 self.kept.update(kept)
                 output = code(*args, **kwargs)
                 if left is not None:
-                    left += self.caches.among(output)
+                    left += self.caches.among(output, alone.arguments)
                 return alone.leave(output)
         finally:
             running.now = False

@@ -81,14 +81,18 @@ class RootModule:
         running, caches = self._shardwright_running, self._shardwright_caches
         within, running.now = running.now, True
         try:
+            takes = self._shardwright_positions if proven is None else proven.arguments
             if not (lengths.axes or caches.names):
                 output = super().forward(*args, **kwargs)  # type: ignore[misc]
+                if not torch.compiler.is_compiling():
+                    for cache in caches.among(output, takes):
+                        caches.hide(cache)
             else:
                 along = lengths.forward() if lengths.axes else nullcontext()
                 with along, caches.open(given.get(name) for name in caches.names) as left:
                     output = super().forward(*args, **kwargs)  # type: ignore[misc]
                     if left is not None:
-                        left += caches.among(output)
+                        left += caches.among(output, takes)
         finally:
             running.now = within
             scope.seal = outer

@@ -19,6 +19,7 @@ from torch._C._functorch import (
     is_functorch_wrapped_tensor,  # pyright: ignore[reportMissingImports]
 )
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from shardwright.errors import UsageError
 from shardwright.runtime.classes import like
@@ -182,6 +183,8 @@ class Seeing:
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if is_parametrized(self):  # type: ignore[arg-type]
+            return super().__deepcopy__(memo)  # type: ignore[misc]
         return copy._reconstruct(self, memo, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
 
     def __copy__(self) -> Any:
@@ -238,7 +241,7 @@ def see_locals(
     `root` is the mixin for `model` itself.
     """
     for module in list(model.modules()):
-        module._shardwright_calls = calls  # type: ignore[assignment]
+        vars(module)["_shardwright_calls"] = calls
         names = tuple(n for n, p in module._parameters.items() if p is not None)
         for name in names:
             module._parameters[name] = parameters[id(module._parameters[name])]

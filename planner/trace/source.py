@@ -127,15 +127,22 @@ def read_source(
     if not args and not kwargs:
         named = text_inputs(module)
         more = more_runs(module, Run("", (), named))
-        return Source(module, (), named, *identity, more, **_further(module, (), named))
+        fuller = (run.kwargs for run in more if not run.module)
+        return Source(module, (), named, *identity, more, **_further(module, (), named, *fuller))
     on_meta: tuple[tuple[Any, ...], dict[str, Any]] = to_meta(given)
     calls, valued = _further(module, *on_meta), remember(given, on_meta)
     return Source(module, *on_meta, *identity, **calls, valued=valued)
 
 
-def _further(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What else users call than with these inputs."""
+def _further(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *fuller: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What else users call than with these inputs; with `fuller` ones they decode as well."""
     found = () if args else wishes(module, kwargs)
+    found = (*found, *(wish for given in fuller for wish in decoded(module, given)))
     return {"further": tuple(wish[0] for wish in found), "wishes": found}
 
 

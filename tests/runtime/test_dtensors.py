@@ -270,6 +270,25 @@ def test_whole_tensors_are_split_as_parameters_are(model: Any, tp: int) -> None:
     run_ranks(tp, work)
 
 
+def test_what_has_parametrizations_is_copied() -> None:
+    """torch gives such modules a class that copies in its own way, and refuses to be pickled."""
+    up = nn.utils.parametrizations.weight_norm(nn.Linear(8, 32))
+    model = nn.Sequential(up, nn.GELU(), nn.Linear(32, 8), nn.Linear(8, 32), nn.Linear(32, 8))
+    x = torch.randn(3, 8).double()
+    plan = planning.plan(model.double().eval(), 2, args=(x,))
+    want = model(x)
+
+    def rank(mesh: Mesh) -> None:
+        local = shardwright.apply(copy.deepcopy(model), plan, mesh)
+        twin = copy.deepcopy(local)
+        with torch.no_grad():
+            for parameter in local.parameters():
+                parameter.zero_()
+        torch.testing.assert_close(twin(x), want, rtol=0, atol=1e-9)
+
+    run_ranks(2, rank)
+
+
 def test_a_state_that_another_rank_saved_is_refused() -> None:
     base = made(llama)
     plan = planning.plan(copy.deepcopy(base), tp=2)
