@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import (
+    is_functorch_wrapped_tensor,  # pyright: ignore[reportMissingImports]
+)
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -119,7 +122,7 @@ def _seen(name: str, used: bool) -> property:
         if stored is None or not (calls.running.now or calls.inside()):
             return stored
         if type(stored) is not DTensor:
-            if torch._C._functorch.is_functorch_wrapped_tensor(stored):
+            if is_functorch_wrapped_tensor(stored):
                 raise UsageError(
                     "torch.func cannot transform a split model, whose ranks talk to each other on "
                     "the way: take gradients with backward() or torch.autograd.grad"

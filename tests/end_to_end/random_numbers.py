@@ -60,7 +60,7 @@ def drops(model: Any, **options: Any) -> None:
     asked: Any = {"tp": 2, "phase": "train", "batch": 2, "seq": 7, **options}
     plan = planning.plan(copy.deepcopy(model), **asked)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    split = shardwright.apply(copy.deepcopy(model), plan, mesh)
+    split: Any = shardwright.apply(copy.deepcopy(model), plan, mesh)
     if checkpointing:
         split.gradient_checkpointing_enable({"use_reentrant": False})
     torch.manual_seed(5)
@@ -82,7 +82,8 @@ def drops(model: Any, **options: Any) -> None:
 def samples(model: Any) -> None:
     """Tokens that are drawn, from another seed on each rank: those of the unsplit model."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    split = shardwright.apply(copy.deepcopy(model), planning.plan(copy.deepcopy(model), tp=2), mesh)
+    plan = planning.plan(copy.deepcopy(model), tp=2)
+    split: Any = shardwright.apply(copy.deepcopy(model), plan, mesh)
     for options in ({}, {"num_beams": 2}):
         asked: Any = {"max_new_tokens": 8, "do_sample": True, "pad_token_id": 0, **options}
         torch.manual_seed(7)
