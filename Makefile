@@ -28,7 +28,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/lint
 
 # The site, and in it pages of the plans of published models: a minute. It opens from disk.
 docs: $(INSTALLED)

@@ -4,8 +4,8 @@
     python -m benchmarks.gallery FOLDER llama-8b    some
 
 Each model is planned at full size, for a prefill and 128 steps of decoding of 8 sequences of 2048
-tokens, on the fewest H100 that leave a quarter of their memory free, and on twice as many: one page
-for both. Needs no network, no weights and no GPU.
+tokens, on the fewest H100 of which its parameters take three quarters at most, and on twice as
+many: one page for both. Needs no network, no weights and no GPU.
 """
 
 from __future__ import annotations
