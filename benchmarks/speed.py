@@ -29,7 +29,6 @@ import json
 import multiprocessing as mp
 import os
 import platform
-import socket
 import statistics
 import sys
 import tempfile
@@ -40,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import speed_rank
+from benchmarks.demo_launch import free_port
 
 PHASES = ("prefill", "decode", "train", "load")
 WAYS: dict[str, tuple[str, str]] = {
@@ -66,7 +66,7 @@ class Team:
         self.error: str | None = None
         self.pipes, self.processes = [], []
         context = mp.get_context("spawn")
-        port = _free_port()
+        port = free_port()
         for rank in range(ranks):
             mine, theirs = context.Pipe()
             job = speed_rank.Job(way=way, rank=rank, ranks=ranks, port=port, **common)
@@ -100,12 +100,6 @@ class Team:
         for process in self.processes:
             process.kill()
             process.join()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager

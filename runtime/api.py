@@ -31,6 +31,7 @@ from shardwright.runtime.identity import check_identity
 from shardwright.runtime.layers import apply_module
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.local import link_origins, mesh_of, placements
+from shardwright.runtime.loops.adapting import is_adapted, save_adapters
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.parameters import LocalTensors, distribute
 from shardwright.runtime.processes import device_mesh_for, end_in_order, pick_device
@@ -296,7 +297,7 @@ def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5
     """Write a split model whole, so that plain transformers loads it; all ranks call this.
 
     Args:
-        model: A model that a plan was applied to.
+        model: A model that a plan was applied to; of peft's wrapper around one, the adapters.
         directory: Where to; files appear in it only when all is written.
         max_shard_size: Bytes, or a number with KB, MB or GB, of one file.
 
@@ -307,6 +308,8 @@ def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5
     mesh = mesh_of(model)
     if mesh is None:
         raise PlanError(f"this {type(model).__name__} is not split: save it with save_pretrained")
+    if is_adapted(model):
+        return save_adapters(model, directory)
     write.save(model, directory, placements(model), mesh, max_shard_size=max_shard_size)
 
 

@@ -160,13 +160,14 @@ def _joined(x: Tensor, dim: int, group: Group) -> Tensor:
     return torch.cat([p.narrow(dim, 0, n) for p, n in zip(parts, sizes, strict=True)], dim)
 
 
-def cut(whole: Tensor, like: DTensor, mesh: Mesh) -> DTensor:
+def cut(whole: Tensor, like: DTensor, mesh: Mesh, dtype: torch.dtype | None = None) -> DTensor:
     """The DTensor of a `whole` tensor that lies as `like` does; no communication.
 
-    The inverse of `gather_whole(local_of(...))`. Not differentiable.
+    The inverse of `gather_whole(local_of(...))`. Not differentiable. It is of the dtype of `like`
+    if no other is asked for.
     """
     extra = len(like.placements) - len(axes_of(mesh))
-    local = take_local(whole.to(like.device, like.dtype), layout_of(like, mesh), mesh)
+    local = take_local(whole.to(like.device, dtype or like.dtype), layout_of(like, mesh), mesh)
     for i, placement in enumerate(cast(Any, like.placements[:extra])):
         if not placement.is_replicate():  # FSDP2 cuts as torch.chunk does
             ranks, rank = like.device_mesh.size(i), like.device_mesh.get_local_rank(i)
@@ -174,7 +175,7 @@ def cut(whole: Tensor, like: DTensor, mesh: Mesh) -> DTensor:
             start = min(rank * share, local.shape[placement.dim])
             length = min(share, local.shape[placement.dim] - start)
             local = local.narrow(placement.dim, start, length).clone()
-    return DTensor(local, like._spec, requires_grad=False)
+    return as_dtensor(local, like.shape, like._spec)
 
 
 def layout_of(tensor: DTensor, mesh: Mesh) -> Placement:
