@@ -21,7 +21,9 @@ class Computed:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        patterns = tuple(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
+        patterns: tuple[str, ...] = tuple(
+            getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+        )
         self._owners: dict[str, tuple[Any, nn.Module]] = {}
         if not patterns or not hasattr(model, "_init_weights"):
             return
