@@ -26,7 +26,7 @@ from shardwright.runtime.caches import Caches
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.reshard import Reshard
-from shardwright.runtime.slots import map_slots, returned
+from shardwright.runtime.slots import map_slots, parameters_of, returned
 
 
 class Alone:
@@ -41,7 +41,7 @@ class Alone:
 
     def __init__(self, module: nn.Module, spec: ModulePlan, mesh: Mesh, path: str) -> None:
         self.mesh, self.path = mesh, path
-        self.arguments = inspect.signature(type(module).forward).parameters
+        self.arguments = parameters_of(type(module).forward)
         self.leaf = next(module.children(), None) is None
         placed = (
             [(p.slot, p.placement) for p in spec.takes],
@@ -125,7 +125,7 @@ class Alone:
 
     def caches(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], caches: Caches
-    ) -> AbstractContextManager[list[Any]]:
+    ) -> AbstractContextManager[list[Any] | None]:
         """What `Caches.open` is for those among the arguments."""
         given = {**dict(zip(list(self.arguments)[1:], args, strict=False)), **kwargs}
         return caches.open(given.get(name) for name in caches.names)

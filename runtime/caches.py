@@ -48,17 +48,18 @@ class Caches:
         self.compiled = False
         """Whether a call was compiled: such calls leave what they put into a cache as it is."""
 
-    def open(self, given: Iterable[Any]) -> AbstractContextManager[list[Any]]:
+    def open(self, given: Iterable[Any]) -> AbstractContextManager[list[Any] | None]:
         """Within, which is a call, code sees what is in the caches `given`.
 
-        Gives what is hidden when it ends: them, and the outputs that are added.
+        Gives what is hidden when it ends: them, and the outputs that are added. None where it is
+        compiled: dynamo cannot go on with a list of a context behind a break of its graph.
 
         Raises:
             UsageError: another model filled one.
         """
         if torch.compiler.is_compiling():
             self.compiled = True
-            return nullcontext([])
+            return nullcontext()
         return _Open(self, [v for v in given if v is not None])
 
     def show(self, value: Any) -> list[Sealed]:

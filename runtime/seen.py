@@ -119,6 +119,11 @@ def _seen(name: str, used: bool) -> property:
         if stored is None or not (calls.running.now or calls.inside()):
             return stored
         if type(stored) is not DTensor:
+            if torch._C._functorch.is_functorch_wrapped_tensor(stored):
+                raise UsageError(
+                    "torch.func cannot transform a split model, whose ranks talk to each other on "
+                    "the way: take gradients with backward() or torch.autograd.grad"
+                )
             raise UsageError(
                 f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
                 "was split: change its values in place, or change the model before it is split"
@@ -212,6 +217,8 @@ REFUSED = {
     "push_to_hub": "write it with shardwright.save(model, directory) and push that",
     "add_adapter": "add adapters before the model is split",
     "load_adapter": "load adapters before the model is split",
+    "init_continuous_batching": "it keeps a cache for all heads, of which a rank has some, and "
+    "ranks would take requests each for itself: use generate()",
 }
 """Methods of models that would take local tensors for whole ones, and what to do instead."""
 
@@ -231,7 +238,7 @@ def see_locals(
     `root` is the mixin for `model` itself.
     """
     for module in list(model.modules()):
-        module._shardwright_calls = calls  # type: ignore[assignment]
+        vars(module)["_shardwright_calls"] = calls
         names = tuple(n for n, p in module._parameters.items() if p is not None)
         for name in names:
             module._parameters[name] = parameters[id(module._parameters[name])]

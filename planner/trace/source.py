@@ -228,6 +228,10 @@ def to_meta(value: Any) -> Any:
     return tree_map(moved, value)
 
 
+GET_BASE = "get_base_model"
+"""What peft calls the method that gives the model in which it put adapters."""
+
+
 def text_inputs(module: nn.Module) -> dict[str, Any]:
     """Token ids for a transformers text model, of sizes that can be told from all others.
 
@@ -237,9 +241,10 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
     names = inspect.signature(module.forward).parameters
     main = getattr(module, "main_input_name", None)
     if main is None or "input_ids" not in names:
+        inner = "plan what is in it (get_base_model()), or " if hasattr(module, GET_BASE) else ""
         raise ModelError(
-            f"do not know the inputs of {type(module).__name__}: give example args or kwargs "
-            f"(batch {TRACE_BATCH} and sequence {TRACE_SEQ} are good sizes)"
+            f"do not know the inputs of {type(module).__name__}: {inner}give example args or "
+            f"kwargs (batch {TRACE_BATCH} and sequence {TRACE_SEQ} are good sizes)"
         )
     ids = torch.zeros(TRACE_BATCH, TRACE_SEQ, dtype=torch.int64, device="meta")
     inputs: dict[str, Any] = {"input_ids": ids}
