@@ -19,6 +19,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.classes import like
+from shardwright.runtime.hooks import watch_unchanged
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.running import Running
@@ -38,6 +39,7 @@ class RootModule:
     _shardwright_running: Running
     _shardwright_caches: Caches
     _shardwright_proven: Proven | None
+    _shardwright_members: list[nn.Module]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward; with labels, logits stay split until it returns.
@@ -60,7 +62,7 @@ class RootModule:
         as_tuple, proven = False, self._shardwright_proven
         known = proven is not None and proven.check_given(args, kwargs)
         if proven is not None:
-            proven.check_modes(self)  # type: ignore[arg-type]
+            proven.check_modes(self._shardwright_members)
         if proven is not None and proven.named:
             args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs, given)
         scope, outer = self._shardwright_scope, self._shardwright_scope.seal
@@ -109,6 +111,14 @@ class RootModule:
         return bool(wanted)
 
 
+def note_members(model: nn.Module) -> None:
+    """Keep a list of the modules of a split `model`: to walk over them takes long.
+
+    It is made anew when modules were put into the model.
+    """
+    model._shardwright_members = list(model.modules())  # type: ignore[assignment]
+
+
 def wrap_root(
     model: nn.Module, lengths: Lengths | None = None, calls: Sequence[TracedCall] | None = None
 ) -> None:
@@ -127,6 +137,9 @@ def wrap_root(
     running = Running()
     caches = Caches({name for call in calls or () for name in call.state})
     proven = None if calls is None else Proven.of(model, calls)
+    for module in list(model.modules()) if caches.names else ():
+        if module is not model and "_shardwright" not in module.__dict__:
+            watch_unchanged(module, running, caches)
     for state in states:
         if state is not None:
             state.running, state.caches = running, caches
@@ -142,6 +155,7 @@ def wrap_root(
     model._shardwright_running = running  # type: ignore[assignment]
     model._shardwright_caches = caches  # type: ignore[assignment]
     model._shardwright_proven = proven  # type: ignore[assignment]
+    note_members(model)
     model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]
     if original not in ROOT_CLASSES:
         # The same name: checkpoints and configs record it as the architecture.

@@ -113,6 +113,9 @@ class Marks:
     drawn: set[str] = _tensors()
     """Tensors for whose elements random numbers are drawn: ranks that have as many stay in step."""
 
+    drawn_always: set[str] = _tensors()
+    """Those for which they are drawn in eval mode, too."""
+
     looped: set[str] = _tensors(stays=True)
     """Parameters that passes of a loop over data read, and tensors behind boundaries in them:
     nothing is sent there."""

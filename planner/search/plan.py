@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from importlib.metadata import version
 from operator import or_
@@ -122,27 +122,29 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             state=state,
         )
         alike = call.model_copy(update={"training": True})
-        if (run.training or graph.trained) and in_step(task, layouts):
+        if (run.training or graph.trained) and not uneven(task, layouts, graph.marks.drawn):
             found = [*(c for c in found if c != call), alike]
         found += [] if call in found or alike in found else [call]
     return found
 
 
-def in_step(task: Task, layouts: Layouts) -> bool:
-    """Whether ranks draw as many random numbers as each other, so that they go on drawing the same.
+def uneven(task: Task, layouts: Layouts, drawn: Iterable[str]) -> set[str]:
+    """Which of the tensors `drawn`, for whose elements numbers are drawn, have more on some ranks.
 
-    Rows that data selects are as many on each where no mask that selects them is split.
+    Ranks that draw as many as each other go on drawing the same. Rows that data selects are as many
+    on each where no mask that selects them is split.
     """
     marks, tensors = layouts.graph.marks, layouts.graph.tensors
     by_data = any(layouts.assignment[n].shards for n in marks.masks)
     every = task.ranks(layouts.states)
-    for name in marks.drawn:
+    found = set()
+    for name in drawn:
         if by_data and any(n and n % TRACE_ROWS == 0 for n in tensors[name].shape):
-            return False
+            found.add(name)
         dims = layouts.traced(name)
         if len({tuple(dim_size(d, at) for d in dims) for at in every}) > 1:
-            return False
-    return True
+            found.add(name)
+    return found
 
 
 def _of_copies(task: Task, facts: Mapping[str, T]) -> dict[str, T]:

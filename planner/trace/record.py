@@ -63,7 +63,10 @@ class Record:
     """New values of parameters and buffers that were changed in place, by name."""
 
     drawn: list[torch.Tensor] = field(default_factory=list)
-    """Tensors for whose elements random numbers are drawn."""
+    """Tensors for whose elements random numbers are drawn, be it in training mode alone."""
+
+    drawn_always: list[torch.Tensor] = field(default_factory=list)
+    """Those for which they are drawn in eval mode, too."""
 
     read: list[torch.Tensor] = field(default_factory=list)
     """Tensors that numbers were read off."""

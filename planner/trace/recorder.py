@@ -60,6 +60,7 @@ def record(
 
         def begin(traced_call: int, state: State) -> None:
             recorder.begin(traced_call)
+            functional.trains = runs[traced_call].training
             states.begin(state)
 
         top.begin, top.end = begin, states.end
@@ -100,6 +101,8 @@ def record(
             out.states, out.taken = states.classes, states.given
             out.resumed = states.pairs
             out.drawn = [*functional.dropped, *_drawn(recorder.calls)]
+            in_eval = [call for call in recorder.calls if not runs[call.traced_call].training]
+            out.drawn_always = [*functional.dropped_always, *_drawn(in_eval)]
             out.loops = [*questions.loops, *questions.skips.ended()]
             out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
             return out

@@ -67,6 +67,10 @@ class Functional(FunctionalTensorMode):
         self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.dropped: list[torch.Tensor] = []
         """What elements are dropped of, or would be in training mode."""
+        self.trains = False
+        """Whether the call that is made is in training mode."""
+        self.dropped_always: list[torch.Tensor] = []
+        """What they are dropped of in eval mode, too."""
 
     def wrap(self, value: Any) -> Any:
         """`value`, or the tensor that model code sees for it."""
@@ -106,16 +110,22 @@ class Functional(FunctionalTensorMode):
         sum, is the same on each, which as all products with what each has is linear.
         """
         if func in DROPOUT:
-            self.dropped += [inner(args[0])] if args[1] else []
+            self._drops(args[0], args[1], args[2])
             return (*args[:2], False), kwargs
         if func is ATTENTION:
             dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
             if dropout:
-                self.dropped.append(inner(args[0]))
+                self._drops(args[0], dropout, True)
                 if len(args) > 4:
                     return (*args[:4], 0.0, *args[5:]), kwargs
                 return args, {**kwargs, "dropout_p": 0.0}
         return args, kwargs
+
+    def _drops(self, x: Any, share: float, now: bool) -> None:
+        if share:
+            self.dropped.append(inner(x))
+            if now and not self.trains:
+                self.dropped_always.append(inner(x))
 
 
 def _is_part(x: FunctionalTensor) -> bool:

@@ -50,7 +50,8 @@ def note_training(graph: Graph, source: Source, reads: Reads) -> None:
 
 def same(one: Graph, other: Graph) -> bool:
     """Whether two fresh graphs are alike, but for where in the code it stands."""
-    ends = [(replace(g.marks, drawn=set()), [*map(_elsewhere, g.ops)]) for g in (one, other)]
+    undrawn = {"drawn": set(), "drawn_always": set()}
+    ends = [(replace(g.marks, **undrawn), [*map(_elsewhere, g.ops)]) for g in (one, other)]
     return ends[0] == ends[1] and all(getattr(one, n) == getattr(other, n) for n in COMPARED)
 
 

@@ -70,6 +70,7 @@ def translate(
     marks.looped = _looped(record, names)
     marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
     marks.drawn = {names[id(t)] for t in record.drawn if id(t) in names}
+    marks.drawn_always = {names[id(t)] for t in record.drawn_always if id(t) in names}
     marks.shown = {translator.name_of(t) for t in record.read}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
