@@ -24,10 +24,6 @@ GROWING = ("decoder_input_ids", "input_ids")
 ENCODED = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")
 """What an encoder made: steps are given it again."""
 
-STEPS = (1, 5)
-"""Steps behind each other, by so many tokens: of decoding, and of a prompt in parts, or of tokens
-that were guessed."""
-
 
 def grows(inputs: Mapping[str, Any]) -> str | None:
     """The argument that a step goes on with; None where a call with `inputs` has no cache."""
@@ -36,12 +32,8 @@ def grows(inputs: Mapping[str, Any]) -> str | None:
     return next((name for name in GROWING if isinstance(inputs.get(name), Tensor)), None)
 
 
-def steps(
-    inputs: Mapping[str, Any], grows: str, tokens: int, taken: int = 0
-) -> Iterator[dict[str, Any]]:
+def steps(inputs: Mapping[str, Any], grows: str, tokens: int) -> Iterator[dict[str, Any]]:
     """The calls of which one is to be traced, by `tokens`, behind one that left a cache.
-
-    `taken` are tokens of steps before it.
 
     First without images and the like, which are in the cache, but for those of an encoder. Masks
     for padding cover what is in the cache, too.
@@ -49,7 +41,7 @@ def steps(
     token = {SWITCH: True, grows: inputs[grows][:, :tokens].clone()}
     for name, mask in inputs.items():
         if MASKS.get(name) == grows and isinstance(mask, Tensor):
-            token[name] = torch.cat([mask, mask[:, : taken + tokens]], 1)
+            token[name] = torch.cat([mask, mask[:, :tokens]], 1)
     known = {*GROWING, *MASKS, *ENCODED}
     if grows == GROWING[-1] and any(
         isinstance(v, Tensor) and name not in known for name, v in inputs.items()

@@ -7,7 +7,7 @@ where that cannot be traced.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -57,21 +57,15 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
 
 
 def decoded(
-    module: nn.Module,
-    inputs: Mapping[str, Any],
-    before: Wish = (),
-    tokens: Sequence[int] = decoding.STEPS,
+    module: nn.Module, inputs: Mapping[str, Any], before: Wish = (), tokens: int = 1
 ) -> list[Wish]:
-    """A call that fills a cache, `before` or else that with `inputs`, and steps behind it."""
+    """A call that fills a cache, `before` or else that with `inputs`, and a step behind it."""
     grows = decoding.grows(inputs)
     if grows is None or not (SWITCH in inputs or _switch(module, SWITCH)):
         return []
     filling = [_run({**given, SWITCH: True}) for given in (*(b.kwargs for b in before), inputs)]
-    given, found = {**inputs, **padding(module, inputs)}, [(*filling, *before)]
-    for i, count in enumerate(tokens):
-        steps = decoding.steps(given, grows, count, sum(tokens[:i]))
-        found.append(tuple(_run(step)._replace(resumes=True) for step in steps))
-    return found
+    steps = decoding.steps({**inputs, **padding(module, inputs)}, grows, tokens)
+    return [(*filling, *before), tuple(_run(step)._replace(resumes=True) for step in steps)]
 
 
 def _without(inputs: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Source:
             run for wish in self.wishes[:1] for run in wish if not run.kwargs.keys() & SHOWS
         )
         inputs = named_inputs(self.module, self.args, self.kwargs) or {}
-        wishes = (kept, *decoded(self.module, inputs, tokens=(TRACE_SEQ,)))
+        wishes = (kept, *decoded(self.module, inputs, tokens=TRACE_SEQ))
         wishes = tuple(wish for wish in wishes if wish)
         return replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
 
