@@ -58,7 +58,7 @@ def main(
             shares.append(found.share)
         else:
             texts[f"{found.word}: {found.text[:150]}"] += 1
-        if sum(counts.values()) % 50 == 0:
+        if sum(counts.values()) % 20 == 0:
             print(dict(counts), flush=True)
         if found.word in BUGS:
             path = folder / f"{found.word}_{number}_{sum(counts.values())}_tp{tp}.py"
