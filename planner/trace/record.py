@@ -68,6 +68,9 @@ class Record:
     drawn_always: list[torch.Tensor] = field(default_factory=list)
     """Those for which they are drawn in eval mode, too."""
 
+    own_gradients: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    """Tensors whose gradient code computes with: all of it, or a term of it at least."""
+
     read: list[torch.Tensor] = field(default_factory=list)
     """Tensors that numbers were read off."""
 

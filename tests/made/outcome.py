@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.uses.subject import tensors
 from shardwright.errors import ShardwrightError
@@ -90,11 +91,14 @@ def _shown(model: nn.Module, args: tuple[Tensor, ...], trains: bool) -> dict[str
             setattr(module, name, 0.0)  # dropout: ranks on threads share one generator
     model.train(trains)
     given = [x.clone().requires_grad_(x.is_floating_point()) for x in args]
-    outputs = [tensors(model(*given)) for _ in range(2)]
+    results = [model(*given) for _ in range(2)]
+    outputs = [tensors(result) for result in results]
+    sizes = [x for x in tree_leaves(results) if isinstance(x, int)]
     (weigh(outputs) / 10).backward()
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     held = {n: x.clone() for n, x in model.named_buffers() if x.is_floating_point()}
     out = {f"output {i}.{k}": x for i, o in enumerate(outputs) for k, x in enumerate(o)}
+    out |= {f"number {i}": torch.tensor(x) for i, x in enumerate(sizes)}
     out |= {f"gradient of input {i}": x.grad for i, x in enumerate(given) if x.grad is not None}
     return {n: x.detach() for n, x in (out | full_tensors(model, grads | held)).items()}
 
