@@ -76,7 +76,7 @@ class Marks:
     own_gradients: set[str] = _tensors(
         Demand.REPLICATED, "code computes with the whole gradient of a tensor"
     )
-    """Tensors whose gradient code changes, by a hook or by a function with a backward of its own."""
+    """Tensors whose gradient code changes, by a hook or by a function with its own backward."""
 
     linear_gradients: set[str] = _tensors(
         Demand.READABLE, "a function with a backward of its own takes and gives whole tensors"

@@ -164,7 +164,7 @@ def attention(code: Code) -> None:
         code.draw.pick(
             f"{y} = F.scaled_dot_product_attention({q}, {k}, {v}, is_causal=True)",
             f"{y} = F.scaled_dot_product_attention({q}, {k}, {v}, attn_mask={mask})",
-            f"{y} = ({scores}).masked_fill(~{mask}, -99).softmax(-1) @ {v}",
+            f"{y} = ({scores}).masked_fill(~{mask}, -9).softmax(-1) @ {v}",
             f"{y} = torch.einsum('bhqk,bhkd->bhqd', ({scores}).softmax(dim=-1), {v})",
             f"{y} = ({scores} - torch.arange(h_, device=b_)[:, None, None]).softmax(-1) @ {v}".replace(
                 "h_", code.size((h,))

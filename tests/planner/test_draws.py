@@ -1,4 +1,4 @@
-"""Random numbers that are drawn in eval mode: ranks draw as many as each other, or share no such."""
+"""Random numbers that are drawn in eval mode: ranks draw as many as each other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Attends(Noisy):
     ],
 )
 def test_no_unequal_parts_are_drawn_for(kind: type[Noisy], tp: int, split: bool) -> None:
-    """24 features are no 5 equal parts, 6 heads no 4: what drops elements of them has them whole."""
+    """24 features are no 5 equal parts, 6 heads no 4: where elements drop, they are whole."""
     plan = planned(kind().double(), features(WIDTH), tp)
     taken = {p.slot: p.placement for p in plan.modules["down"].takes} if plan.modules else {}
     changed = {c.slot: c.source for c in plan.modules["down"].inputs} if plan.modules else {}

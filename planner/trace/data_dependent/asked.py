@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from shardwright.planner.graph.trace_sizes import TRACE_ROWS
 from shardwright.planner.trace.data_dependent.branch_paths import answer_for_all
