@@ -160,15 +160,14 @@ def attention(code: Code) -> None:
     y = code.name("y")
     mask = f"torch.ones(t, t, dtype=torch.bool, device={x.name}.device).tril()"
     scores = f"{q} @ {k}.transpose(-1, -2) * {k}.size(-1) ** -0.5"
+    slopes = f"torch.arange({code.size((h,))}, device={x.name}.device)"
     code.lines.append(
         code.draw.pick(
             f"{y} = F.scaled_dot_product_attention({q}, {k}, {v}, is_causal=True)",
             f"{y} = F.scaled_dot_product_attention({q}, {k}, {v}, attn_mask={mask})",
             f"{y} = ({scores}).masked_fill(~{mask}, -9).softmax(-1) @ {v}",
             f"{y} = torch.einsum('bhqk,bhkd->bhqd', ({scores}).softmax(dim=-1), {v})",
-            f"{y} = ({scores} - torch.arange(h_, device=b_)[:, None, None]).softmax(-1) @ {v}".replace(
-                "h_", code.size((h,))
-            ).replace("b_", f"{x.name}.device"),
+            f"{y} = ({scores} - {slopes}[:, None, None]).softmax(-1) @ {v}",
         )
     )
     out = code.own("out", f"nn.Linear({h * d}, {n})")
