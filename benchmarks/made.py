@@ -46,7 +46,7 @@ def main(
     @seed(number)
     @settings(
         max_examples=count, database=None, phases=[Phase.generate], deadline=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )  # fmt: skip
     @given(sources(longest))
     def each(source: str) -> None:

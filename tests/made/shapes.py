@@ -59,10 +59,10 @@ def unmerged(code: Code) -> None:
 
 
 def _parts(size: Size) -> list[tuple[Size, Size]]:
-    found = [(size[:k], size[k:]) for k in range(1, len(size))]
+    found: list[tuple[Size, Size]] = [(size[:k], size[k:]) for k in range(1, len(size))]
     n = number(size)
     if n is not None:
-        found = [((k,), (n // k,)) for k in (2, 3, 4, 6, 12) if n % k == 0 and n > k]
+        found += [((k,), (n // k,)) for k in (2, 3, 4, 6, 12) if n % k == 0 and n > k]
     return found
 
 
