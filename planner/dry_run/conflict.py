@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.planner.contract.names import is_within, pattern
@@ -45,18 +45,6 @@ def of_size(
         if op and other and _line(op) == _line(other):
             near |= _near_size(graph, layouts, more)
     return Conflict(near, str(unsolvable))
-
-
-def of_draws(drawn: Collection[str], layouts: Layouts) -> Conflict:
-    """The conflict where ranks have unequal parts of tensors for whose elements they draw numbers.
-
-    Rows that data selects are unequal where a mask is split.
-    """
-    assignment = layouts.assignment
-    split = frozenset((n, assignment[n].shards) for n in drawn if assignment[n].shards)
-    masks = ((n, assignment[n].shards) for n in layouts.graph.marks.masks)
-    text = "ranks would draw unequal numbers of random numbers, and others from then on"
-    return Conflict(split or frozenset((n, shards) for n, shards in masks if shards), text)
 
 
 def of_module(

@@ -9,12 +9,12 @@ from shardwright.planner.contract.dims import Dim, dim_size
 from shardwright.planner.contract.mesh import TP, Coords
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.dry_run.attributes import Unsolvable, local_sizes
-from shardwright.planner.dry_run.conflict import Conflict, of_draws, of_module, of_size
+from shardwright.planner.dry_run.conflict import Conflict, of_module, of_size
 from shardwright.planner.dry_run.local_run import Mismatch
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import module_plans
 from shardwright.planner.emit.redistributions import Differs
-from shardwright.planner.search.plan import make_plan, uneven
+from shardwright.planner.search.plan import make_plan
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
@@ -42,8 +42,6 @@ def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) ->
 def _dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict]) -> Plan | Conflict | str:
     """The plan, or what it may not have, or what went wrong though nothing was split."""
     layouts = solution.layouts
-    if found := uneven(task, layouts, layouts.graph.marks.drawn_always):
-        return of_draws(found, layouts)
     try:
         modules = local_modules(task, layouts)
     except Unsolvable as failure:

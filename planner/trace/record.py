@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_dependent.loops import Loop
 
 
@@ -62,11 +63,8 @@ class Record:
     written: dict[str, torch.Tensor] = field(default_factory=dict)
     """New values of parameters and buffers that were changed in place, by name."""
 
-    drawn: list[torch.Tensor] = field(default_factory=list)
-    """Tensors for whose elements random numbers are drawn, be it in training mode alone."""
-
-    drawn_always: list[torch.Tensor] = field(default_factory=list)
-    """Those for which they are drawn in eval mode, too."""
+    drawn: list[tuple[torch.Tensor, Draw]] = field(default_factory=list)
+    """Tensors for whose elements random numbers are drawn, and where."""
 
     own_gradients: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     """Tensors whose gradient code computes with: all of it, or a term of it at least."""

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import ModelError
+from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.known import DRAWS
 from shardwright.planner.trace.data_dependent.loops import carried, inner, known
@@ -46,7 +47,7 @@ def record(
     `opaque` do not run: a call of one is a call of an op. Model code is told that it is `exported`:
     that there is no data to look at.
     """
-    recorder, functional, module = Recorder(entered), Functional(), top.root
+    recorder, functional, module = Recorder(entered), Functional(entered), top.root
     # In inference mode composite ops come in one piece, so LEAVES can be kept. (Gradients are
     # still required of parameters: `matmul` looks.)
     with torch.inference_mode(), recorder, exporting(exported):
@@ -61,7 +62,6 @@ def record(
 
         def begin(traced_call: int, state: State) -> None:
             recorder.begin(traced_call)
-            functional.trains = runs[traced_call].training
             states.begin(state)
 
         top.begin, top.end = begin, states.end
@@ -104,8 +104,6 @@ def record(
             out.states, out.taken = states.classes, states.given
             out.resumed = states.pairs
             out.drawn = [*functional.dropped, *_drawn(recorder.calls)]
-            in_eval = [call for call in recorder.calls if not runs[call.traced_call].training]
-            out.drawn_always = [*functional.dropped_always, *_drawn(in_eval)]
             out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
             out.loops = [*questions.loops, *questions.skips.ended()]
             out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
@@ -129,11 +127,13 @@ def _carried(
         raise Unknown(str(error)) from error
 
 
-def _drawn(calls: Sequence[Call]) -> Iterator[torch.Tensor]:
+def _drawn(calls: Sequence[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:
     """What ops make of random numbers."""
     for call in calls:
         if DRAWS in getattr(call.op, "tags", ()) and call.op is not ATTENTION:
-            yield from (t for t in tree_leaves(call.result) if isinstance(t, torch.Tensor))
+            yield from (
+                (t, Draw()) for t in tree_leaves(call.result) if isinstance(t, torch.Tensor)
+            )
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, torch.Tensor]:
