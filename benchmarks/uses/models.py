@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -45,7 +46,7 @@ def names() -> list[str]:
     """All models that can be made here: `group/name`."""
     zoo = [f"{kind}/{n}" for kind, first in FIRST.items() for n in (*first, *SAMPLE[kind])]
     hand = [f"hand/{n}" for n in (*HAND, *off_inputs.MODELS)]
-    more = [n for n, made in FOREIGN.items() if importlib.util.find_spec(made.package)]
+    more = [n for n, made in FOREIGN.items() if _is_there(made.package)]
     return [*zoo, *TOWERS, *hand, *more]
 
 
@@ -91,6 +92,14 @@ def _drawn(model: nn.Module) -> nn.Module:
             p.add_(torch.randn_like(p) * 0.02)
     torch.manual_seed(1)
     return model
+
+
+APART = Path(sys.prefix) / "apart"
+"""Where the Makefile puts timm: of what lies on the path transformers imports what it can use."""
+
+
+def _is_there(package: str) -> bool:
+    return (APART / package).is_dir() or importlib.util.find_spec(package) is not None
 
 
 @dataclass(frozen=True)
@@ -148,9 +157,11 @@ def _with_torchvision() -> Iterator[None]:
         return
     finder = _Torchvision()
     sys.meta_path.append(finder)
+    sys.path.append(str(APART))
     try:
         yield
     finally:
+        sys.path.remove(str(APART))
         sys.meta_path.remove(finder)
         for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
@@ -162,6 +173,17 @@ def _dit() -> nn.Module:
     return DiTTransformer2DModel(
         num_attention_heads=4, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=2,
         sample_size=8, patch_size=2, num_embeds_ada_norm=10, norm_num_groups=4,
+    )  # fmt: skip
+
+
+def _unet() -> nn.Module:
+    from diffusers import UNet2DConditionModel  # pyright: ignore[reportMissingImports]
+
+    return UNet2DConditionModel(
+        sample_size=8, in_channels=4, out_channels=4, layers_per_block=1, norm_num_groups=4,
+        block_out_channels=(16, 32), cross_attention_dim=12, attention_head_dim=4,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
     )  # fmt: skip
 
 
@@ -180,6 +202,11 @@ def _denoised(b: int, _: int) -> tuple[Any, ...]:
     return torch.randn(b, 4, 8, 8, dtype=torch.float64), torch.arange(b), classes
 
 
+def _prompted(b: int, t: int) -> tuple[Any, ...]:
+    noisy, prompt = torch.randn(b, 4, 8, 8), torch.randn(b, t, 12)
+    return noisy.double(), torch.arange(b), prompt.double()
+
+
 FOREIGN: dict[str, Foreign] = {
     "timm/vit": _timm("vit_tiny_patch16_224", img_size=32, depth=2),
     "timm/deit": _timm("deit_tiny_distilled_patch16_224", img_size=32, depth=2),
@@ -191,5 +218,6 @@ FOREIGN: dict[str, Foreign] = {
     "timm/convnext": _timm("convnext_atto", depths=(1, 1, 1, 1), dims=(16, 32, 48, 64)),
     "timm/resnet": _timm("resnet10t"),
     "diffusers/dit": Foreign("diffusers", _dit, _denoised),
+    "diffusers/unet": Foreign("diffusers", _unet, _prompted),
     "x_transformers/decoder": Foreign("x_transformers", _x_transformer, ids(100)),
 }  # fmt: skip

@@ -89,6 +89,16 @@ class Marks:
     shown: set[str] = _tensors(Demand.READABLE, "every rank reads the same numbers off a tensor")
     """Tensors that code reads numbers off."""
 
+    own_gradients: set[str] = _tensors(
+        Demand.REPLICATED, "code computes with the whole gradient of a tensor"
+    )
+    """Tensors whose gradient code changes, by a hook or by a function with its own backward."""
+
+    linear_gradients: set[str] = _tensors(
+        Demand.READABLE, "a function with a backward of its own takes and gives whole tensors"
+    )
+    """Those where it is linear in the gradient, so that a term of that will do."""
+
     written: set[tuple[str, str, str]] = _several(
         Demand.ONE_STATE, "what is written into a parameter lies as it does: {0}"
     )

@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
+from shardwright.planner.trace import autocast, gradient_reads
 from shardwright.planner.trace.calls import Calls, Entered, Notes
 from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.numbers import Questions
@@ -163,5 +164,7 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
         asked,
         by_heads(module),
         as_python(),
+        gradient_reads.asked(),
+        autocast.known_on_meta(),
     ):
         Runner(module, on_fake=True)(given)

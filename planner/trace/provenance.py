@@ -25,6 +25,7 @@ from shardwright.planner.trace.expressions import (
     attributes_of,
     reads_of,
 )
+from shardwright.runtime.slots import named
 
 
 @dataclass
@@ -76,6 +77,16 @@ class Provenance:
         """Note that something is computed with the value of `expression`."""
         self.pinned |= attributes_of(expression)
         self.fixed |= reads_of(expression)
+
+    def given_out(self, output: Any) -> None:
+        """Note that users see the integers in `output`: they are to be those of the whole."""
+        if isinstance(output, SourcedInt):
+            self.as_number(output.expression)
+        elif isinstance(output, (tuple, list)):
+            for part in output:
+                self.given_out(part)
+        elif (by_name := named(output)) is not None:
+            self.given_out([*by_name.values()])
 
     def close(self) -> None:
         """Keep, of all tensors that were read, those that something hangs on."""

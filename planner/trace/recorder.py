@@ -25,6 +25,7 @@ from shardwright.planner.trace.data_dependent.unknown import Unknown
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.one_at_a_time import exporting
 from shardwright.planner.trace.opaque import Opaque
+from shardwright.planner.trace.own_gradients import OwnGradients
 from shardwright.planner.trace.record import Call, Record
 from shardwright.planner.trace.recording_modes import ATTENTION, Functional, Recorder
 from shardwright.planner.trace.states import States
@@ -77,6 +78,7 @@ def record(
         out.replaced = functional.replaced
         unpriced = [g for run, g in zip(runs, given, strict=True) if not run.priced]
         out.wide = [t for t in _tensors(unpriced) if t.is_floating_point()]
+        own = OwnGradients()
         questions = Questions(
             opaque,
             lambda x: out.read.append(inner(x)),
@@ -84,9 +86,10 @@ def record(
             lambda: len(recorder.calls),
             lambda x: recorder.known.value(inner(x)),
             lambda x, value: recorder.known.keep(inner(x), value),
+            own.whole.append,
         )
         recorder.before = questions.skips.settle
-        with functional, opaque.standing_in(module, note), Asked(questions):
+        with functional, opaque.standing_in(module, note), Asked(questions), own.noted():
             within = {f"root.{name}": tensor for name, tensor in state.items()}
             results = functional_call(top, within, (made,), tie_weights=False)
             out.written = _changed(stored, state)
@@ -101,6 +104,7 @@ def record(
             out.states, out.taken = states.classes, states.given
             out.resumed = states.pairs
             out.drawn = [*functional.dropped, *_drawn(recorder.calls)]
+            out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
             out.loops = [*questions.loops, *questions.skips.ended()]
             out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
             return out

@@ -29,6 +29,7 @@ from shardwright.planner.trace.values import remember
 from shardwright.runtime.config import read_config
 from shardwright.runtime.hub import USUAL, Hub
 from shardwright.runtime.identity import config_hash
+from shardwright.runtime.slots import positions
 
 OF_A_TRACE = (FakeTensor, FunctionalTensor)
 """What tensors are that model code makes while it is traced: it may plan a model with them."""
@@ -70,7 +71,8 @@ class Source:
         kept = tuple(
             run for wish in self.wishes[:1] for run in wish if not run.kwargs.keys() & SHOWS
         )
-        wishes = (kept, *decoded(self.module, self.kwargs, tokens=TRACE_SEQ))
+        inputs = named_inputs(self.module, self.args, self.kwargs) or {}
+        wishes = (kept, *decoded(self.module, inputs, tokens=TRACE_SEQ))
         wishes = tuple(wish for wish in wishes if wish)
         return replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
 
@@ -141,9 +143,20 @@ def _further(
     *fuller: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What else users call than with these inputs; with `fuller` ones they decode as well."""
-    found = () if args else wishes(module, kwargs)
+    inputs = named_inputs(module, args, kwargs)
+    found = () if inputs is None else wishes(module, inputs)
     found = (*found, *(wish for given in fuller for wish in decoded(module, given)))
     return {"further": tuple(wish[0] for wish in found), "wishes": found}
+
+
+def named_inputs(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The inputs of a call by name; None where one has none."""
+    names, _ = positions(type(module).forward)
+    if len(args) > len(names):
+        return None
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _refuse_compiled(model: nn.Module) -> None:

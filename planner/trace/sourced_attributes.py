@@ -33,6 +33,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         with SizeMode(provenance):
             output = forward(*args, **kwargs)
+        provenance.given_out(output)
         provenance.close()
         return output
 

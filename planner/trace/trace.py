@@ -16,7 +16,7 @@ from torch import nn
 from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.trace import boundaries, sourced_attributes, tidy
+from shardwright.planner.trace import autocast, boundaries, gradient_reads, sourced_attributes, tidy
 from shardwright.planner.trace.data_dependent.loop_masks import as_long_as_the_model_says
 from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Unknown
 from shardwright.planner.trace.expressions import attributes_of
@@ -99,7 +99,14 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
     Modules in it that branch on data are put into `opaque`, and it is run again without them. So it
     is as if with data where its code does not work under export.
     """
-    with alone(), warnings.catch_warnings(), by_heads(module), as_python():
+    with (
+        alone(),
+        warnings.catch_warnings(),
+        by_heads(module),
+        as_python(),
+        gradient_reads.asked(),
+        autocast.known_on_meta(),
+    ):
         warnings.simplefilter("ignore")
         exported = True
         while True:

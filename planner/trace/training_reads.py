@@ -64,7 +64,7 @@ def noted() -> Iterator[Reads]:
     reads, thread = Reads(), get_ident()
 
     def get(self: nn.Module) -> bool:
-        if get_ident() == thread and not reads.matter and not _harmless(sys._getframe(1)):
+        if get_ident() == thread and not reads.matter and not harmless(sys._getframe(1)):
             reads.matter = True
         return self.__dict__["training"]
 
@@ -108,8 +108,11 @@ def _state(root: nn.Module) -> list[Any]:
     return [(key, id(value)) for key, value in every if key != "training"]
 
 
-def _harmless(frame: Any) -> bool:
-    """Whether the expression that runs in `frame` is the same where what it asks is not."""
+def harmless(frame: Any) -> bool:
+    """Whether the expression that runs in `frame` is the same where what it asks is not.
+
+    It asks by an attribute, or by a call.
+    """
     place = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
     around = _around(frame.f_code.co_filename, place)
     if not around:
@@ -135,8 +138,9 @@ def _around(file: str, place: Place) -> tuple[Any, ...]:
     for outer in ast.walk(parsed(file)):
         for inner in ast.iter_child_nodes(outer):
             parents[inner] = outer
-            if isinstance(inner, ast.Attribute) and _place(inner) == place:
-                found, at = [inner], parents.get(inner)
+            if isinstance(inner, (ast.Attribute, ast.Call)) and _place(inner) == place:
+                found: list[ast.expr] = [inner]
+                at = parents.get(inner)
                 while isinstance(at, (ast.expr, ast.keyword)):
                     found += [at] if isinstance(at, ast.expr) else []
                     at = parents.get(at)

@@ -70,6 +70,9 @@ def translate(
     marks.looped = _looped(record, names)
     marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
     marks.drawn = {(names[id(t)], at) for t, at in record.drawn if id(t) in names}
+    whole, unsplit = record.own_gradients
+    marks.own_gradients = {names[id(t)] for t in whole if id(t) in names}
+    marks.linear_gradients = {names[id(t)] for t in unsplit if id(t) in names}
     marks.shown = {translator.name_of(t) for t in record.read}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))

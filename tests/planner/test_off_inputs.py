@@ -82,8 +82,20 @@ class Shared(Helped):
         return x + self.out(y.transpose(1, 2).flatten(2))
 
 
+class GivesSizes(nn.Module):
+    """Users see an integer: the number of features of the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width, self.up, self.down = 96, nn.Linear(64, 96), nn.Linear(96, 64)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.up(x)
+        return self.down(h.relu()), {"sizes": (h.shape[-1], h.view(-1, self.width).shape)}
+
+
 @pytest.mark.parametrize("tp", [2, 3])
-@pytest.mark.parametrize("cls", [Helped, InLambda, Shared, lambda: Attention(64, 4)])
+@pytest.mark.parametrize("cls", [Helped, InLambda, Shared, GivesSizes, lambda: Attention(64, 4)])
 def test_modules_are_equal(cls: Any, tp: int) -> None:
     plan = planned(cls().double(), features(64), tp)
     assert_equal(cls(), features(64), plan)

@@ -119,3 +119,13 @@ def test_a_mask_that_cannot_be_traced() -> None:
             local(ids, torch.ones(2, 5))
 
     run_ranks(2, run)
+
+
+def test_inputs_by_position_are_as_those_by_name() -> None:
+    """Masks, labels, embeddings and caches are proven for them, too."""
+    ids = torch.zeros(3, 19, dtype=torch.int64)
+    model: Any = zoo.build("llama")[1]
+    given = [read_source(model, args=ids), read_source(model, kwargs={"input_ids": ids})]
+    one, other = ([sorted(run.kwargs) for run in source.further] for source in given)
+    assert one == other and {"attention_mask", "labels", "output_hidden_states"} <= {*one[0]}
+    assert given[0].masks() == given[0].along_sequence().masks() == {"attention_mask"}

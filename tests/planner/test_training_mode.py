@@ -336,3 +336,23 @@ def test_nobody_writes_it_into_a_plan() -> None:
     edited = plan.model_copy(update={"calls": calls})
     with pytest.raises(PlanError, match="edited"):
         run_ranks(2, lambda mesh: apply(copy.deepcopy(model), edited, mesh))
+
+
+def test_modules_that_come_later_train_too() -> None:
+    """The list of modules whose mode is looked at follows the model."""
+    model, plan = made(Tosses)
+
+    def rank(mesh: Mesh) -> None:
+        split = apply(copy.deepcopy(model), plan, mesh).eval()
+        split(GIVEN)
+        split.more = nn.Dropout()
+        with pytest.raises(UsageError, match=REFUSED):
+            split(GIVEN)
+        split.eval()(GIVEN)
+        copied = copy.deepcopy(split)
+        copied.up.train()
+        split(GIVEN)
+        with pytest.raises(UsageError, match=REFUSED):
+            copied(GIVEN)
+
+    run_ranks(2, rank)

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaForCausalLM
 
+from shardwright.errors import UsageError
 from shardwright.runtime.api import apply
 from shardwright.runtime.mesh import Mesh
 from tests import planning
+from tests.cli.conftest import tiny
 from tests.ranks import run_ranks
 
 
@@ -76,3 +79,36 @@ def test_hooks_see_and_give_whole_tensors(tp: int, early: bool) -> None:
             torch.testing.assert_close(p.grad.full_tensor(), expected, rtol=0, atol=1e-9)
 
     run_ranks(tp, work)
+
+
+def test_hooks_do_not_take_a_part_of_a_cache_for_the_whole() -> None:
+    """What is in it is hidden while a hook runs, and there again for the model's code behind it."""
+    torch.manual_seed(0)
+    model: Any = LlamaForCausalLM(tiny()).double().eval()  # type: ignore[arg-type]
+    ids = torch.arange(10).view(2, 5)
+    plan = planning.plan(model, tp=2)
+    want = model(ids, use_cache=True)
+    step = model(ids[:, :1], past_key_values=want.past_key_values).logits
+
+    def look(_: Any, args: Any, kwargs: Any, out: Any = None) -> None:
+        cache = kwargs["past_key_values"]
+        assert cache.get_seq_length() >= 0
+        if cache.get_seq_length():
+            with pytest.raises(UsageError, match="take keys, values and states from the unsplit"):
+                cache.layers[0].keys.sum()
+            seen.append(1)
+
+    seen: list[int] = []
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        attention = local.model.layers[1].self_attn
+        attention.register_forward_pre_hook(look, with_kwargs=True)
+        attention.register_forward_hook(look, with_kwargs=True)
+        got = local(ids, use_cache=True)
+        torch.testing.assert_close(got.logits, want.logits, rtol=0, atol=1e-9)
+        got = local(ids[:, :1], past_key_values=got.past_key_values)
+        torch.testing.assert_close(got.logits, step, rtol=0, atol=1e-9)
+
+    run_ranks(2, work)
+    assert len(seen) == 2 * (2 + 2)

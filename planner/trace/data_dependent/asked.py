@@ -6,6 +6,7 @@ Its answers are those of `numbers.py`, and of constants their values.
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from contextlib import suppress
 from typing import Any
 
@@ -14,13 +15,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from shardwright.planner.graph.trace_sizes import TRACE_ROWS
+from shardwright.planner.trace.data_dependent.branch_paths import answer_for_all
 from shardwright.planner.trace.data_dependent.known import on_data
 from shardwright.planner.trace.data_dependent.loops import known
 from shardwright.planner.trace.data_dependent.model_code import is_plumbing
 from shardwright.planner.trace.data_dependent.numbers import Number, Questions
 from shardwright.planner.trace.data_dependent.unknown import Unknown
+from shardwright.planner.trace.training_reads import harmless
 
 WRAPPERS = ("torch.overrides", "torch._tensor", __name__)
 """Modules through which functions of tensors are called."""
@@ -29,6 +33,9 @@ WRAPPERS = ("torch.overrides", "torch._tensor", __name__)
 NUMBERS = {"item", "tolist", "__bool__", "__int__", "__index__", "__float__", "__format__"}
 """What makes a number of a tensor."""
 
+
+REQUIRES_GRAD: Any = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+"""What tells whether a tensor wants a gradient: code may do something else where it does."""
 
 LENGTHS = {"__get__", "size", "numel", "nelement", "__len__"}
 """What tells how long a tensor is; the first is `shape`."""
@@ -54,6 +61,12 @@ class Asked(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in NUMBERS and known(args[0]):
             return format(args[0].item(), *args[1:]) if name == "__format__" else func(*args)
+        if name == "register_hook":
+            self.questions.hooked(args[0])
+            return RemovableHandle(OrderedDict())
+        if name == "__get__" and func == REQUIRES_GRAD and (frame := _asking_model()) is not None:
+            found = None if harmless(frame) else answer_for_all("requires_grad")
+            return func(*args) if found is None else found
         if name == "tensor" and torch.device(kwargs.get("device") or "cpu").type == "meta":
             return self._constant(func, *args, **kwargs)
         if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1 and not kwargs):
@@ -185,13 +198,18 @@ def _refuse_joined(given: Any, made: Any) -> None:
 
 def _asked_by_model() -> bool:
     """Whether the function that is called now is called by model code itself."""
+    return _asking_model() is not None
+
+
+def _asking_model() -> Any:
+    """The frame of model code that itself calls the function that is called now, if any does."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if frame.f_code.co_name != "__torch_function__" and module not in WRAPPERS:
-            return not is_plumbing(module)
+            return None if is_plumbing(module) else frame
         frame = frame.f_back
-    return False
+    return None
 
 
 def _iterates() -> bool:

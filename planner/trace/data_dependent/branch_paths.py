@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from shardwright.planner.trace.data_dependent.unknown import Undecided
+
 Answers = tuple[bool, ...]
 BranchPaths = tuple[tuple[int, Answers], ...]
 """(number of a run that is asked for, answers to the first questions that it asks), traced call by
@@ -19,8 +21,9 @@ traced call."""
 MOST = 2
 """Questions of a run that are answered both ways."""
 
-_present: ContextVar[tuple[int, Iterator[bool]]] = ContextVar("present")
-"""The traced call that is made now: its number, and the answers that are left."""
+_present: ContextVar[tuple[int, Iterator[bool], dict[str, bool]]] = ContextVar("present")
+"""The traced call that is made now: its number, the answers that are left, and those that hold for
+all of the call."""
 
 
 def both(paths: BranchPaths, traced_call: int) -> BranchPaths | None:
@@ -40,7 +43,7 @@ def taken(traced_call: int, answers: Answers, all_asked: bool = True) -> Iterato
         RuntimeError: fewer are asked, though it should be all: what was run before has changed
             something.
     """
-    token = _present.set((traced_call, rest := iter(answers)))
+    token = _present.set((traced_call, rest := iter(answers), {}))
     try:
         yield
     finally:
@@ -51,5 +54,22 @@ def taken(traced_call: int, answers: Answers, all_asked: bool = True) -> Iterato
 
 def answer() -> tuple[int, bool | None]:
     """The number of the traced call, and the answer to its next question if it has one."""
-    traced_call, rest = _present.get()
+    traced_call, rest, _ = _present.get()
     return traced_call, next(rest, None)
+
+
+def answer_for_all(question: str) -> bool | None:
+    """The answer to a question that has the same one all through a call; None outside of calls.
+
+    Raises:
+        Undecided: it has none yet.
+    """
+    if (present := _present.get(None)) is None:
+        return None
+    traced_call, rest, known = present
+    if question not in known:
+        found = next(rest, None)
+        if found is None:
+            raise Undecided(traced_call)
+        known[question] = found
+    return known[question]

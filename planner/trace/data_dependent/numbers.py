@@ -94,6 +94,7 @@ class Questions:
         now: How many calls were made so far.
         value: The value of a tensor, where it has one without data.
         keep: Called with a tensor that is made of plain numbers, and its value.
+        hooked: Called with each tensor whose gradient a hook sees.
     """
 
     def __init__(
@@ -104,9 +105,11 @@ class Questions:
         now: Callable[[], int] = lambda: 0,
         value: Callable[[Tensor], Tensor | None] = lambda x: None,
         keep: Callable[[Tensor, Tensor], None] = lambda x, value: None,
+        hooked: Callable[[Tensor], None] = lambda x: None,
     ) -> None:
         self.opaque, self.note_read, self.cut = opaque, read, cut
         self.now, self.value, self.keep = now, value, keep
+        self.hooked = hooked
         self.skips = Skips(now)
         self.loops: list[Loop] = []
         self.running: list[tuple[Any, ast.For]] = []
