@@ -15,7 +15,7 @@ from shardwright.planner.contract.styles import LOCAL, styles
 from shardwright.planner.emit.interfaces import gates, interfaces
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
-from shardwright.planner.graph.graph import Use
+from shardwright.planner.graph.graph import ATTENDS, Use
 from shardwright.planner.strategies.state import REPLICATED, State
 
 
@@ -56,6 +56,7 @@ def module_plans(
             parameters=parameters.get(name, {}),
             inputs=changes.get((name, "in"), []),
             outputs=changes.get((name, "out"), []),
+            attention=changes.get((name, ATTENDS), []),
             attributes=local.get(name, {}),
             sizes=given.get(name, {}),
             takes=as_it_is(name, "in", every[name].takes) if name in every else [],

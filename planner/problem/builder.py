@@ -16,7 +16,7 @@ from typing import TypeVar
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.redistribution import TransitionCost
-from shardwright.planner.graph.graph import Boundary, Graph
+from shardwright.planner.graph.graph import ATTENDS, Boundary, Graph
 from shardwright.planner.graph.marks import Demand
 from shardwright.planner.graph.repeated_calls import Sizes, repeats
 from shardwright.planner.problem.axis_variables import axis_variables
@@ -215,6 +215,8 @@ class _Builder:
                 before = chosen[0][0] if len(names) > 2 else s
                 cost = self.costs.redistributions.cost(boundary.source, before, s, t)
                 if sequence and sequence.misplaced(boundary, s.shards, t.shards):
+                    continue
+                if boundary.side == ATTENDS and self.states.across(s) != self.states.across(t):
                     continue
                 if boundary.target in self.graph.marks.overwritten and looks_new(s, t):
                     continue

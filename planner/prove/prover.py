@@ -118,7 +118,7 @@ class Prover:
         self._run(task, proven, layouts)
         return Proven(
             proven,
-            tuple(sorted({0, plan.world_size - 1})) if task.tp > 1 else (0,),
+            tuple(sorted({0, plan.world_size - 1})) if task.tp * task.cp > 1 else (0,),
             sum(len(run.watched) for run in task.dry_runs),
             len(unfolded.graph.ops),
             len(unfolded.graph.boundaries) + len(unfolded.graph.uses),

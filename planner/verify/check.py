@@ -12,7 +12,7 @@ from typing import Any
 from shardwright.errors import SolverError
 from shardwright.planner.contract.transitions import Kind, kind_of
 from shardwright.planner.graph.axes import atoms_of
-from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Slot
+from shardwright.planner.graph.graph import ATTENDS, Block, Boundary, Graph, Op, Slot
 from shardwright.planner.graph.marks import KINDS, Demand
 from shardwright.planner.graph.repeated_calls import Sizes
 from shardwright.planner.strategies.cuts import covers
@@ -152,6 +152,8 @@ def _check_boundaries(
         change = (assignment[boundary.source], assignment[boundary.target])
         if boundary.module in rigid and change[0] != change[1]:
             raise SolverError(f"the plan changes {_where(boundary)}, where nothing may change")
+        if boundary.side == ATTENDS and len({*map(states.across, change)}) > 1:
+            raise SolverError(f"the plan changes {_where(boundary)} over tp, where only cp may")
         if boundary.target in graph.marks.overwritten and looks_new(*change):
             raise SolverError(f"the plan changes {_where(boundary)}, which is changed in place")
         source, before = done.setdefault(graph.slot(boundary), (boundary.source, change))
