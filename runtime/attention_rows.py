@@ -93,6 +93,11 @@ class AttentionRows(TorchFunctionMode):
                     f"{whole} tokens over cp={group.size}: each rank needs two at least; pad the "
                     "batch, or plan with fewer ranks"
                 )
+            if is_causal and key.shape[-2] != whole:
+                raise PlanError(
+                    f"causal attention in '{self.path}' has {whole} queries and {key.shape[-2]} "
+                    "keys: with cp there must be as many"
+                )
             if is_causal:
                 start, stop = shard_range(whole, group.rank, group.size)
                 seen = torch.ones(stop - start, key.shape[-2], dtype=torch.bool, device=key.device)

@@ -216,7 +216,7 @@ class _Builder:
                 cost = self.costs.redistributions.cost(boundary.source, before, s, t)
                 if sequence and sequence.misplaced(boundary, s.shards, t.shards):
                     continue
-                if boundary.side == ATTENDS and self.states.across(s) != self.states.across(t):
+                if boundary.side == ATTENDS and not self.states.attends(boundary.slot, s, t):
                     continue
                 if boundary.target in self.graph.marks.overwritten and looks_new(s, t):
                     continue

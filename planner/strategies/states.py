@@ -122,8 +122,20 @@ class States:
                 out += major
         return out
 
-    def across(self, state: State) -> State:
-        """What `state` is over tp."""
+    def attends(self, slot: str, source: State, target: State) -> bool:
+        """Whether what attention takes as `slot` may change so there: over cp alone.
+
+        The code around it has seen the sizes before: queries stay, and keys and values come in as
+        many parts as queries, or all of them whole.
+        """
+        if self._across_tp(source) != self._across_tp(target):
+            return False
+        if slot == "query":
+            return source == target
+        gathered = target.grad_partial & self.sub.along and slot in ("key", "value")
+        return not gathered or bool(mask_of(source.shards) & self.sub.along)
+
+    def _across_tp(self, state: State) -> State:
         tp = self.sub.full
         shards = frozenset(s for s in state.shards if s[2] & tp)
         return State(shards, state.partial & tp, state.grad_partial & tp)

@@ -152,8 +152,8 @@ def _check_boundaries(
         change = (assignment[boundary.source], assignment[boundary.target])
         if boundary.module in rigid and change[0] != change[1]:
             raise SolverError(f"the plan changes {_where(boundary)}, where nothing may change")
-        if boundary.side == ATTENDS and len({*map(states.across, change)}) > 1:
-            raise SolverError(f"the plan changes {_where(boundary)} over tp, where only cp may")
+        if boundary.side == ATTENDS and not states.attends(boundary.slot, *change):
+            raise SolverError(f"the plan changes {_where(boundary)} as attention cannot")
         if boundary.target in graph.marks.overwritten and looks_new(*change):
             raise SolverError(f"the plan changes {_where(boundary)}, which is changed in place")
         source, before = done.setdefault(graph.slot(boundary), (boundary.source, change))
