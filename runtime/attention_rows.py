@@ -129,4 +129,3 @@ def with_attention_rows(original: type) -> type:
         "__qualname__": original.__qualname__,
     }
     return type(original.__name__, (original,), members)
-

@@ -22,7 +22,7 @@ from shardwright.runtime.classes import like
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.running import Running
-from shardwright.runtime.slots import positions
+from shardwright.runtime.slots import is_own, positions, state_of
 from shardwright.runtime.split_logits import LossScope, Seal
 
 ROOT_CLASSES: dict[type, type] = {}
@@ -49,8 +49,8 @@ class RootModule:
         lengths = self._shardwright_lengths
         if lengths.axes and self._shardwright_wanted("output_hidden_states", given):
             raise UsageError(
-                "output_hidden_states=True on a sequence-parallel model: each rank holds its own "
-                "part of the sequence: plan without sequence_parallel to get them whole"
+                "output_hidden_states=True on a model that splits sequences: each rank holds its "
+                "own part: plan without sequence_parallel or cp to get them whole"
             )
         if self._shardwright_wanted("output_attentions", given):
             raise UsageError(
@@ -78,6 +78,9 @@ class RootModule:
                 with along, caches.open(given.get(name) for name in caches.names) as left:
                     output = super().forward(*args, **kwargs)  # type: ignore[misc]
                     left += caches.among(output)
+                for cache in filter(is_own, state_of(output, self).values()):  # type: ignore[arg-type]
+                    if not caches.names:  # no step goes on with it: of a part of the sequence
+                        caches.hide(cache)
         finally:
             running.now = within
             scope.seal = outer

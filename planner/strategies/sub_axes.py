@@ -96,9 +96,7 @@ def uneven(size: int, ranks: int) -> bool:
     return -(-size // ranks) * ranks > TOLERATED * size
 
 
-def find_sub_axes(
-    graph: Graph, axes: Axes, ranks: int, name: str = "tp", cp: int = 1
-) -> SubAxes:
+def find_sub_axes(graph: Graph, axes: Axes, ranks: int, name: str = "tp", cp: int = 1) -> SubAxes:
     """The sub-axes that the axes of the parameters ask for, and `cp`.
 
     Asking are axes like heads: outermost in a product, too short or too uneven for all ranks, with
