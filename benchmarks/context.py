@@ -5,7 +5,7 @@
 
 Ranks are threads of one process, each architecture has a process of its own. Logits, without and
 with padding, and all gradients are compared with the whole model's. SPLIT is the share of what
-autograd keeps for the backward pass that the ranks share: 100 % where each keeps 1 of cp parts.
+autograd keeps for the backward pass that the ranks share: 100 % where each keeps an equal part.
 Exits with 1 if anything differs.
 """
 
@@ -16,7 +16,6 @@ import sys
 import tempfile
 from dataclasses import replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +37,16 @@ def row(name: str, cp: int, tp: int, file: Path) -> None:
     """Plan, split and compare one architecture, and write its row."""
     whole, mesh = case("causal", name), {"cp": cp, "tp": tp}
     load: dict[str, Any] = {"batch": BATCH, "seq": PRICED, "phase": "train"}
-    plans = [
-        planning.plan(whole.model, mesh=dims, kwargs=whole.example, **load)
-        for dims in (mesh, {"tp": tp})
-    ]
+    plan = planning.plan(whole.model, mesh=mesh, kwargs=whole.example, **load)
     long = zoo.inputs(name, whole.model.config, batch=BATCH, seq=SEQ)
     expected = replace(whole.expected, decode=None)  # there is no cache
     found = run_ranks(
-        cp * tp, partial(compare, whole.model, whole.inputs, plans[0], expected=expected), mesh
+        cp * tp, partial(compare, whole.model, whole.inputs, plan, expected=expected), mesh
     )
-    kept, without = (
-        max(run_ranks(prod(dims.values()), partial(kept_bytes, whole.model, plan, long), dims))
-        for plan, dims in zip(plans, (mesh, {"tp": tp}), strict=True)
-    )
+    kept = max(run_ranks(cp * tp, partial(kept_bytes, whole.model, plan, long), mesh))
+    without = kept_bytes(whole.model, None, long)
     out: dict[str, Any] = {"tolerance": whole.tolerance, "kept": kept, "without": without}
-    out["split"] = round((1 - kept / without) / (1 - 1 / cp), 3)
+    out["split"] = round((1 - kept / without) / (1 - 1 / (cp * tp)), 3)
     out["worst"] = found[0].worst
     for figure in FIGURES:
         every = [getattr(one, figure) for one in found]
