@@ -242,7 +242,7 @@ def _traced(
     stage("axes")
     length = TRACE_SEQ if along else None
     axes = refine(folding.graph, length)
-    sequence = open_sequence(folding.graph, axes, length) if length else None
+    sequence = open_sequence(folding.graph, axes, length, cp == 1) if length else None
     stage("trace")
     task = Task(traced, folding, unfolded, axes, workload, mesh, pins, sequence, unmasked)
     if task.numbered:

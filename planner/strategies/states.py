@@ -99,7 +99,8 @@ class States:
         }
         if self.sequence:
             for name, place in self.sequence.ends.items():
-                out[name] = (*out[name], State(frozenset({(*place, self.sub.sequence)})))
+                if name in out:
+                    out[name] = (*out[name], State(frozenset({(*place, self.sub.sequence)})))
             for name, place in self.sequence.handed.items():
                 out[name] = (State(frozenset({(*place, self.sub.sequence)})),)
         return out
