@@ -28,7 +28,9 @@ Reshards = Mapping[str, Callable[[Tensor], Tensor]]
 class _Attending(threading.local):
     """Whether a mode has changed the arguments already: those of modules around it see them too."""
 
-    now = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = False
 
 
 _attending = _Attending()
