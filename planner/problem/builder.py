@@ -22,7 +22,7 @@ from shardwright.planner.graph.repeated_calls import Sizes, repeats
 from shardwright.planner.problem.axis_variables import axis_variables
 from shardwright.planner.solvers.problem import Problem, Row
 from shardwright.planner.strategies.op_strategies import strategies
-from shardwright.planner.strategies.state import REPLICATED, State, looks_new
+from shardwright.planner.strategies.state import REPLICATED, State
 from shardwright.planner.strategies.states import States
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
@@ -218,7 +218,8 @@ class _Builder:
                     continue
                 if boundary.side == ATTENDS and not self.states.attends(boundary.slot, s, t):
                     continue
-                if boundary.target in self.graph.marks.overwritten and looks_new(s, t):
+                overwritten = boundary.target in self.graph.marks.overwritten
+                if overwritten and not self.states.writable(s, t):
                     continue
                 if boundary.target in self.graph.marks.looped and self.costs.redistributions.sends(
                     boundary, before, s, t

@@ -10,7 +10,7 @@ from shardwright.planner.graph.axes import Axes, find
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.strategies.cuts import covers, cut_at_run_time, cuts
 from shardwright.planner.strategies.sequence import OpenSequence
-from shardwright.planner.strategies.state import REPLICATED, Shards, State, mask_of
+from shardwright.planner.strategies.state import REPLICATED, Shards, State, looks_new, mask_of
 from shardwright.planner.strategies.sub_axes import SubAxes, find_sub_axes, masks
 
 
@@ -122,6 +122,14 @@ class States:
             elif not by_mask.get(rest):  # what is inside them, in a tensor without them
                 out += major
         return out
+
+    def writable(self, source: State, target: State) -> bool:
+        """Whether code may change in place what came of `source`: autograd must know it as new.
+
+        What is gathered along a sequence may be a view of what the ranks sent.
+        """
+        gathered = mask_of(source.shards) & ~mask_of(target.shards) & self.sub.along
+        return not gathered and not looks_new(source, target)
 
     def attends(self, slot: str, source: State, target: State) -> bool:
         """Whether what attention takes as `slot` may change so there: over cp alone.

@@ -23,7 +23,6 @@ from shardwright.planner.strategies.state import (
     Shards,
     State,
     kind_on,
-    looks_new,
     mask_of,
 )
 from shardwright.planner.strategies.states import States
@@ -154,7 +153,7 @@ def _check_boundaries(
             raise SolverError(f"the plan changes {_where(boundary)}, where nothing may change")
         if boundary.side == ATTENDS and not states.attends(boundary.slot, *change):
             raise SolverError(f"the plan changes {_where(boundary)} as attention cannot")
-        if boundary.target in graph.marks.overwritten and looks_new(*change):
+        if boundary.target in graph.marks.overwritten and not states.writable(*change):
             raise SolverError(f"the plan changes {_where(boundary)}, which is changed in place")
         source, before = done.setdefault(graph.slot(boundary), (boundary.source, change))
         if change[0] == change[1] and before[0] == before[1]:
