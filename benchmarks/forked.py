@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 import time
 import traceback
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore
+
+from benchmarks.demo_launch import free_port
 
 HOST = "127.0.0.1"
 
@@ -74,7 +75,7 @@ def run_forked(
         doomed: A rank that is killed when the others have ended, as it does not end by itself.
     """
     context = _server(fn.__module__)
-    port = _free_port() if agent is None else agent.port
+    port = free_port() if agent is None else agent.port
     processes, begun = [], time.monotonic()
     for rank in range(ranks):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
@@ -109,12 +110,6 @@ def _server(module: str) -> ForkServerContext:
 
 def _nothing() -> None:
     pass
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
 
 
 def _ended(stem: Path, hangs: bool, code: int, seconds: float) -> Ended:

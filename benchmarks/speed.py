@@ -1,7 +1,7 @@
 """How fast a split model is: beside one process, transformers' own split, and its own limit.
 
     python -m benchmarks.speed [--json FILE] [--ranks 2] [--rounds 4] [--models dense mixture]
-    python -m benchmarks.speed --device cuda --dtype bfloat16 --ranks 8
+    python -m benchmarks.speed --device cuda --dtype bfloat16 --ranks 8 --large --compiled
 
 Models of about 100 M parameters are made for the run (`speed_models.py`), planned for least memory,
 and held by processes of one thread: one process, our ranks, and those of transformers' own tensor
@@ -16,8 +16,10 @@ the median and the range of the middle half. On a busy machine the least times s
 
 "all cores" is one process with as many threads as there are cores. "stubbed" are our ranks with
 collectives that talk to nobody: their limit; "functional" with those that compiled graphs have,
-over the backend. Counts are of one run on rank 0, and hang on no clock: ATen calls have views among
-them, allocations are results in new memory.
+over the backend. With --compiled, decode steps of one process and of our ranks are timed as one
+compiled graph each, too, with a cache of fixed size (on GPUs as CUDA graphs). Counts are of one run
+on rank 0, and hang on no clock: ATen calls have views among them, allocations are results in new
+memory.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ import json
 import multiprocessing as mp
 import os
 import platform
-import socket
 import statistics
 import sys
 import tempfile
@@ -38,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import speed_rank
+from benchmarks.demo_launch import free_port
 
 PHASES = ("prefill", "decode", "train", "load")
 WAYS: dict[str, tuple[str, str]] = {
@@ -48,6 +50,10 @@ WAYS: dict[str, tuple[str, str]] = {
     "transformers": ("transformers", ""),
     "functional": ("ours", "functional"),
     "stubbed": ("ours", "stubbed"),
+}
+COMPILED: dict[str, tuple[str, str]] = {
+    "one, compiled": ("one", "compiled"),
+    "ours, compiled": ("ours", "compiled"),
 }
 LIMIT = 300.0
 """Seconds for one answer."""
@@ -60,7 +66,7 @@ class Team:
         self.error: str | None = None
         self.pipes, self.processes = [], []
         context = mp.get_context("spawn")
-        port = _free_port()
+        port = free_port()
         for rank in range(ranks):
             mine, theirs = context.Pipe()
             job = speed_rank.Job(way=way, rank=rank, ranks=ranks, port=port, **common)
@@ -96,12 +102,6 @@ class Team:
             process.join()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
 def teams(ranks: int, common: dict[str, Any]) -> Iterator[dict[str, Team]]:
     """The processes of all ways."""
@@ -124,13 +124,14 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     from shardwright import plan
 
     model, file = folder / name, folder / f"{name}.json"
-    size = "tiny" if given.tiny else "full"
+    size = "tiny" if given.tiny else "large" if given.large else "full"
+    ways = {**WAYS, **(COMPILED if given.compiled else {})}
     parameters = speed_models.make(name, size, model, getattr(torch, given.dtype))
     plan(model, tp=given.ranks, objective="memory", phase="prefill,decode,train").save(file)
     common = {"folder": str(model), "plan": str(file), "size": size}
     common |= {"device": given.device, "dtype": given.dtype}
     seconds: dict[str, dict[str, list[float]]]
-    seconds = {phase: {way: [] for way in WAYS} for phase in given.phases}
+    seconds = {phase: {way: [] for way in ways} for phase in given.phases}
     with teams(given.ranks, common) as of:
         first = {way: of[way].ask("load") or [] for way in of}
         anonymous = {way: max(a["anonymous"] for a in first[way]) for way in of if first[way]}
@@ -140,7 +141,9 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
             if turn > 1 and started + round_ - begun > share:
                 break
             for phase in given.phases:
-                for way, (who, variant) in WAYS.items():
+                for way, (who, variant) in ways.items():
+                    if variant == "compiled" and phase != "decode":
+                        continue
                     if phase == "load":
                         answers = None if variant else of[who].ask("load")
                         times = [a["seconds"] for a in answers or ()]
@@ -177,11 +180,12 @@ def middle(values: Sequence[float]) -> tuple[float, float, float] | None:
 
 def show(row: dict[str, Any]) -> None:
     """The figures of a model as tables."""
+    ways = next(iter(row["seconds"].values()))
     print(f"\n{row['model']}: {row['parameters'] / 1e6:.0f} M parameters")
-    print(f"  {'ms (times as fast as one)':24}" + "".join(f"{way:>25}" for way in WAYS))
+    print(f"  {'ms (times as fast as one)':24}" + "".join(f"{way:>25}" for way in ways))
     for phase in row["seconds"]:
         cells = []
-        for way in WAYS:
+        for way in ways:
             mine, one = row["seconds"][phase][way], row["seconds"][phase]["one"]
             time_, ratio = middle(mine), middle([a / b for a, b in zip(one, mine, strict=False)])
             if time_ is None or ratio is None:
@@ -218,6 +222,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tiny", action="store_true", help="models of no size, to try the script")
+    parser.add_argument(
+        "--large", action="store_true", help="models for GPUs, of 2,000 M parameters"
+    )
+    parser.add_argument("--compiled", action="store_true", help="decode steps compiled, too")
     parser.add_argument("--json", type=Path, help="write all figures here")
     given = parser.parse_args(arguments)
     begun, rows = time.monotonic(), []

@@ -11,9 +11,11 @@ VOCABULARY = 32000
 SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     # size -> model -> (width, width inside, layers)
     "full": {"dense": (1024, 2816, 8), "fused": (768, 2048, 6), "mixture": (512, 1024, 4)},
+    "large": {"dense": (4096, 14336, 8), "fused": (4096, 14336, 8), "mixture": (2048, 4096, 8)},
     "tiny": {"dense": (64, 128, 2), "fused": (64, 128, 2), "mixture": (64, 128, 2)},
 }
-"""What `full` is on CPUs: 168 M, 92 M and 84 M parameters, of which 33, 25 and 16 M are words."""
+"""What `full` is on CPUs: 168 M, 92 M and 84 M parameters, of which 33, 25 and 16 M are words;
+`large`, for GPUs, 2,450 M, 2,450 M and 1,870 M."""
 
 
 def config(name: str, size: str) -> Any:

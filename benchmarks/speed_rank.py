@@ -13,6 +13,7 @@ from unittest import mock
 
 TOKENS = {"full": {"prefill": 512, "decode": 64, "train": 256}}
 TOKENS["tiny"] = {"prefill": 32, "decode": 8, "train": 16}
+TOKENS["large"] = {"prefill": 2048, "decode": 64, "train": 1024}
 STEPS = {"prefill": 1, "decode": 16, "train": 1}
 """How often a phase is run for one figure."""
 
@@ -78,6 +79,9 @@ class Rank:
             torch.distributed.init_process_group("nccl" if job.device == "cuda" else "gloo")
         self.model: Any = None
         self.tokens = TOKENS[job.size]
+        self.compiles = False
+        self.fast: Any = None
+        """The compiled model, and the cache of fixed size that it is compiled for."""
 
     def load(self) -> dict[str, float]:
         """Load the model again: seconds, and bytes of anonymous memory that it has more."""
@@ -85,7 +89,7 @@ class Rank:
 
         from benchmarks.loading import memory
 
-        self.model = None
+        self.model = self.fast = None
         gc.collect()
         self._together()
         before, begun = memory(), time.perf_counter()
@@ -97,7 +101,7 @@ class Rank:
     def run(self, phase: str, variant: str) -> float:
         """Seconds of one run of a phase."""
         with VARIANTS[variant](self):
-            work = self._work(phase)
+            work = self.work(phase)
             self._together()
             begun = time.perf_counter()
             for _ in range(STEPS[phase]):
@@ -109,11 +113,11 @@ class Rank:
         """What one run of a phase does."""
         from benchmarks.speed_counts import counted
 
-        work = self._work(phase)
+        work = self.work(phase)
         work()
         return counted(work, ours=self.job.way == "ours")
 
-    def _work(self, phase: str) -> Callable[[], Any]:
+    def work(self, phase: str) -> Callable[[], Any]:
         """A function that runs a phase once; what goes before it has been done."""
         torch, model = self.torch, self.model
         ids = torch.arange(self.tokens[phase], device=self.device).view(1, -1) % 251
@@ -124,6 +128,8 @@ class Rank:
                 model.zero_grad(set_to_none=True)
 
             return train
+        if self.compiles:
+            return self._compiled_step(ids)
         with torch.no_grad():
             cache = model(ids, logits_to_keep=1).past_key_values if phase == "decode" else None
 
@@ -134,6 +140,29 @@ class Rank:
             else:
                 model(ids[:, -1:], past_key_values=cache)
 
+        return step
+
+    def _compiled_step(self, ids: Any) -> Callable[[], Any]:
+        """A decode step as one graph, with a cache of fixed size; it is compiled once."""
+        torch = self.torch
+        if self.fast is None:
+            from transformers import StaticCache
+
+            room = ids.shape[1] + 2 * STEPS["decode"]
+            mode = "reduce-overhead" if self.job.device == "cuda" else None
+            fast = torch.compile(self.model, fullgraph=True, mode=mode)
+            self.fast = fast, StaticCache(config=self.model.config, max_cache_len=room)
+        fast, cache = self.fast
+        cache.reset()
+
+        @torch.no_grad()
+        def step() -> None:
+            fast(ids[:, -1:], past_key_values=cache)
+
+        with torch.no_grad():
+            self.model(ids, past_key_values=cache, logits_to_keep=1)
+        for _ in range(3):  # compiles, and records what a GPU replays
+            step()
         return step
 
     def _together(self) -> None:
@@ -206,9 +235,19 @@ def _functional(_: Rank) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _compiled(rank: Rank) -> Iterator[None]:
+    rank.compiles = True
+    try:
+        yield
+    finally:
+        rank.compiles = False
+
+
 VARIANTS: dict[str, Callable[[Rank], Any]] = {
     "": lambda _: nullcontext(),
     "all cores": _all_cores,
+    "compiled": _compiled,
     "functional": _functional,
     "stubbed": _stubbed,
 }

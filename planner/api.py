@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
-from shardwright.planner.contract.mesh import CP, read_mesh, replicas
+from shardwright.planner.contract.mesh import CP, TP, read_mesh, replicas
 from shardwright.planner.contract.plan_file import ObjectiveName, Phase, Plan, Workload
 from shardwright.planner.cost.phases import parse_phases
 from shardwright.planner.dump.write import dumping
@@ -212,12 +212,13 @@ def prepare(
         sequence_parallel=bool(sequence_parallel),
         optimizer_bytes=optimizer_bytes,
     )
-    task = _traced(source, workload, dims, as_pins(wanted))
-    several = task.tp > 1 == cp and phases.keys() != {"decode"}  # ranks, and tokens to share
+    pinned = as_pins(wanted)
+    several = dims[TP] > 1 == cp and phases.keys() != {"decode"}  # ranks, and tokens to share
     if sequence_parallel is not None or not several:
-        return task
+        return _traced(source, workload, dims, pinned)
     along = workload.model_copy(update={"sequence_parallel": True})
-    return replace(task, along_sequence=partial(_traced, source, along, dims, task.pins))
+    again = partial(_traced, source, along, dims, pinned)
+    return _traced(source, workload, dims, pinned, along=again)
 
 
 def _traced(
@@ -226,6 +227,7 @@ def _traced(
     mesh: Mapping[str, int],
     pins: tuple[Pin, ...],
     folds: bool = True,
+    along: Callable[[], Task] | None = None,
 ) -> Task:
     """Trace a model and find its axes; with all its blocks where their code asks for their number.
 
@@ -234,17 +236,17 @@ def _traced(
     """
     stage("trace")
     wanted, cp = replace(source, trains="train" in workload.phases), mesh.get(CP, 1)
-    along = workload.sequence_parallel or cp > 1
-    if along:
+    splits = workload.sequence_parallel or cp > 1
+    if splits:
         wanted = wanted.along_sequence(by_rows=cp > 1)
-    traced, folding, unfolded = trace_with_values(wanted, pins, along, folds)
+    traced, folding, unfolded = trace_with_values(wanted, pins, splits, folds)
     unmasked = bool(wanted.masks() - traced.masks())
     stage("axes")
-    length = TRACE_SEQ if along else None
+    length = TRACE_SEQ if splits else None
     axes = refine(folding.graph, length)
     sequence = open_sequence(folding.graph, axes, length, cp == 1) if length else None
     stage("trace")
-    task = Task(traced, folding, unfolded, axes, workload, mesh, pins, sequence, unmasked)
+    task = Task(traced, folding, unfolded, axes, workload, mesh, pins, sequence, unmasked, along)
     if task.numbered:
-        return _traced(source, workload, mesh, pins, folds=False)
+        return _traced(source, workload, mesh, pins, folds=False, along=along)
     return task

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide warnings and log lines below errors, unless SHARDWRIGHT_VERBOSE is set."""
+    """Hide warnings, bars, and log lines below errors, unless SHARDWRIGHT_VERBOSE is set."""
     if os.environ.get("SHARDWRIGHT_VERBOSE"):
         yield
         return
@@ -21,9 +21,11 @@ def quiet() -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
     before = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
     loggers = [logging.getLogger("torch"), logging.getLogger("huggingface_hub")]
     levels = [logger.level for logger in loggers]
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
@@ -32,5 +34,7 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         transformers_logging.set_verbosity(before)
+        if bars:
+            transformers_logging.enable_progress_bar()
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.dims import Atom
+from shardwright.planner.contract.dims import Atom, atoms
 from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
@@ -26,7 +26,7 @@ from shardwright.runtime.caches import Caches
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.reshard import Reshard
-from shardwright.runtime.slots import map_slots, returned
+from shardwright.runtime.slots import map_slots, parameters_of, returned
 
 
 class Alone:
@@ -41,7 +41,7 @@ class Alone:
 
     def __init__(self, module: nn.Module, spec: ModulePlan, mesh: Mesh, path: str) -> None:
         self.mesh, self.path = mesh, path
-        self.arguments = inspect.signature(type(module).forward).parameters
+        self.arguments = parameters_of(type(module).forward)
         self.leaf = next(module.children(), None) is None
         placed = (
             [(p.slot, p.placement) for p in spec.takes],
@@ -125,7 +125,7 @@ class Alone:
 
     def caches(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], caches: Caches
-    ) -> AbstractContextManager[list[Any]]:
+    ) -> AbstractContextManager[list[Any] | None]:
         """What `Caches.open` is for those among the arguments."""
         given = {**dict(zip(list(self.arguments)[1:], args, strict=False)), **kwargs}
         return caches.open(given.get(name) for name in caches.names)
@@ -168,6 +168,7 @@ class Alone:
                     f"'{self.path}' is called by itself, and works on a part of the sequence: "
                     "call the whole model, or plan without sequence_parallel or cp"
                 )
+            inner = _of_any_size(inner)
             ends = (inner.replicated(), inner) if side == "in" else (inner, inner.replicated())
             self.reshards[key] = Reshard(*ends, self.mesh)
         return self.reshards[key]
@@ -191,6 +192,12 @@ Table = dict[str, dict[int, Placement]]
 """Slot, with * for numbers in it -> number of dims -> how a tensor lies there."""
 
 _REST = inspect.Parameter.VAR_POSITIONAL
+
+
+def _of_any_size(placement: Placement) -> Placement:
+    """The same for any size of dims that are not split: that of the trace may have been made up."""
+    dims = (d if any(a.mesh for a in atoms(d)) else Atom(None) for d in placement.dims)
+    return Placement(tuple(dims), placement.partial, placement.grad_partial)
 
 
 def atom_of_run_time(dim: Any) -> bool:

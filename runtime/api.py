@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +31,7 @@ from shardwright.runtime.identity import check_identity
 from shardwright.runtime.layers import apply_module
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.local import link_origins, mesh_of, placements
+from shardwright.runtime.loops.adapting import is_adapted, save_adapters
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.parameters import LocalTensors, distribute
 from shardwright.runtime.processes import device_mesh_for, end_in_order, pick_device
@@ -62,8 +62,8 @@ def load(
     """Load a checkpoint split over the ranks of a process group; every rank calls this.
 
     Each rank builds the model without memory for its parameters, swaps in the layers of the plan,
-    and reads only its own part of the weights. On the CPU, what of it lies in one piece in a
-    file stays mapped: do not write into the files of a model that runs, but replace them.
+    and reads only its own part of the weights. On the CPU, what of it lies in few pieces in
+    a file stays mapped: do not write into the files of a model that runs, but replace them.
 
     Args:
         model: Directory or hub id with safetensors.
@@ -182,7 +182,7 @@ def _whole(
     cls: Any = model_class(config, trust_remote_code, hub)
     chosen = dtype or getattr(config, "dtype", None)
     with building(cls, config):
-        model = empty_model(cls._from_config, copy.deepcopy(config), dtype=chosen, **model_kwargs)
+        model = empty_model(cls._from_config, config, dtype=chosen, **model_kwargs)
     _check(model, plan)
     return _with_generation_config(model, name, hub)
 
@@ -297,7 +297,7 @@ def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5
     """Write a split model whole, so that plain transformers loads it; all ranks call this.
 
     Args:
-        model: A model that a plan was applied to.
+        model: A model that a plan was applied to; of peft's wrapper around one, the adapters.
         directory: Where to; files appear in it only when all is written.
         max_shard_size: Bytes, or a number with KB, MB or GB, of one file.
 
@@ -308,6 +308,8 @@ def save(model: nn.Module, directory: str | Path, max_shard_size: int | str = "5
     mesh = mesh_of(model)
     if mesh is None:
         raise PlanError(f"this {type(model).__name__} is not split: save it with save_pretrained")
+    if is_adapted(model):
+        return save_adapters(model, directory)
     write.save(model, directory, placements(model), mesh, max_shard_size=max_shard_size)
 
 
@@ -334,6 +336,7 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) 
             f"the plan speaks of '{missing[0]}', which {type(model).__name__} does not have"
         )
     tensors.check_ties(model)
-    link_origins(model)
+    if any(c.before is not None for spec in plan.modules.values() for c in spec.inputs):
+        link_origins(model)
     block_fast_paths(model)
     wrap_root(model, lengths, plan.calls)

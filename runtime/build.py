@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -49,10 +49,16 @@ def parameters_on_meta() -> Iterator[None]:
         register = nn.Module.register_parameter
         nn.Module.register_parameter = register_on_meta
         try:
-            with torch.device("cpu"), _NoFilling():
+            with _on_cpu(), _NoFilling():
                 yield
         finally:
             nn.Module.register_parameter = register
+
+
+def _on_cpu() -> AbstractContextManager[Any]:
+    """Within, new tensors are on the CPU; a mode for that would be asked at each call of torch."""
+    usual = torch.get_default_device() == torch.device("cpu")
+    return nullcontext() if usual else torch.device("cpu")
 
 
 class _NoFilling(TorchFunctionMode):

@@ -9,7 +9,7 @@ rank's part. Within a call it has its own class, so that nothing there takes lon
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType
@@ -40,7 +40,7 @@ class Caches:
     """The caches that one model, and copies of it, fill.
 
     Args:
-        names: Arguments that take them, and outputs that give them.
+        names: Arguments that take those which the plan is proven for, and outputs that give them.
     """
 
     def __init__(self, names: Collection[str] = ()) -> None:
@@ -48,18 +48,19 @@ class Caches:
         self.compiled = False
         """Whether a call was compiled: such calls leave what they put into a cache as it is."""
 
-    def open(self, given: Iterable[Any]) -> AbstractContextManager[list[Any]]:
+    def open(self, given: Iterable[Any]) -> AbstractContextManager[list[Any] | None]:
         """Within, which is a call, code sees what is in the caches `given`.
 
-        Gives what is hidden when it ends: them, and the outputs that are added.
+        Gives what is hidden when it ends: them, and the outputs that are added. None where it is
+        compiled: dynamo cannot go on with a list of a context behind a break of its graph.
 
         Raises:
             UsageError: another model filled one.
         """
         if torch.compiler.is_compiling():
             self.compiled = True
-            return nullcontext([])
-        return _Open(self, [v for v in given if v is not None]) if self.names else nullcontext([])
+            return nullcontext()
+        return _Open(self, [v for v in given if v is not None])
 
     def show(self, value: Any) -> list[Sealed]:
         """Let code see what is in a cache; gives what was hidden."""
@@ -98,10 +99,13 @@ class Caches:
             sealed = [Sealed(holder, type(holder)) for holder in walk.holders]
             vars(value)[SEEN] = _Seen(self, walk.containers, sealed)
 
-    def among(self, output: Any) -> Iterator[Any]:
-        """The caches that a call gave out."""
-        by_name = named(output) or {}
-        return (by_name[name] for name in self.names if name in by_name)
+    def among(self, output: Any, takes: Container[str]) -> Iterator[Any]:
+        """The caches that a call gave out: state of its own that it `takes`, by the argument.
+
+        Whatever steps the plan is proven for: in others, too, a rank has its heads.
+        """
+        found = (named(output) or {}).items()
+        return (v for name, v in found if name in self.names or (name in takes and is_own(v)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Caches:
         return self

@@ -27,8 +27,9 @@ def check_closures(model: nn.Module) -> None:
 
     Those would run unsplit: a copy of a model keeps the functions of the one it was made of.
     """
-    inside = set(map(id, model.modules()))
+    inside: set[int] = set()
     for path, _, name, function in functions(model):
+        inside = inside or set(map(id, model.modules()))
         if any(isinstance(v, nn.Module) and id(v) not in inside for v in held(function)):
             where = f"{path}.{name}" if path else name
             raise PlanError(

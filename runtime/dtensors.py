@@ -90,10 +90,13 @@ def _as_torch(
 
 def as_dtensor(local: Tensor, whole: torch.Size, spec: DTensorSpec) -> DTensor:
     """A DTensor of `local`, laid out as `spec` and of shape `whole`, that shares its memory."""
+    return DTensor(local.detach(), _spec_of(local, whole, spec), requires_grad=False)
+
+
+def _spec_of(local: Tensor, whole: torch.Size, spec: DTensorSpec) -> DTensorSpec:
     stride = local.stride() if local.shape == whole else _contiguous(whole)
     meta = TensorMeta(whole, stride, local.dtype)
-    spec = DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
-    return DTensor(local.detach(), spec, requires_grad=False)
+    return DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
 
 
 def _contiguous(shape: torch.Size) -> tuple[int, ...]:
@@ -113,14 +116,19 @@ def distributed(
     device_mesh = mesh.parameter_mesh()
     whole = (Replicate(),) * len(axes_of(mesh))
     known: dict[int, Placement] = {id(tensors[n]): p for n, p in placed.items() if n in tensors}
+    alike = {p: placements_of(p, mesh) for p in dict.fromkeys(known.values())}
+    specs: dict[Any, DTensorSpec] = {}  # parameters of like layers share theirs
     out: dict[int, nn.Parameter] = {}
     for name, tensor in tensors.items():
         placement = known.get(id(tensor))
-        placements = whole if placement is None else placements_of(placement, mesh)
+        placements = whole if placement is None else alike[placement]
         if device_mesh is None or type(tensor.data) is not Tensor:
             return f"'{name}', a {type(tensor).__name__},"
         shape = tensor.shape if placement is None else torch.Size(cast(Any, placement.shape))
-        made = as_dtensor(tensor, shape, DTensorSpec(device_mesh, placements))
+        key = placements, shape, tensor.shape, tensor.stride(), tensor.dtype
+        if key not in specs:
+            specs[key] = _spec_of(tensor, shape, DTensorSpec(device_mesh, placements))
+        made = DTensor(tensor.detach(), specs[key], requires_grad=False)
         new = out[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad)
         vars(new).update(vars(tensor))
     return out
@@ -152,13 +160,14 @@ def _joined(x: Tensor, dim: int, group: Group) -> Tensor:
     return torch.cat([p.narrow(dim, 0, n) for p, n in zip(parts, sizes, strict=True)], dim)
 
 
-def cut(whole: Tensor, like: DTensor, mesh: Mesh) -> DTensor:
+def cut(whole: Tensor, like: DTensor, mesh: Mesh, dtype: torch.dtype | None = None) -> DTensor:
     """The DTensor of a `whole` tensor that lies as `like` does; no communication.
 
-    The inverse of `gather_whole(local_of(...))`. Not differentiable.
+    The inverse of `gather_whole(local_of(...))`. Not differentiable. It is of the dtype of `like`
+    if no other is asked for.
     """
     extra = len(like.placements) - len(axes_of(mesh))
-    local = take_local(whole.to(like.device, like.dtype), layout_of(like, mesh), mesh)
+    local = take_local(whole.to(like.device, dtype or like.dtype), layout_of(like, mesh), mesh)
     for i, placement in enumerate(cast(Any, like.placements[:extra])):
         if not placement.is_replicate():  # FSDP2 cuts as torch.chunk does
             ranks, rank = like.device_mesh.size(i), like.device_mesh.get_local_rank(i)
@@ -166,7 +175,7 @@ def cut(whole: Tensor, like: DTensor, mesh: Mesh) -> DTensor:
             start = min(rank * share, local.shape[placement.dim])
             length = min(share, local.shape[placement.dim] - start)
             local = local.narrow(placement.dim, start, length).clone()
-    return DTensor(local, like._spec, requires_grad=False)
+    return as_dtensor(local, like.shape, like._spec)
 
 
 def layout_of(tensor: DTensor, mesh: Mesh) -> Placement:

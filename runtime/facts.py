@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from shardwright.planner.contract.digest import digest_of
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.checkpoint.source import Checkpoint
 
@@ -26,8 +27,8 @@ def digest(parts: Iterable[object]) -> str:
 
 
 def of_plan(plan: Plan) -> str:
-    """A digest of all that a plan says."""
-    return digest([plan.to_json()])
+    """A digest of all that a plan says, whatever digest it carries."""
+    return digest([digest_of(plan.model_dump())])
 
 
 def of_checkpoint(checkpoint: Checkpoint) -> str:

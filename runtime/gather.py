@@ -14,10 +14,10 @@ from shardwright.planner.contract.mesh import mesh_dim_of
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime import facts
 from shardwright.runtime.agreement import agree
-from shardwright.runtime.dtensors import local_of
+from shardwright.runtime.dtensors import cut, local_of
 from shardwright.runtime.local import mesh_of, placements
 from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.reshard import gather_whole
+from shardwright.runtime.reshard import gather_whole, take_local
 
 
 def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,6 +51,45 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
             value = local_of(value, mesh)
             if name in placed and not _is_scalar(value):
                 value = gather_whole(value, placed[name], mesh)
+        out[name] = value
+    return out
+
+
+def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole tensors as this rank keeps them: the inverse of `full_tensors`.
+
+    Nothing is sent. Scalars pass through.
+
+    Args:
+        model: a model that a plan was applied to.
+        tensors: parameter or buffer name -> a whole tensor of that parameter's shape.
+
+    Returns:
+        Under each name a DTensor, or a local tensor where the parameter is one.
+
+    Raises:
+        PlanError: a name is not the model's, or a shape is not that of the whole parameter.
+    """
+    mesh, placed = mesh_of(model), placements(model)
+    held: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
+    held.update(model.named_parameters(remove_duplicate=False))
+    out = {}
+    for name, value in tensors.items():
+        if name not in held:
+            raise PlanError(f"the model has no parameter or buffer '{name}'")
+        like = held[name]
+        if not _is_scalar(value) and mesh is not None:
+            plain = not isinstance(like, DTensor)
+            whole = placed[name].shape if plain and name in placed else tuple(like.shape)
+            if tuple(value.shape) != whole:
+                raise PlanError(
+                    f"the tensor for '{name}' has shape {list(value.shape)}; "
+                    f"the whole has {list(whole)}"
+                )
+            if isinstance(like, DTensor):
+                value = cut(value, like, mesh, value.dtype)
+            elif name in placed:
+                value = take_local(value, placed[name], mesh)
         out[name] = value
     return out
 

@@ -41,7 +41,8 @@ class Guard:
             if id(module) not in there:
                 raise UsageError(
                     f"'{path}' was replaced or taken out after the model was split, and what the "
-                    "plan does there went with it: change the model before it is split"
+                    "plan does there went with it: change the model before it is split (adapters: "
+                    "write them with shardwright.save, and merge them into the unsplit model)"
                 )
         for name, parameter in model.named_parameters():
             if not isinstance(parameter, DTensor):

@@ -25,6 +25,7 @@ from shardwright.runtime.alone import Alone
 from shardwright.runtime.attention_rows import AttentionRows, with_attention_rows
 from shardwright.runtime.attributes import set_local, set_sizes
 from shardwright.runtime.classes import calls_super, check_forward, local_class, with_local_sizes
+from shardwright.runtime.draws import Part, drawing_class
 from shardwright.runtime.given_sizes import GivenSizes
 from shardwright.runtime.hooks import see_whole
 from shardwright.runtime.lengths import Length, Lengths
@@ -186,15 +187,20 @@ def apply_module(
     _place(module, spec, state, tensors or LocalTensors())
     for attribute, dim in spec.attributes.items():
         set_local(module, attribute, dim, mesh)
+    own_code = original
     if spec.sizes:
         state.sizes = {c: GivenSizes(c, d, mesh.coords, path) for c, d in spec.sizes.items()}
-        sized = with_local_sizes(original, tuple(sorted(spec.sizes)))
-        bases = tuple(sized if base is original else base for base in bases)
+        own_code = with_local_sizes(original, tuple(sorted(spec.sizes)))
+    if spec.draws:
+        parts = [Part(drawn, mesh, lengths) for drawn in spec.draws]
+        module._shardwright_parts = parts  # type: ignore[assignment]
+        own_code = drawing_class(own_code)
     if spec.attention:
         state.attention = _attention_rows(spec.attention, mesh, path, lengths)
-        *before, last = bases
-        bases = (*before, with_attention_rows(last))
-    module._shardwright = state  # type: ignore[assignment]
+        own_code = with_attention_rows(own_code)
+    if own_code is not original:
+        bases = tuple(own_code if base is original else base for base in bases)
+    vars(module)["_shardwright"] = state
     module.__class__ = local_class(original, cls.__name__, bases, tuple(sorted(state.uses)))
     see_whole(module)
     if hasattr(cls, "set_up"):

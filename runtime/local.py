@@ -153,7 +153,8 @@ class LocalState:
                 args, kwargs, kept = alone.enter(args, kwargs, self.keeps)
                 self.kept.update(kept)
                 output = code(*args, **kwargs)
-                left += self.caches.among(output)
+                if left is not None:
+                    left += self.caches.among(output, alone.arguments)
                 return alone.leave(output)
         finally:
             running.now = False

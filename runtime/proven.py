@@ -23,7 +23,8 @@ COUNT = "num_items_in_batch"
 
 ALIKE = {"StaticCache": "DynamicCache"}
 """A class of caches -> one that holds the same tensors, one call's behind the other's: what has a
-fixed size has that of the keys and values that come, and is written at their positions."""
+fixed size has that of the keys and values that come, and is written at their positions. Both keep
+each head for itself (a test holds that), so what is proven of the one is so of the other."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ that are split along the sequence.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,13 +17,15 @@ import torch
 from torch import nn
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.mesh import CP, TP
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.classes import like
+from shardwright.runtime.draws import draw_alike
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.running import Running
-from shardwright.runtime.slots import is_own, positions, state_of
+from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import LossScope, Seal
 
 ROOT_CLASSES: dict[type, type] = {}
@@ -38,6 +41,9 @@ class RootModule:
     _shardwright_running: Running
     _shardwright_caches: Caches
     _shardwright_proven: Proven | None
+    _shardwright_draws: str
+    """When random numbers are drawn, as calls of a plan have it."""
+    _shardwright_mesh: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward; with labels, logits stay split until it returns.
@@ -68,19 +74,25 @@ class RootModule:
         # Dynamo takes nn.CrossEntropyLoss for its own business and wants a tensor: gather, then.
         whole = labels is None or (torch.compiler.is_compiling() and not scope.traceable)
         scope.seal = seal = None if whole else Seal()
+        draws: Any = self._shardwright_draws
+        draws = draws == "always" or (draws and self.training)  # type: ignore[attr-defined]
+        if draws and not torch.compiler.is_compiling():
+            self._shardwright_draw_alike()
         running, caches = self._shardwright_running, self._shardwright_caches
         within, running.now = running.now, True
         try:
+            takes = self._shardwright_positions if proven is None else proven.arguments
             if not (lengths.axes or caches.names):
                 output = super().forward(*args, **kwargs)  # type: ignore[misc]
+                if not torch.compiler.is_compiling():
+                    for cache in caches.among(output, takes):
+                        caches.hide(cache)
             else:
                 along = lengths.forward() if lengths.axes else nullcontext()
                 with along, caches.open(given.get(name) for name in caches.names) as left:
                     output = super().forward(*args, **kwargs)  # type: ignore[misc]
-                    left += caches.among(output)
-                for cache in filter(is_own, state_of(output, self).values()):  # type: ignore[arg-type]
-                    if not caches.names:  # no step goes on with it: of a part of the sequence
-                        caches.hide(cache)
+                    if left is not None:
+                        left += caches.among(output, takes)
         finally:
             running.now = within
             scope.seal = outer
@@ -104,12 +116,30 @@ class RootModule:
             return (*args[:at], True, *args[at + 1 :]), kwargs, True
         return args, {**kwargs, "return_dict": True}, True
 
+    def _shardwright_draw_alike(self) -> None:
+        """Put the generators of all ranks that share the model where that of the first stands."""
+        mesh: Any = self._shardwright_mesh  # type: ignore[attr-defined]
+        if mesh is not None:
+            device = next(self.parameters()).device  # type: ignore[attr-defined]
+            for name in (CP, TP):
+                if name in mesh.groups:
+                    draw_alike(mesh[name], device)
+
     def _shardwright_wanted(self, name: str, given: dict[str, Any]) -> bool:
         """Whether a call, or else the config, asks for the output that `name` switches on."""
         wanted = given.get(name)
         if wanted is None:
             wanted = getattr(getattr(self, "config", None), name, None)
         return bool(wanted)
+
+
+def _generate(original: Any) -> Callable[..., Any]:
+    @functools.wraps(original.generate)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._shardwright_draw_alike()  # ranks that sample take the same tokens
+        return original.generate(self, *args, **kwargs)
+
+    return generate
 
 
 def wrap_root(
@@ -145,17 +175,18 @@ def wrap_root(
     model._shardwright_running = running  # type: ignore[assignment]
     model._shardwright_caches = caches  # type: ignore[assignment]
     model._shardwright_proven = proven  # type: ignore[assignment]
+    drawn = {call.draws for call in calls or ()} - {""}
+    model._shardwright_draws = "always" if "always" in drawn else "".join(drawn)  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]
     if original not in ROOT_CLASSES:
         # The same name: checkpoints and configs record it as the architecture.
-        ROOT_CLASSES[original] = type(
-            original.__name__,
-            (RootModule, original),
-            {
-                "forward": like(original, RootModule.forward),
-                "__doc__": original.__doc__,
-                "__module__": original.__module__,
-                "__qualname__": original.__qualname__,
-            },
-        )
+        members = {
+            "forward": like(original, RootModule.forward),
+            "__doc__": original.__doc__,
+            "__module__": original.__module__,
+            "__qualname__": original.__qualname__,
+        }
+        if callable(getattr(original, "generate", None)):
+            members["generate"] = _generate(original)
+        ROOT_CLASSES[original] = type(original.__name__, (RootModule, original), members)
     model.__class__ = ROOT_CLASSES[original]

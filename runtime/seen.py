@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from shardwright.errors import UsageError
 from shardwright.runtime.classes import like
@@ -118,6 +119,11 @@ def _seen(name: str, used: bool) -> property:
         if stored is None or not (calls.running.now or calls.inside()):
             return stored
         if type(stored) is not DTensor:
+            if torch._C._functorch.is_functorch_wrapped_tensor(stored):
+                raise UsageError(
+                    "torch.func cannot transform a split model, whose ranks talk to each other on "
+                    "the way: take gradients with backward() or torch.autograd.grad"
+                )
             raise UsageError(
                 f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
                 "was split: change its values in place, or change the model before it is split"
@@ -174,6 +180,8 @@ class Seeing:
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if is_parametrized(self):  # type: ignore[arg-type]
+            return super().__deepcopy__(memo)  # type: ignore[misc]
         return copy._reconstruct(self, memo, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
 
     def __copy__(self) -> Any:
@@ -209,6 +217,8 @@ REFUSED = {
     "push_to_hub": "write it with shardwright.save(model, directory) and push that",
     "add_adapter": "add adapters before the model is split",
     "load_adapter": "load adapters before the model is split",
+    "init_continuous_batching": "it keeps a cache for all heads, of which a rank has some, and "
+    "ranks would take requests each for itself: use generate()",
 }
 """Methods of models that would take local tensors for whole ones, and what to do instead."""
 
@@ -228,7 +238,7 @@ def see_locals(
     `root` is the mixin for `model` itself.
     """
     for module in list(model.modules()):
-        module._shardwright_calls = calls  # type: ignore[assignment]
+        vars(module)["_shardwright_calls"] = calls
         names = tuple(n for n, p in module._parameters.items() if p is not None)
         for name in names:
             module._parameters[name] = parameters[id(module._parameters[name])]

@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Container, Iterator, Mapping
 from enum import Enum
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -27,10 +28,16 @@ def keys_of(slot: str) -> Keys:
     return tuple(slot.split(".")) if slot else ()
 
 
+@lru_cache(maxsize=1 << 12)
+def parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a method by name, `self` among them."""
+    return inspect.signature(forward).parameters
+
+
 def positions(forward: Callable[..., Any]) -> tuple[dict[str, int], int]:
     """Where arguments may stand when given by position: name -> index, and where *args begins."""
     names: dict[str, int] = {}
-    parameters = list(inspect.signature(forward).parameters.values())[1:]  # without self
+    parameters = list(parameters_of(forward).values())[1:]  # without self
     for index, parameter in enumerate(parameters):
         if parameter.kind is parameter.VAR_POSITIONAL:
             return names, index

@@ -2,99 +2,93 @@
 
 from __future__ import annotations
 
-import doctest
+import contextlib
 import json
 import re
-import shlex
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import pytest
-from click.testing import CliRunner
 from pydantic import BaseModel
 
-from shardwright.planner.cli.main import main
+from benchmarks.pages import SKIPPED, blocks, commands, unlike
+from benchmarks.planning_models import MODELS
 from shardwright.planner.contract.plan_file import VERSION, Plan
 from shardwright.planner.contract.transitions import TRANSITIONS, Kind
 from shardwright.planner.search.ladder import LADDER
 from shardwright.runtime import layers
+from tests.page_blocks import output
 from tests.test_packaging import folder, imports, modules
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
-LINKED = [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
-FORMAT = ROOT / "docs" / "plan-format.md"
-DESIGN = ROOT / "docs" / "design.md"
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
+FORMAT = DOCS / "plan-format.md"
+DESIGN = DOCS / "design.md"
+FIRST = DOCS / "first-split.md"
 FOLDERS = "planner rules runtime src tests benchmarks docs examples".split()
 
-RUN, SHOWN = {"python", "console"}, {"sh", "text", "toml"}
-"""Kinds of blocks: those that are run here, and those of which only the paths are looked at."""
-
-
-class Block(NamedTuple):
-    """A fenced block of a page."""
-
-    kind: str
-    text: str
-    line: int
-
-
-def blocks(page: Path) -> Iterator[Block]:
-    text = page.read_text()
-    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        yield Block(found[1], found[2], text.count("\n", 0, found.start()) + 2)
+SHOWN = {"text", "toml", "json"}
+"""Kinds of blocks of which only the paths are looked at."""
+NOT_RUN = 8
+"""So many blocks may say that they are not run."""
 
 
 def page_id(page: Path) -> str:
-    return page.name
+    return str(page.relative_to(ROOT))
 
 
 # --- blocks
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_every_block_says_what_it_is(page: Path) -> None:
-    assert {block.kind for block in blocks(page)} <= RUN | SHOWN
+def test_every_block_is_run_or_says_that_it_is_not(page: Path) -> None:
+    shown = SHOWN | ({"sh"} if page.name == "CONTRIBUTING.md" else set())
+    found = {block.kind for block in blocks(page) if not block.skipped}
+    assert found <= {"python", "bash", "console"} | shown
+
+
+def test_few_blocks_are_not_run() -> None:
+    skipped = [block for page in PAGES for block in blocks(page) if block.skipped]
+    assert len(skipped) <= NOT_RUN and all(len(b.title) > len(SKIPPED) for b in skipped)
+
+
+def follow(page: Path, folder: Path) -> None:
+    """Run all blocks of a page, in order and in a folder: python blocks share their names."""
+    names: dict[str, Any] = {"__name__": "page"}
+    with contextlib.chdir(folder):
+        for block in (b for b in blocks(page) if not b.skipped):
+            if block.kind == "python":
+                file = folder / (block.title or f"line_{block.line}.py")
+                # Planning reads the code of modules; a failure should name the line of the page.
+                above = "" if block.title else "\n" * (block.line - 1)
+                file.write_text(above + block.text)
+                if not block.title:
+                    exec(compile(file.read_text(), str(file), "exec"), names)
+            for command, wanted in commands(block):
+                trouble = unlike(wanted, output(command, folder))
+                assert not trouble, f"{page.name}:{block.line}: {command}\n{trouble}"
+
+
+@pytest.fixture(scope="module")
+def first_split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that who followed the first page is in."""
+    folder = tmp_path_factory.mktemp("first")
+    follow(FIRST, folder)
+    return folder
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if any(b.kind in RUN for b in blocks(p))], ids=page_id
+    "page", [p for p in PAGES if any(b.kind not in SHOWN for b in blocks(p))], ids=page_id
 )
-def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of the page, in one folder: python blocks share their names."""
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in blocks(page):
-        if block.kind == "python":
-            file = tmp_path / f"line_{block.line}.py"  # a file: planning reads the code of modules
-            file.write_text("\n" * (block.line - 1) + block.text)
-            exec(compile(file.read_text(), str(file), "exec"), names)
-        if block.kind == "console":
-            for command, wanted in commands(block):
-                found = output(shlex.split(command))
-                check = doctest.OutputChecker()
-                example = doctest.Example(command, wanted)
-                assert check.check_output(wanted, found, doctest.ELLIPSIS), (
-                    f"{page.name}:{block.line}: {command}\n"
-                    + check.output_difference(example, found, doctest.ELLIPSIS)
-                )
-
-
-def commands(block: Block) -> Iterator[tuple[str, str]]:
-    """Each line after a `$`, and what stands below it; `...` there stands for anything."""
-    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-        command, _, wanted = part.partition("\n")
-        yield command, wanted
-
-
-def output(words: list[str]) -> str:
-    """What a command prints."""
-    if words[0] == "cat":
-        return Path(words[1]).read_text()
-    assert words[0] == "shardwright", f"no block should run {words[0]}"
-    result = CliRunner().invoke(main, words[1:], prog_name="shardwright", catch_exceptions=False)
-    return result.output
+def test_blocks_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    goes_on = "folder of [the first split]" in " ".join(page.read_text().split())
+    if goes_on or page == FIRST:
+        shutil.copytree(request.getfixturevalue("first_split"), tmp_path, dirs_exist_ok=True)
+    if page != FIRST:
+        follow(page, tmp_path)
 
 
 # --- links and paths
@@ -111,13 +105,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"(?:\]\(|(?:href|src|srcset)=\")([^)\"\s]+)", text):
         file, _, anchor = target.partition("#")
-        if target.startswith(("http://", "https://")):
+        if target.startswith(("http://", "https://", "gallery/")):
             continue
         path = page.parent / file if file else page
         assert path.exists(), f"{page.name} links to {target}"
         if anchor and path.suffix == ".md":
             headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
             assert anchor in map(slug, headings), f"{page.name} links to {target}"
+
+
+def test_the_gallery_has_every_published_model() -> None:
+    """`make docs` makes these pages."""
+    linked = re.findall(r'href="gallery/([\w-]+)\.html"', (DOCS / "gallery.md").read_text())
+    assert linked == list(MODELS)
 
 
 @pytest.mark.parametrize("page", LINKED, ids=page_id)
@@ -135,7 +135,7 @@ def test_paths_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_targets_of_make_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"`make (?:\w+=\S+ )*(\w+)|^make (\w+)", page.read_text()):
+    for target in re.findall(r"`make (?:\w+=\S+ )*([\w-]+)|^make ([\w-]+)", page.read_text()):
         assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
 
 

@@ -47,6 +47,11 @@ def test_version_is_that_of_pyproject() -> None:
     assert shardwright.__version__ == installed == PYPROJECT["project"]["version"]
 
 
+def test_version_has_release_notes() -> None:
+    notes = (ROOT / "CHANGELOG.md").read_text()
+    assert f"\n## {PYPROJECT['project']['version']}\n" in notes
+
+
 @pytest.mark.parametrize(
     "target",
     [

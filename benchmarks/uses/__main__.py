@@ -6,15 +6,19 @@
 
 Each use runs on the whole model and on the split one; outputs, and gradients of all parameters, are
 compared. A use that the whole model cannot do is not counted. Prints what is not equal and a
-count of each verdict; `--json FILE` writes all rows. Exits with 1 if anything is wrong, or raises
-something else than one of our errors.
+count of each verdict; `--json FILE` writes all rows, beside those of other models and uses that are
+in it. Exits with 1 if anything is wrong, raises something else than our errors, or is refused
+that never should be.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -26,9 +30,10 @@ from benchmarks.uses.case import VERDICTS, compared
 from benchmarks.uses.models import names
 from benchmarks.uses.subject import USES
 from benchmarks.zoo import write
-from benchmarks.zoo_ranks import sweep
+from benchmarks.zoo_ranks import Job, sweep
+from shardwright.planner.contract.files import write_atomically
 
-BAD = ("wrong", "raw")
+BAD = ("denied", "wrong", "raw")
 
 
 @click.command()
@@ -56,18 +61,30 @@ def main(
     if unknown := {*models} - {*names()}:
         raise click.UsageError(f"no such model: {', '.join(sorted(unknown))}; {', '.join(names())}")
     jobs = [(model, use) for model in chosen for use in uses or USES]
-    console, rows = Console(stderr=True), []
-    found = sweep(jobs, tp, compared, groups, limit)
-    for row in track(found, "uses", len(jobs), console=console, disable=not console.is_terminal):
-        if "error" in row:  # a rank ended, or all wait for each other
-            row |= {"tp": tp, "verdict": "raw", "text": row.pop("error")}
-        rows.append(row)
-        if path:
-            write(path, {"rows": rows})
-    Console(width=150).print(report(rows))
-    bad = [row for row in rows if row["verdict"] in BAD]
-    print(summary(rows))
+    console, found = Console(stderr=True), _before(path, jobs, tp)
+    with TemporaryDirectory() as plans:
+        rows = sweep(jobs, tp, partial(compared, plans), groups, limit)
+        for row in track(rows, "uses", len(jobs), console=console, disable=not console.is_terminal):
+            if "error" in row:  # a rank ended, or all wait for each other
+                row |= {"tp": tp, "verdict": "raw", "text": row.pop("error")}
+            row.pop("raised", None)
+            found.append(row)
+            if path and (row["name"] == jobs[-1][1] or len(found) % 50 == 0):
+                write(path, {"rows": found})
+    text = summary(found)
+    if path:
+        write(path, {"rows": found})
+        write_atomically(path.with_suffix(".txt"), text + "\n")
+    Console(width=150).print(report(found))
+    print(text)
+    bad = [row for row in found if row["verdict"] in BAD]
     sys.exit(1 if bad else 0)
+
+
+def _before(path: Path | None, jobs: list[Job], tp: int) -> list[dict[str, Any]]:
+    """The rows of an earlier run in that file, but for those that are made anew."""
+    rows = json.loads(path.read_text())["rows"] if path and path.exists() else []
+    return [row for row in rows if (row["kind"], row["name"]) not in jobs or row["tp"] != tp]
 
 
 def report(rows: list[dict[str, Any]]) -> Table:
@@ -88,11 +105,21 @@ def report(rows: list[dict[str, Any]]) -> Table:
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """How many of each verdict."""
+    """How many of each verdict, by group of models, and what is refused."""
+    models, uses = {r["kind"] for r in rows}, {r["name"] for r in rows}
+    lines = [f"{len(models)} models x {len(uses)} uses"]
+    for group in dict.fromkeys(r["kind"].partition("/")[0] for r in rows):
+        mine = [r for r in rows if r["kind"].partition("/")[0] == group]
+        lines.append(f"{group:15}{len({r['kind'] for r in mine}):3} models: {_counts(mine)}")
+    lines.append(f"{'all':15}{len(models):3} models: {_counts(rows)}")
+    refused = Counter(r["name"] for r in rows if r["verdict"] == "refused")
+    lines += [f"  refused {n:4} x {use}" for use, n in refused.most_common()]
+    return "\n".join(lines)
+
+
+def _counts(rows: list[dict[str, Any]]) -> str:
     count = Counter(row["verdict"] for row in rows)
-    words = ", ".join(f"{count[v]} {v}" for v in VERDICTS if count[v])
-    models, uses = len({r["kind"] for r in rows}), len({r["name"] for r in rows})
-    return f"{models} models x {uses} uses: {words}"
+    return ", ".join(f"{count[v]} {v}" for v in VERDICTS if count[v])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from benchmarks.compare import weighing_loss
 from benchmarks.uses.subject import Subject, Unfit, base, blocks, padding, tensors, use, weigh
+from benchmarks.zoo_case import CASTS
 from shardwright.runtime.gather import full_tensors
 
 
@@ -31,17 +32,19 @@ def every_output(s: Subject) -> Any:
 @use()
 def hidden_states(s: Subject) -> Any:
     """All hidden states, and a loss of all of them."""
-    s.text()
+    s.known()
     out = s.call(output_hidden_states=True)
-    weigh(out.hidden_states).backward()
-    return out.hidden_states
+    found = {name: value for name, value in out.items() if name.endswith("hidden_states")}
+    weigh(found).backward()
+    return found
 
 
 @use()
 def last_hidden_state(s: Subject) -> Any:
     """One hidden state, as embeddings and distillation take it."""
-    s.text()
-    state = s.call(output_hidden_states=True).hidden_states[-1]
+    s.known()
+    out = s.call(output_hidden_states=True)
+    state = next(out[n] for n in ("hidden_states", "decoder_hidden_states") if n in out)[-1]
     state.pow(2).sum().backward()
     return state
 
@@ -49,16 +52,16 @@ def last_hidden_state(s: Subject) -> Any:
 @use()
 def middle_hidden_state_and_loss(s: Subject) -> Any:
     """A loss of a hidden state added to that of the logits."""
-    s.text()
+    s.known()
     out = s.call(output_hidden_states=True)
     (out.hidden_states[1].pow(2).sum() + weighing_loss(out)).backward()
     return [out.logits, out.hidden_states[1]]
 
 
-@use()
+@use(may_refuse=True)
 def attentions(s: Subject) -> Any:
     """Attention weights as outputs."""
-    s.text()
+    s.known()
     out = s.call(output_attentions=True)
     found = [a for a in out.attentions or () if a is not None]
     if not found:
@@ -70,7 +73,7 @@ def attentions(s: Subject) -> Any:
 @use()
 def base_model_alone(s: Subject) -> Any:
     """The model without its head, called from outside."""
-    s.text()
+    s.known()
     out = base(s.model)(*s.args, **s.inputs)
     weigh(out[0]).backward()
     return out[0]
@@ -79,10 +82,11 @@ def base_model_alone(s: Subject) -> Any:
 @use()
 def base_model_with_hidden_states(s: Subject) -> Any:
     """The same with all hidden states."""
-    s.text()
+    s.known()
     out = base(s.model)(*s.args, **s.inputs, output_hidden_states=True)
-    weigh(out.hidden_states).backward()
-    return out.hidden_states
+    found = {name: value for name, value in out.items() if name.endswith("hidden_states")}
+    weigh(found).backward()
+    return found
 
 
 @use()
@@ -135,7 +139,7 @@ def head_alone(s: Subject) -> Any:
     return [out, given.grad]
 
 
-@use()
+@use(tolerance=CASTS)
 def labels(s: Subject) -> Any:
     """Loss by the model, and its logits."""
     s.text()
@@ -144,7 +148,7 @@ def labels(s: Subject) -> Any:
     return [out.loss, out.logits]
 
 
-@use()
+@use(tolerance=CASTS)
 def ignored_labels(s: Subject) -> Any:
     """Most labels left out."""
     s.text()
@@ -155,7 +159,17 @@ def ignored_labels(s: Subject) -> Any:
     return out.loss
 
 
-@use()
+@use(tolerance=CASTS)
+def class_labels(s: Subject) -> Any:
+    """Loss by a classifier."""
+    s.known()
+    batch = next(v for v in s.inputs.values() if isinstance(v, Tensor)).shape[0]
+    out = s.call(labels=torch.arange(batch) % s.whole.config.num_labels)
+    out.loss.backward()
+    return [out.loss, out.logits]
+
+
+@use(tolerance=CASTS)
 def own_loss_of_some_logits(s: Subject) -> Any:
     """A loss by the user over some positions."""
     s.text()
@@ -168,7 +182,7 @@ def own_loss_of_some_logits(s: Subject) -> Any:
 @use()
 def tuple_outputs(s: Subject) -> Any:
     """`return_dict=False`."""
-    s.text()
+    s.known()
     out = s.call(return_dict=False)
     weigh(out[0]).backward()
     return out[0]
@@ -258,7 +272,7 @@ def gradients_by_autograd_grad(s: Subject) -> Any:
     return full_tensors(s.model, grads)
 
 
-@use()
+@use(may_refuse=True)
 def functional_gradients(s: Subject) -> Any:
     """`torch.func`."""
     named = {n: p.detach() for n, p in s.model.named_parameters()}

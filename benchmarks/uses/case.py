@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import shardwright
 from benchmarks.compare import differences, of_all
 from benchmarks.uses import calls, decoding, inside, modes, state, steps
 from benchmarks.uses.models import Made, make
@@ -24,11 +25,17 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
+from tests import planning
+
+T = TypeVar("T")
 
 GROUPS = (calls, modes, inside, steps, state, decoding)
 """The files whose uses are run."""
-VERDICTS = ("unfit", "equal", "refused", "unplanned", "wrong", "raw")
-"""From what says nothing to the worst: what any rank has is the row's."""
+VERDICTS = ("unfit", "equal", "refused", "denied", "unplanned", "wrong", "raw")
+"""From what says nothing to the worst, and that of any rank is the row's. Denied is what is refused
+though it never should be."""
+TORCH_S = ("got mixed torch.Tensor and DTensor", "Sharding propagation failed")
+"""What torch says where it does not know how to go on with parts of a whole: it refuses, too."""
 
 
 class Shown(NamedTuple):
@@ -38,18 +45,26 @@ class Shown(NamedTuple):
     gradients: Mapping[str, Tensor]
 
 
-def compared(name: str, use: str, rank: int, tp: int, mesh: Mesh) -> dict[str, Any]:
-    """The row of a model and a use; all ranks return the same."""
-    made, plan = _prepared(name, rank, tp)
+def compared(plans: str, name: str, use: str, rank: int, tp: int, mesh: Mesh) -> dict[str, Any]:
+    """The row of a model and a use; all ranks return the same.
+
+    Plans are kept in the folder `plans`, for processes that take over from others.
+    """
+    made, plan = _prepared(plans, name, use if USES[use].before else "", rank, tp)
     if isinstance(plan, str):
         return _row(name, use, tp, "unplanned", plan)
-    expected = _whole(made, use)
-    if expected is None:
-        return _row(name, use, tp, "unfit")
-    every = of_all(_outcome(made, use, plan, mesh, expected), tp)
+    expected = _of_first(rank, lambda: _whole(made, use))
+    if isinstance(expected, str):
+        return _row(name, use, tp, "unfit", expected)
+    with TemporaryDirectory() as own:
+        split = apply(copy.deepcopy(made.model), plan, mesh)
+        folder = _of_first(rank, lambda: own)
+        every = of_all(_outcome(made, use, split, folder, expected), tp)
     verdict, text = max(every, key=lambda found: VERDICTS.index(found[0]))
     if verdict == "refused" and len({v for v, _ in every}) > 1:
         verdict, text = "raw", f"refused on some ranks only: {text}"
+    if verdict == "refused" and not USES[use].may_refuse:
+        verdict = "denied"
     return _row(name, use, tp, verdict, text)
 
 
@@ -57,40 +72,59 @@ def _row(name: str, use: str, tp: int, verdict: str, text: str = "") -> dict[str
     return {"kind": name, "name": use, "tp": tp, "verdict": verdict, "text": text}
 
 
-@lru_cache(maxsize=1)
-def _prepared(name: str, rank: int, tp: int) -> tuple[Made, Plan | str]:
-    """The model, and the plan that rank 0 makes, or why there is none."""
+def _of_first(rank: int, work: Callable[[], T]) -> T:
+    """What `work` gives on rank 0, on all: what is the same on each is computed once."""
+    box: list[Any] = [work() if rank == 0 else None]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+@lru_cache(maxsize=2)
+def _prepared(plans: str, name: str, changed: str, rank: int, tp: int) -> tuple[Made, Plan | str]:
+    """The model, `changed` as that use has it, and the plan of rank 0, or why there is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = make(name)
-    box: list[Any] = [None]
-    if rank == 0:
-        try:
-            box = [
-                (
-                    True,
-                    shardwright.plan(made.model, tp=tp, objective="memory", **made.plan).to_json(),
-                )
-            ]
-        except Exception as error:
-            box = [(False, _text(error))]
-    dist.broadcast_object_list(box)
-    planned, text = box[0]
+        if changed:
+            before = USES[changed].before
+            assert before is not None
+            try:
+                made = replace(made, model=before(made.model))
+            except Exception as error:  # the model is not made for that
+                return made, _text(error)
+    file = Path(plans) / f"{name.replace('/', '_')}_{changed}_{tp}.json"
+    planned, text = _of_first(rank, lambda: _planned(file, tp, made))
     return made, Plan.from_json(text) if planned else text
 
 
-def _whole(made: Made, use: str) -> Shown | None:
-    """What the whole model shows; None where it cannot do that."""
-    model = copy.deepcopy(made.model)
+def _planned(file: Path, tp: int, made: Made) -> tuple[bool, str]:
+    """The plan as JSON, or why there is none, and whether there is one."""
+    if file.exists():
+        return True, file.read_text()
     try:
-        return _shown(made, use, model)
-    except Exception:  # whatever it is, the model itself cannot do it
-        return None
+        text = planning.plan(made.model, tp=tp, **made.plan).to_json()
+    except Exception as error:
+        return False, _text(error)
+    file.write_text(text)
+    return True, text
 
 
-def _shown(made: Made, use: str, model: Any) -> Shown:
+def _whole(made: Made, use: str) -> Shown | str:
+    """What the whole model shows; or why it shows nothing."""
+    try:
+        with TemporaryDirectory() as folder:
+            return _shown(made, use, copy.deepcopy(made.model), folder)
+    except Unfit:
+        return ""
+    except Exception as error:  # whatever it is, the model itself cannot do it
+        return _text(error)
+
+
+def _shown(made: Made, use: str, model: Any, folder: str) -> Shown:
     torch.manual_seed(0)
-    subject = Subject(model, made.inputs, made.args, copy.deepcopy(made.model))
+    # Copies: some write into what they are given.
+    given = copy.deepcopy((made.inputs, made.args))
+    subject = Subject(model, *given, copy.deepcopy(made.model), folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         values = [t.detach().clone() for t in tensors(USES[use].run(subject))]
@@ -99,18 +133,27 @@ def _shown(made: Made, use: str, model: Any) -> Shown:
     return Shown(values, full_tensors(model, gradients) if gradients else {})
 
 
-def _outcome(made: Made, use: str, plan: Plan, mesh: Mesh, expected: Shown) -> tuple[str, str]:
+def _outcome(made: Made, use: str, split: Any, folder: str, expected: Shown) -> tuple[str, str]:
     """Verdict and what it is about, on this rank."""
     allowed = max(made.tolerance, USES[use].tolerance)
     try:
-        found = _shown(made, use, apply(copy.deepcopy(made.model), plan, mesh))
-    except ShardwrightError as error:
-        return "refused", str(error)
+        found = _shown(made, use, split, folder)
     except Unfit:
         return "wrong", "the split model has no such thing"
     except Exception as error:
-        return "raw", _text(error)
+        return _refusal(error) or ("raw", _text(error))
     return _verdict(found, expected, allowed)
+
+
+def _refusal(error: BaseException | None) -> tuple[str, str] | None:
+    """The verdict on an error of ours, also where torch put it into one of its own, or torch's."""
+    if error is None:
+        return None
+    if isinstance(error, ShardwrightError):
+        return "refused", str(error)
+    if any(words in str(error) for words in TORCH_S):
+        return "refused", f"by torch: {_text(error)}"
+    return _refusal(error.__cause__ or error.__context__)
 
 
 def _verdict(found: Shown, expected: Shown, allowed: float) -> tuple[str, str]:

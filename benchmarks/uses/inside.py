@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from benchmarks.uses.subject import Subject, Unfit, blocks, tensors, use, weigh
 
@@ -92,6 +93,17 @@ def norms_of_weights(s: Subject) -> Any:
 def weight_decay_in_the_loss(s: Subject) -> Any:
     """A penalty on parameters."""
     loss = weigh(s.call()) + 0.1 * torch.stack([p.pow(2).sum() for p in s.model.parameters()]).sum()
+    loss.backward()
+    return loss
+
+
+@use()
+def weight_decay_of_whole_numbers(s: Subject) -> Any:
+    """The same, where what is computed of parameters is made whole before it joins the loss."""
+    penalty = torch.stack([p.pow(2).sum() for p in s.model.parameters()]).sum()
+    if isinstance(penalty, DTensor):
+        penalty = penalty.full_tensor()
+    loss = weigh(s.call()) + 0.1 * penalty
     loss.backward()
     return loss
 

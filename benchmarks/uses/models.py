@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.uses.towers import TOWERS
 from benchmarks.zoo import FIRST, SAMPLE
-from benchmarks.zoo_case import EXACT, case
-from tests.planner import modules
+from benchmarks.zoo_case import CASTS, EXACT, case
+from tests.planner import modules, multimodal, off_inputs
 from tests.planner.equal import Inputs, ids
 
 HAND = (
@@ -43,9 +44,9 @@ class Made:
 def names() -> list[str]:
     """All models that can be made here: `group/name`."""
     zoo = [f"{kind}/{n}" for kind, first in FIRST.items() for n in (*first, *SAMPLE[kind])]
-    hand = [f"hand/{n}" for n in HAND]
+    hand = [f"hand/{n}" for n in (*HAND, *off_inputs.MODELS)]
     more = [n for n, made in FOREIGN.items() if importlib.util.find_spec(made.package)]
-    return [*zoo, *hand, *more]
+    return [*zoo, *TOWERS, *hand, *more]
 
 
 def make(name: str) -> Made:
@@ -53,7 +54,14 @@ def make(name: str) -> Made:
     group, _, leaf = name.partition("/")
     if group in FIRST:
         found = case(group, leaf)
+        if found.model.config.is_encoder_decoder and found.model.can_generate():
+            found.model.generation_config.decoder_start_token_id = 0
         return Made(found.model, found.inputs, (), {"kwargs": found.example}, found.tolerance)
+    if name in TOWERS:
+        return _by_name(TOWERS[name])
+    if leaf in off_inputs.MODELS and group == "hand":
+        cls, _, inputs = off_inputs.MODELS[leaf]
+        return _by_position(cls, inputs)
     if group == "hand":
         cls = getattr(modules, leaf)
         return _by_position(lambda: cls(), modules.inputs_of(leaf))
@@ -64,12 +72,25 @@ def make(name: str) -> Made:
 def _by_position(build: Callable[[], nn.Module], inputs: Inputs) -> Made:
     """A module that takes its inputs by position."""
     torch.manual_seed(0)
-    model = build().double().eval()
+    model = _drawn(build())
+    return Made(model, args=inputs(3, 16), plan={"args": inputs(5, 16)})
+
+
+def _by_name(make: Callable[[], multimodal.Made]) -> Made:
+    """A model of transformers that takes more than text; several compute in float32 inside."""
+    torch.manual_seed(0)
+    model, inputs = make()
+    return Made(_drawn(model), inputs(2, 7), plan={"kwargs": inputs(3, 19)}, tolerance=CASTS)
+
+
+def _drawn(model: nn.Module) -> nn.Module:
+    """In float64, with biases and norms that no rank could guess; then the next seed."""
+    model = model.double().eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.02)
     torch.manual_seed(1)
-    return Made(model, args=inputs(3, 16), plan={"args": inputs(5, 16)})
+    return model
 
 
 @dataclass(frozen=True)

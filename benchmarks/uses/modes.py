@@ -11,6 +11,7 @@ from torch import Tensor
 
 from benchmarks.compare import weighing_loss
 from benchmarks.uses.subject import Subject, use, weigh, without_dropout
+from benchmarks.zoo_case import CASTS
 
 
 @use()
@@ -23,7 +24,7 @@ def training_mode(s: Subject) -> Any:
     return out
 
 
-@use()
+@use(tolerance=CASTS)
 def training_mode_with_labels(s: Subject) -> Any:
     """The same with labels: what auxiliary losses hang on."""
     s.text()
@@ -47,7 +48,7 @@ def train_then_eval(s: Subject) -> Any:
 @use()
 def gradient_checkpointing(s: Subject) -> Any:
     """As transformers turns it on."""
-    model = s.text()
+    model = s.known()
     without_dropout(model)
     model.gradient_checkpointing_enable()
     model.train()
@@ -101,6 +102,22 @@ def deep_copy(s: Subject) -> Any:
     out = replace(s, model=twin).call()
     weigh(out).backward()
     return [out, s.call()]
+
+
+def _with_lora(model: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(3)
+    made = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    return made.to(next(model.parameters()).dtype).eval().get_base_model()
+
+
+@use(before=_with_lora)
+def lora_before_splitting(s: Subject) -> Any:
+    """Adapters on all linear layers, and their gradients."""
+    out = s.call()
+    weigh(out).backward()
+    return out
 
 
 @use()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import tempfile
 from dataclasses import replace
 from typing import Any
 
@@ -43,13 +42,26 @@ def state_dict_values(s: Subject) -> Any:
     return [v for v in s.model.state_dict().values() if v.is_floating_point()]
 
 
-@use(may_refuse=True)
+@use()
 def torch_save(s: Subject) -> Any:
+    """`torch.save` of a state dict, each rank to a file of its own, read again."""
+    file = io.BytesIO()
+    torch.save(s.model.state_dict(), file)
+    file.seek(0)
+    with torch.no_grad():
+        for p in s.model.parameters():
+            p.zero_()
+    s.model.load_state_dict(torch.load(file, weights_only=False))
+    return s.call()
+
+
+@use(may_refuse=True)
+def torch_save_for_the_whole(s: Subject) -> Any:
     """`torch.save` of a state dict, read again as the whole model's."""
     file = io.BytesIO()
     torch.save(s.model.state_dict(), file)
     file.seek(0)
-    s.whole.load_state_dict(torch.load(file))
+    s.whole.load_state_dict(torch.load(file, weights_only=False))
     return replace(s, model=s.whole).call()
 
 
@@ -62,10 +74,9 @@ def pickled(s: Subject) -> Any:
 @use(may_refuse=True)
 def save_pretrained(s: Subject) -> Any:
     """Saved as transformers does, read as a whole model."""
-    model = s.text()
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        again = type(s.whole).from_pretrained(folder, dtype=next(s.whole.parameters()).dtype)
+    model = s.known()
+    model.save_pretrained(s.folder)
+    again = type(s.whole).from_pretrained(s.folder, dtype=next(s.whole.parameters()).dtype)
     return replace(s, model=again.eval()).call()
 
 
@@ -86,7 +97,7 @@ def lora_after_splitting(s: Subject) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise Unfit from None
-    s.text()
+    s.known()
     torch.manual_seed(0)
     model = get_peft_model(
         s.model, LoraConfig(target_modules="all-linear", init_lora_weights=False)

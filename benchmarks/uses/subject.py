@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 class Unfit(Exception):
@@ -26,6 +27,8 @@ class Subject:
     inputs: Mapping[str, Any]
     args: tuple[Any, ...]
     whole: Any
+    folder: str
+    """Empty at first, and the same for all ranks."""
 
     def call(self, **more: Any) -> Any:
         """The model's forward with its own inputs, and `more` in place of some."""
@@ -33,21 +36,25 @@ class Subject:
 
     @property
     def ids(self) -> Tensor:
-        """Token ids, of text models."""
-        if "input_ids" not in self.inputs or "decoder_input_ids" in self.inputs:
+        """Token ids, of models that take such; an encoder's where there is one."""
+        if "input_ids" not in self.inputs:
             raise Unfit
         return self.inputs["input_ids"]
 
-    def text(self) -> Any:
-        """The model, if it is a text model of transformers."""
+    def known(self) -> Any:
+        """The model, if it is one of transformers."""
         if not hasattr(self.model, "config") or not hasattr(self.model, "base_model"):
             raise Unfit
-        assert self.ids is not None
         return self.model
+
+    def text(self) -> Any:
+        """The model, if it is one of transformers that takes text."""
+        assert self.ids is not None
+        return self.known()
 
     def writer(self) -> Any:
         """The model, if it generates."""
-        model = self.text()
+        model = self.known()
         if not getattr(model, "can_generate", lambda: False)():
             raise Unfit
         return model
@@ -61,16 +68,22 @@ class Use:
     tolerance: float = 0.0
     may_refuse: bool = False
     """Whether a clear refusal is as good: the whole model has no such thing to compare with."""
+    before: Callable[[Any], Any] | None = None
+    """What is done to the model before it is planned and split; None for nothing."""
 
 
 USES: dict[str, Use] = {}
 
 
-def use(tolerance: float = 0.0, may_refuse: bool = False) -> Callable[[Any], Any]:
+def use(
+    tolerance: float = 0.0,
+    may_refuse: bool = False,
+    before: Callable[[Any], Any] | None = None,
+) -> Callable[[Any], Any]:
     """Add a function to the uses by its name."""
 
     def add(fn: Callable[[Subject], Any]) -> Callable[[Subject], Any]:
-        USES[fn.__name__] = Use(fn, tolerance, may_refuse)
+        USES[fn.__name__] = Use(fn, tolerance, may_refuse, before)
         return fn
 
     return add
@@ -79,7 +92,7 @@ def use(tolerance: float = 0.0, may_refuse: bool = False) -> Callable[[Any], Any
 def tensors(tree: Any) -> list[Any]:
     """All tensors in outputs, dicts, lists, dataclasses and own classes, whole, in order."""
     if isinstance(tree, Tensor):
-        return [tree]
+        return [tree.full_tensor() if isinstance(tree, DTensor) else tree]
     if hasattr(tree, "whole") and callable(tree.whole):
         return [tree.whole()]
     if isinstance(tree, Mapping):

@@ -7,7 +7,13 @@ import json
 import click
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Examples:
+  shardwright schema
+  shardwright schema > plan.schema.json
+"""
+)
 def schema() -> None:
     """Print the JSON Schema of a plan."""
     from shardwright.planner.contract.plan_file import Plan

@@ -153,6 +153,8 @@ def _tests(
     for way, placed in (("takes", module.takes), ("gives", module.gives)):
         for i, one in enumerate(placed):
             yield f"{way}.{i}", lambda p=one.placement: _check_whole(p, coords)
+    for i, drawn in enumerate(module.draws):
+        yield f"draws.{i}", lambda p=drawn.placement: _check_whole(p, coords)
     for path, dim in module.attributes.items():
         yield f"attributes.{path}", lambda p=path, d=dim: _check_attribute(p, d, coords)
     for call, dims in module.sizes.items():

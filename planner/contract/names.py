@@ -22,7 +22,7 @@ def pattern(name: str) -> str:
 def slot_pattern(slot: str) -> str:
     """`slot` with * for each number in it but the first: one element of a tuple is not another."""
     first, dot, rest = slot.partition(".")
-    return first + dot + pattern(rest)
+    return first + dot + pattern(rest) if dot else slot
 
 
 def is_within(name: str, around: str) -> bool:

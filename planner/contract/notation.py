@@ -24,6 +24,7 @@ A mesh dim may be a product of sub-axes, `tp.0` the major one; `tp` means all of
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Atom, Concat, Dim, Product
@@ -33,6 +34,7 @@ LONGEST, DEEPEST, DIGITS = 100_000, 16, 18
 """Characters of a placement, brackets in one another, digits of a size."""
 
 
+@lru_cache(maxsize=1 << 12)
 def parse(text: str) -> Placement:
     """The placement that `text` writes down; `str` of it gives the text back.
 

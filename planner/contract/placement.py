@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from shardwright.planner.contract.dims import Dim, atoms, dim_size, unsplit
 from shardwright.planner.contract.mesh import Coords
@@ -23,13 +24,13 @@ class Placement:
                 text += f" | {word} {' '.join(names)}"
         return text
 
-    @property
-    def meshes(self) -> set[str]:
+    @cached_property
+    def meshes(self) -> frozenset[str]:
         """Mesh dims that split some dimension."""
-        return {a.mesh for d in self.dims for a in atoms(d) if a.mesh}
+        return frozenset(a.mesh for d in self.dims for a in atoms(d) if a.mesh)
 
     @property
-    def named(self) -> set[str]:
+    def named(self) -> frozenset[str]:
         """Every mesh dim and sub-axis that the placement names."""
         return self.meshes | {*self.partial, *self.grad_partial}
 

@@ -84,6 +84,9 @@ class Placed(_Part):
     placement: str
 
 
+Draws = Literal["", "training", "always"]
+
+
 class TracedCall(_Part):
     """A call that the plan is proven for."""
 
@@ -99,12 +102,16 @@ class TracedCall(_Part):
         default=False,
         description="whether it is proven in training mode; left out where it is not",
     )
+    draws: Draws = Field(
+        default="",
+        description="when random numbers are drawn in it; left out where none are",
+    )
 
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """No state and no training mode are not written."""
+        """No state, no training mode and no draws are not written."""
         out = write(self)
-        return {k: v for k, v in out.items() if v or k not in ("state", "training")}
+        return {k: v for k, v in out.items() if v or k not in ("state", "training", "draws")}
 
 
 class ParameterPlan(_Part):
@@ -112,6 +119,15 @@ class ParameterPlan(_Part):
 
     placement: str
     use: str | None = None
+
+
+class RandomNumbers(_Part):
+    """What a module draws random numbers for, such as those by which dropout drops."""
+
+    placement: str = Field(description="of the numbers: ranks draw them whole, and keep this part")
+    length: str | None = Field(
+        default=None, description="the axis of run-time size that is split, if one is"
+    )
 
 
 class ModulePlan(_Part):
@@ -144,12 +160,17 @@ class ModulePlan(_Part):
         "ones: {'forward.view.0': '?, ?, 4@tp'} is the first call of a `view` in the source of "
         "`forward`; left out where there are none",
     )
+    draws: list[RandomNumbers] = Field(
+        default=[],
+        description="what its own code draws random numbers for, in order, where ranks have parts "
+        "of some of it; left out where there is none",
+    )
 
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """No sizes and no attention are not written."""
+        """No sizes, no draws and no attention are not written."""
         out = write(self)
-        return {k: v for k, v in out.items() if v or k not in ("attention", "sizes")}
+        return {k: v for k, v in out.items() if v or k not in ("attention", "draws", "sizes")}
 
 
 class Replicated(_Part):

@@ -7,6 +7,7 @@ that do the same it is done together, in one collective.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from shardwright.errors import PlanError
@@ -75,6 +76,14 @@ def steps(source: Placement, target: Placement, coords: Coords) -> list[Step]:
     Raises:
         PlanError: there is no way from one to the other, or one contradicts itself.
     """
+    return list(_steps(source, target, tuple(coords.items())))
+
+
+@lru_cache(maxsize=1 << 12)
+def _steps(
+    source: Placement, target: Placement, at: tuple[tuple[str, tuple[int, int]], ...]
+) -> tuple[Step, ...]:
+    coords = dict(at)
     changes = _changes(source, target, coords)
     same = {
         a.mesh
@@ -87,8 +96,8 @@ def steps(source: Placement, target: Placement, coords: Coords) -> list[Step]:
     still, already = set(source.meshes), set(same & target.meshes)
     for mesh, a, b in changes:
         if a.mesh in same or not (a.mesh or b.mesh):
-            at = _sharded(source, mesh, coords, still) if a.mesh else (None, None)
-            flags += _route(mesh, a.kind, b.kind, *at)
+            held = _sharded(source, mesh, coords, still) if a.mesh else (None, None)
+            flags += _route(mesh, a.kind, b.kind, *held)
             continue
         between = b.kind
         if a.mesh:
@@ -100,7 +109,7 @@ def steps(source: Placement, target: Placement, coords: Coords) -> list[Step]:
             before = between if a.mesh else a.kind
             enter += _route(mesh, before, b.kind, *_sharded(target, mesh, coords, already))
             already.add(mesh)
-    return [*leave, *enter, *flags] if enter else [*flags, *leave]
+    return (*leave, *enter, *flags) if enter else (*flags, *leave)
 
 
 def _changes(source: Placement, target: Placement, coords: Coords) -> list[tuple[str, Side, Side]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,19 +66,19 @@ def _run(op: Op, grads: tuple[bool, ...]) -> frozenset[int]:
 
 def _call(op: Op, given: list[torch.Tensor]) -> Any:
     """The results of the overload that has these arguments; None where none takes them."""
-
-    def swap(value: Any) -> Any:
-        if isinstance(value, Operand):
-            return given[value.index]
-        return [swap(v) for v in value] if isinstance(value, (list, tuple)) else value
-
     packet = packet_named(op.call.op)
     for overload in packet.overloads() if packet is not None else ():
         call = getattr(packet, overload)
         names = [a.name for a in call._schema.arguments]
         if set(names) == op.call.arguments.keys():
             try:
-                return call(**{n: swap(v) for n, v in op.call.arguments.items()})
+                return call(**{n: _argument(v, given) for n, v in op.call.arguments.items()})
             except (RuntimeError, TypeError, NotImplementedError):
                 continue
     return None
+
+
+def _argument(value: Any, given: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, Operand):
+        return given[value.index]
+    return [_argument(v, given) for v in value] if isinstance(value, (list, tuple)) else value

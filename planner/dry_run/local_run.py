@@ -20,7 +20,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.like_blocks import LikeBlocks
 from shardwright.planner.trace.boundaries import map_slots
 from shardwright.planner.trace.calls import Calls, difference
-from shardwright.planner.trace.duplicate import duplicate
+from shardwright.planner.trace.duplicate import duplicated
 from shardwright.planner.trace.on_fake import follow, run_and_note
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.traced_calls import Run
@@ -50,7 +50,21 @@ def run_local(
 
     With `whole_calls`, compare what its code calls as well. Of `blocks`, like ones run once.
     """
-    local = duplicate(root)
+    with duplicated(root) as local:
+        return _run(local, runs, plan, coords, predicted, opaque, whole_calls, blocks)
+
+
+def _run(
+    local: nn.Module,
+    runs: Sequence[Run],
+    plan: Plan,
+    coords: Coords,
+    predicted: Mapping[tuple[str, str], list[tuple[int, ...]]],
+    opaque: Opaque,
+    whole_calls: Calls | None,
+    blocks: LikeBlocks,
+) -> Mismatch | None:
+    """`run_local` on a copy."""
     calls = [c.model_copy(update={"training": True}) for c in plan.calls]
     plan = plan.model_copy(update={"calls": calls})  # whatever else ranks draw random numbers for
     try:

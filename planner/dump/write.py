@@ -29,7 +29,7 @@ from shardwright.planner.search.task import Task
 from shardwright.planner.solvers.cpsat.model import cp_model
 from shardwright.planner.verify.check import Assignment
 
-INDEX = """What the planner saw and decided; docs/design.md says how to follow a wrong plan with it.
+INDEX = """What the planner saw and decided; docs/recipes/wrong-plan.md says how to follow it.
 
 decisions.txt  what was tried after what, what came of it, what is forbidden and why
 graph.txt      the traced graph: every op and module boundary, with its source line

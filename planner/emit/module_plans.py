@@ -12,6 +12,7 @@ from shardwright.planner.contract.names import fold, slot_pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Placed
 from shardwright.planner.contract.styles import LOCAL, styles
+from shardwright.planner.emit.draws import draws_of
 from shardwright.planner.emit.interfaces import gates, interfaces
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
@@ -43,7 +44,9 @@ def module_plans(
     given: dict[str, dict[str, str]] = {}
     for (module, call), text in sizes.items():
         given.setdefault(module, {})[call] = text
-    changed = parameters.keys() | {module for module, _ in changes} | local.keys() | given.keys()
+    drawn = draws_of(layouts)
+    changed = parameters.keys() | {module for module, _ in changes}
+    changed |= local.keys() | given.keys() | drawn.keys()
     every = interfaces(layouts, changed | gates(changed))
 
     def as_it_is(name: str, side: str, placed: list[Placed]) -> list[Placed]:
@@ -59,6 +62,7 @@ def module_plans(
             attention=changes.get((name, ATTENDS), []),
             attributes=local.get(name, {}),
             sizes=given.get(name, {}),
+            draws=drawn.get(name, []),
             takes=as_it_is(name, "in", every[name].takes) if name in every else [],
             gives=as_it_is(name, "out", every[name].gives) if name in every else [],
         )

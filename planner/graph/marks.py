@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 Names = tuple[str, ...]
 
@@ -45,6 +45,22 @@ class Kind:
     stays: bool = False
 
 
+class Draw(NamedTuple):
+    """Where code draws random numbers for the elements of a tensor.
+
+    Attributes:
+        module: Whose code does.
+        call: Which call of that module it is in.
+        number: Which draw of that call; -1 where numbers are drawn in another way than by dropout.
+        weights: Whether they are for what attention makes of the tensor, its queries.
+    """
+
+    module: str = ""
+    call: int = 0
+    number: int = -1
+    weights: bool = False
+
+
 def _tensors(demand: Demand = Demand.NOTHING, reason: str = "", stays: bool = False) -> Any:
     """A kind whose entries are tensors."""
     kind = Kind(lambda entry: (entry,), lambda _, names: names[0], demand, reason, stays)
@@ -52,7 +68,7 @@ def _tensors(demand: Demand = Demand.NOTHING, reason: str = "", stays: bool = Fa
 
 
 def _dims() -> Any:
-    """A kind whose entries are (tensor, number of the dim)."""
+    """A kind whose entries are (tensor, number of the dim), or what else is said of a tensor."""
     kind = Kind(lambda entry: entry[:1], lambda entry, names: (*names, entry[1]))
     return field(default_factory=set, metadata={"kind": kind})
 
@@ -110,8 +126,8 @@ class Marks:
     overwritten: set[str] = _tensors()
     """Tensors that code changes in place: autograd lets nobody do that to what only looks new."""
 
-    drawn: set[str] = _tensors()
-    """Tensors for whose elements random numbers are drawn: ranks that have as many stay in step."""
+    drawn: set[tuple[str, Draw]] = _dims()
+    """Tensors for whose elements random numbers are drawn, and where."""
 
     looped: set[str] = _tensors(stays=True)
     """Parameters that passes of a loop over data read, and tensors behind boundaries in them:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import TypeVar
 
@@ -52,6 +52,11 @@ class CostFunctionNetwork:
     states: States
     movable: int = 0
     """Least bytes of those parameters that may be split: what slack is a share of."""
+
+    def copy(self) -> CostFunctionNetwork:
+        """The same, to add factors to."""
+        problem = replace(self.problem, factors=[*self.problem.factors])
+        return replace(self, problem=problem)
 
     def assignment(self, values: tuple[int, ...]) -> dict[str, State]:
         """Tensor name -> state."""

@@ -23,7 +23,7 @@ class Style(NamedTuple):
     """What a style does, where that can be said in our words.
 
     Args:
-        dim: Of a parameter, counted from its end; None for whole.
+        dim: Of a parameter, counted from its end where negative; None for whole.
         vectors: Whether parameters of one dim are split too (never those named bias if not).
         into: Whether what goes into the module may change its placement.
         whole: Whether what comes out is made whole: gathered, or summed over the ranks.
@@ -50,8 +50,8 @@ STYLES: dict[str, Style] = {
     "rowwise_rep": Style(-1, vectors=False, into=True, whole=True, sums=True),
     "packed_colwise": Style(-2, into=True, parts=2),
     "packed_rowwise": Style(-1, vectors=False, parts=2, sums=True),
-    "embedding_rowwise": Style(-2, whole=True),
-    "embedding_colwise": Style(-1, whole=True),
+    "embedding_rowwise": Style(0, whole=True),
+    "embedding_colwise": Style(1, whole=True),
     "moe_tp_experts": Style(into=True, whole=True),
     "moe_identity_expert": Style(into=True),
     "mla_kv_a_proj": Style(back=True),
@@ -155,7 +155,7 @@ def split_dim(style: Style, parameter: str, ndim: int) -> int | None:
         return 0 if style.vectors else None
     if parameter.rpartition(".")[2] == "bias" and not style.vectors:
         return None
-    return ndim + style.dim
+    return style.dim if style.dim >= 0 else ndim + style.dim
 
 
 def pins(table: Mapping[str, str], module: nn.Module) -> dict[str, str]:

@@ -12,14 +12,22 @@ from typing import TypeVar
 from shardwright.planner.contract.dims import dim_size
 from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.names import slot_pattern
-from shardwright.planner.contract.plan_file import ModelIdentity, ModulePlan, Plan, TracedCall
+from shardwright.planner.contract.plan_file import (
+    Draws,
+    ModelIdentity,
+    ModulePlan,
+    Plan,
+    TracedCall,
+)
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.emit.drawing import drawing
+from shardwright.planner.emit.draws import draws_of
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph, Use
+from shardwright.planner.graph.marks import Draw
 from shardwright.planner.graph.trace_sizes import TRACE_ROWS
 from shardwright.planner.problem.pins import as_table
 from shardwright.planner.search.solution import Solution, predicted
@@ -106,6 +114,8 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
     runs, graph = task.source.runs, task.graph
     numbers = [run for run, _ in graph.branch_paths] or range(len(graph.given))
     found: list[TracedCall] = []
+    drawn: Draws = "training" if graph.marks.drawn else ""
+    draws: Draws = "always" if any(at == Draw() for _, at in graph.marks.drawn) else ""
     kept = zip(graph.taken, graph.states, strict=True)
     for number, given, (taken, state) in zip(numbers, graph.given, kept, strict=True):
         run = runs[number]
@@ -120,8 +130,9 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             ),
             outputs=sorted({slot_pattern(slot) for slot in given}),
             state=state,
+            draws=draws,
         )
-        alike = call.model_copy(update={"training": True})
+        alike = call.model_copy(update={"training": True, "draws": draws or drawn})
         if (run.training or graph.trained) and in_step(task, layouts):
             found = [*(c for c in found if c != call), alike]
         found += [] if call in found or alike in found else [call]
@@ -131,14 +142,18 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
 def in_step(task: Task, layouts: Layouts) -> bool:
     """Whether ranks draw as many random numbers as each other, so that they go on drawing the same.
 
-    Rows that data selects are as many on each where no mask that selects them is split.
+    So they do where they draw those of a whole tensor, and each keeps its part (`draws_of`). Rows
+    that data selects are as many on each where no mask that selects them is split.
     """
     marks, tensors = layouts.graph.marks, layouts.graph.tensors
     by_data = any(layouts.assignment[n].shards for n in marks.masks)
     every = task.ranks(layouts.states)
-    for name in marks.drawn:
+    of_wholes = draws_of(layouts)
+    for name, draw in marks.drawn:
         if by_data and any(n and n % TRACE_ROWS == 0 for n in tensors[name].shape):
             return False
+        if draw.module in of_wholes:
+            continue
         dims = layouts.traced(name)
         if len({tuple(dim_size(d, at) for d in dims) for at in every}) > 1:
             return False

@@ -32,18 +32,26 @@ class Restrictions:
     gathered: frozenset[str] = frozenset()
     conventions: frozenset[str] = frozenset()
 
+    @property
+    def splits(self) -> tuple[Splits, frozenset[str]]:
+        """What prices and the problem without pins and conventions depend on."""
+        return self.forbidden, self.gathered
+
 
 @dataclass(frozen=True, eq=False)
 class Formulation:
     """A problem that can be solved: prices, the network, and what was left out of it.
 
     `pinned` has the pin of each stored tensor, `followed` the conventions that took choices away.
+    `unrestricted` is the network without both; what that depends on is in `splits`.
     """
 
     costs: Costs
     network: CostFunctionNetwork
     pinned: Mapping[str, Pin]
     followed: frozenset[str] = frozenset()
+    unrestricted: CostFunctionNetwork | None = None
+    splits: tuple[Splits, frozenset[str]] = (frozenset(), frozenset())
 
 
 def bare(task: Task, restrictions: Restrictions) -> tuple[Costs, CostFunctionNetwork]:
@@ -55,15 +63,21 @@ def bare(task: Task, restrictions: Restrictions) -> tuple[Costs, CostFunctionNet
     return costs, build_network(task.graph, states, costs, task.rigid)
 
 
-def formulate(task: Task, restrictions: Restrictions) -> Formulation:
-    """The problem of a task under restrictions.
+def formulate(
+    task: Task, restrictions: Restrictions, earlier: Formulation | None = None
+) -> Formulation:
+    """The problem of a task under restrictions; `earlier` is another of the same task.
 
     Raises:
         UsageError: a pin names nothing, or two contradict each other.
         InfeasibleError: a dim that is pinned cannot be split.
     """
     stage("problem")
-    costs, network = bare(task, restrictions)
+    if earlier and earlier.unrestricted and earlier.splits == restrictions.splits:
+        costs, unrestricted = earlier.costs, earlier.unrestricted
+    else:
+        costs, unrestricted = bare(task, restrictions)
+    network = unrestricted.copy()
     pinned = resolve(restrictions.pins, task.graph, costs.states)
     restrict(network, pinned)
     usual: dict[str, Usual] = {
@@ -73,4 +87,4 @@ def formulate(task: Task, restrictions: Restrictions) -> Formulation:
     }
     follow(network, {k: v for found in usual.values() for k, v in found.items()}, pinned)
     followed = frozenset(name for name, found in usual.items() if found.keys() - pinned.keys())
-    return Formulation(costs, network, pinned, followed)
+    return Formulation(costs, network, pinned, followed, unrestricted, restrictions.splits)

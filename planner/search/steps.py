@@ -26,7 +26,7 @@ def attempt(now: Situation, restrictions: Restrictions) -> Situation:
     """Solve the problem under other restrictions."""
     formulation = None
     try:
-        formulation = formulate(now.task, restrictions)
+        formulation = formulate(now.task, restrictions, now.formulation)
         outcome = solve(now.task, formulation, now.asked)
     except InfeasibleError as error:
         outcome = error.with_traceback(None)  # which would keep all of this attempt
@@ -45,7 +45,7 @@ def least_memory(now: Situation) -> Situation | None:
         return None
     asked = replace(asked, objective="memory")
     again = start(now.task, asked, now.restrictions)
-    again = replace(again, conflicts=now.conflicts, beyond=error)
+    again = replace(again, formulation=now.formulation, conflicts=now.conflicts, beyond=error)
     return attempt(again, again.restrictions)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,21 @@ def duplicate(module: T, memo: Mapping[int, object] | None = None) -> T:
     for _, part, name, function in functions(out):
         vars(part)[name] = rebound(function, lambda v: copied.get(id(v), v))
     return out
+
+
+@contextmanager
+def duplicated(module: T) -> Iterator[T]:
+    """A duplicate of `module` to run within, and to change; it is of no use afterwards.
+
+    Its modules refer to each other in circles, as does what is put around their forwards. That
+    waits for the garbage collector, which has long to look.
+    """
+    out = duplicate(module)
+    try:
+        yield out
+    finally:
+        for part in [*out.modules()]:
+            vars(part).clear()
 
 
 def _kept(module: nn.Module) -> Iterator[Any]:

@@ -28,10 +28,13 @@ EMBEDDED = {"inputs_embeds": "input_ids", "decoder_inputs_embeds": "decoder_inpu
 ENCODED = "encoder_outputs"
 """The argument for what an encoder gave, in place of what it is given."""
 
+SEEN = "mm_encoder_outputs"
+"""The argument for what towers made of images, in place of these: so `generate` calls them."""
+
 SWITCHES = ("output_hidden_states", "output_router_logits")
 """Arguments, and entries of a config, that have a model give out more."""
 
-SHOWS = {*SWITCHES, *EMBEDDED, ENCODED}
+SHOWS = {*SWITCHES, *EMBEDDED, ENCODED, SEEN}
 """Arguments with which users are given, or give, what else stays within the model."""
 
 SPANS = ("start_positions", "end_positions")
@@ -47,7 +50,7 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
     full += [*({**masks, **found} for found in labels), masks]
     found = [tuple(_run({**inputs, **more}) for more in full if more)]
     encoded = _encoded(module, inputs)
-    for instead in (_embedded(module, inputs), encoded):
+    for instead in (_embedded(module, inputs), _seen(module, inputs), encoded):
         if instead:
             found.append((_run(_without(inputs, instead)),))
     # The last of them fills a cache as well; if there is none, a call that does that alone.
@@ -98,12 +101,14 @@ def _switch(module: nn.Module, name: str) -> bool:
 
 def _labels(names: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
     """Labels that it may take, with which it computes a loss: for each token, or each sequence."""
-    tokens = inputs.get("decoder_input_ids", inputs.get("input_ids"))
-    if not isinstance(tokens, Tensor) or tokens.dim() < 2:
+    tensors = (value for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 1)
+    first = inputs.get("decoder_input_ids", inputs.get("input_ids", next(tensors, None)))
+    if not isinstance(first, Tensor) or first.dim() < 2:
         return
-    each = torch.zeros(tokens.shape[0], dtype=torch.int64, device=tokens.device)
+    each = torch.zeros(first.shape[0], dtype=torch.int64, device=first.device)
     if "labels" in names and inputs.get("labels") is None:
-        yield {"labels": torch.zeros_like(tokens)}
+        if not first.is_floating_point():
+            yield {"labels": torch.zeros_like(first)}
         yield {"labels": each}
     if all(name in names and inputs.get(name) is None for name in SPANS):
         yield {name: each.clone() for name in SPANS}
@@ -136,3 +141,15 @@ def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     dtype = next(p.dtype for p in module.parameters())
     hidden: Any = torch.empty(*tokens.shape, width, dtype=dtype, device=tokens.device)
     return {ENCODED: BaseModelOutput(last_hidden_state=hidden), "input_ids": None}
+
+
+def _seen(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What towers make of the images among `inputs`, in place of these."""
+    encode = getattr(module, "_prepare_multimodal_encoder_kwargs_for_generation", None)
+    if encode is None or SEEN not in _names(module) or inputs.get(SEEN) is not None:
+        return {}
+    with suppress(Exception), torch.no_grad():  # it may want data, or images that there are not
+        found = encode(dict(inputs))
+        if found.get(SEEN):
+            return {name: None for name in inputs if name not in found} | {SEEN: found[SEEN]}
+    return {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_dependent.loops import Loop
 
 
@@ -62,8 +63,8 @@ class Record:
     written: dict[str, torch.Tensor] = field(default_factory=dict)
     """New values of parameters and buffers that were changed in place, by name."""
 
-    drawn: list[torch.Tensor] = field(default_factory=list)
-    """Tensors for whose elements random numbers are drawn."""
+    drawn: list[tuple[torch.Tensor, Draw]] = field(default_factory=list)
+    """Tensors for whose elements random numbers are drawn, and where."""
 
     read: list[torch.Tensor] = field(default_factory=list)
     """Tensors that numbers were read off."""

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import ModelError
+from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.known import DRAWS
 from shardwright.planner.trace.data_dependent.loops import carried, inner, known
@@ -45,7 +46,8 @@ def record(
     `opaque` do not run: a call of one is a call of an op. Model code is told that it is `exported`:
     that there is no data to look at.
     """
-    recorder, functional, module = Recorder(entered, runs[0].by_rows), Functional(), top.root
+    recorder, functional = Recorder(entered, runs[0].by_rows), Functional(entered)
+    module = top.root
     # In inference mode composite ops come in one piece, so LEAVES can be kept. (Gradients are
     # still required of parameters: `matmul` looks.)
     with torch.inference_mode(), recorder, exporting(exported):
@@ -122,11 +124,13 @@ def _carried(
         raise Unknown(str(error)) from error
 
 
-def _drawn(calls: Sequence[Call]) -> Iterator[torch.Tensor]:
+def _drawn(calls: Sequence[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:
     """What ops make of random numbers."""
     for call in calls:
         if DRAWS in getattr(call.op, "tags", ()) and call.op is not ATTENTION:
-            yield from (t for t in tree_leaves(call.result) if isinstance(t, torch.Tensor))
+            yield from (
+                (t, Draw()) for t in tree_leaves(call.result) if isinstance(t, torch.Tensor)
+            )
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, torch.Tensor]:

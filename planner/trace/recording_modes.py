@@ -7,6 +7,7 @@ its own, notes the rest and says what shapes come out.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils._pytree import tree_map
 
+from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.attention_rows import ROWS, by_rows
 from shardwright.planner.trace.boundaries import BOUNDARY
 from shardwright.planner.trace.data_dependent.known import Known
@@ -46,12 +48,8 @@ LEAVES = {
 """Ops that have a rule of their own and so are not taken apart."""
 
 
-DROPOUT = {
-    aten.dropout.default,
-    aten.dropout_.default,
-    aten.feature_dropout.default,
-    aten.feature_dropout_.default,
-}
+FEATURES = {aten.feature_dropout.default, aten.feature_dropout_.default}
+DROPOUT = {aten.dropout.default, aten.dropout_.default, *FEATURES}
 """Ops that drop elements at random, and how it is asked for is their third argument."""
 
 
@@ -61,14 +59,22 @@ def is_leaf(op: Any) -> bool:
 
 
 class Functional(FunctionalTensorMode):
-    """Functionalization that leaves leaves and boundaries in one piece."""
+    """Functionalization that leaves leaves and boundaries in one piece.
 
-    def __init__(self) -> None:
+    `entered` holds the paths of the modules that run, the innermost last.
+    """
+
+    def __init__(self, entered: Sequence[str]) -> None:
         super().__init__()
+        self.entered = entered
         self.overwritten: list[torch.Tensor] = []
         self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.dropped: list[torch.Tensor] = []
-        """What elements are dropped of, or would be in training mode."""
+        self.dropped: list[tuple[torch.Tensor, Draw]] = []
+        """What elements are dropped of, or would be in training mode, and where."""
+        self._left: Counter[str] = Counter()
+        """How often modules gave something."""
+        self._draws: Counter[tuple[str, int]] = Counter()
+        """How many draws each call of a module made."""
 
     def wrap(self, value: Any) -> Any:
         """`value`, or the tensor that model code sees for it."""
@@ -82,6 +88,8 @@ class Functional(FunctionalTensorMode):
     ) -> Any:
         """Hand on `func`, or the calls that compute the same without changing a tensor."""
         args, kwargs = self._kept(func, tuple(args), kwargs or {})
+        if func is BOUNDARY and "|out|" in args[1]:
+            self._left[args[1].partition("|")[0]] += 1
         if func is BOUNDARY or is_leaf(func):
             args, kwargs = tree_map(inner, (args, kwargs))
             return tree_map(self.wrap, func(*args, **kwargs))
@@ -105,19 +113,28 @@ class Functional(FunctionalTensorMode):
         """The arguments of a call that drops nothing.
 
         All ranks draw the same numbers. So what is dropped of a whole tensor, or of the terms of a
-        sum, is the same on each, which as all products with what each has is linear.
+        sum, is the same on each, which as all products with what each has is linear. Of a part they
+        drop what is dropped of the whole there (`runtime/draws.py`).
         """
         if func in DROPOUT:
-            self.dropped += [inner(args[0])] if args[1] else []
+            if args[1]:
+                self._drop(args[0], func in FEATURES)
             return (*args[:2], False), kwargs
         if func is ATTENTION:
             dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
             if dropout:
-                self.dropped.append(inner(args[0]))
+                self._drop(args[0], weights=True)
                 if len(args) > 4:
                     return (*args[:4], 0.0, *args[5:]), kwargs
                 return args, {**kwargs, "dropout_p": 0.0}
         return args, kwargs
+
+    def _drop(self, x: Any, features: bool = False, weights: bool = False) -> None:
+        module = self.entered[-1] if self.entered else ""
+        call = module, self._left[module]
+        number = -1 if features else self._draws[call]
+        self._draws[call] += 1
+        self.dropped.append((inner(x), Draw(*call, number, weights)))
 
 
 def _is_part(x: FunctionalTensor) -> bool:

@@ -131,15 +131,22 @@ def read_source(
     if not args and not kwargs:
         named = text_inputs(module)
         more = more_runs(module, Run("", (), named))
-        return Source(module, (), named, *identity, more, **_further(module, (), named))
+        fuller = (run.kwargs for run in more if not run.module)
+        return Source(module, (), named, *identity, more, **_further(module, (), named, *fuller))
     on_meta: tuple[tuple[Any, ...], dict[str, Any]] = to_meta(given)
     calls, valued = _further(module, *on_meta), remember(given, on_meta)
     return Source(module, *on_meta, *identity, **calls, valued=valued)
 
 
-def _further(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What else users call than with these inputs."""
+def _further(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *fuller: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What else users call than with these inputs; with `fuller` ones they decode as well."""
     found = () if args else wishes(module, kwargs)
+    found = (*found, *(wish for given in fuller for wish in decoded(module, given)))
     return {"further": tuple(wish[0] for wish in found), "wishes": found}
 
 
@@ -225,6 +232,10 @@ def to_meta(value: Any) -> Any:
     return tree_map(moved, value)
 
 
+GET_BASE = "get_base_model"
+"""What peft calls the method that gives the model in which it put adapters."""
+
+
 def text_inputs(module: nn.Module) -> dict[str, Any]:
     """Token ids for a transformers text model, of sizes that can be told from all others.
 
@@ -234,9 +245,10 @@ def text_inputs(module: nn.Module) -> dict[str, Any]:
     names = inspect.signature(module.forward).parameters
     main = getattr(module, "main_input_name", None)
     if main is None or "input_ids" not in names:
+        inner = "plan what is in it (get_base_model()), or " if hasattr(module, GET_BASE) else ""
         raise ModelError(
-            f"do not know the inputs of {type(module).__name__}: give example args or kwargs "
-            f"(batch {TRACE_BATCH} and sequence {TRACE_SEQ} are good sizes)"
+            f"do not know the inputs of {type(module).__name__}: {inner}give example args or "
+            f"kwargs (batch {TRACE_BATCH} and sequence {TRACE_SEQ} are good sizes)"
         )
     ids = torch.zeros(TRACE_BATCH, TRACE_SEQ, dtype=torch.int64, device="meta")
     inputs: dict[str, Any] = {"input_ids": ids}

@@ -1,7 +1,7 @@
 """Training mode: nothing new where code does there what it does in eval mode, else traced besides.
 
-What dropout drops is left out of it: all ranks drop the same of what they have (see `Functional` in
-`recording_modes.py`).
+What dropout drops is left out of it: ranks drop the same of what all have, and of a part what is
+dropped of the whole there (see `Functional` in `recording_modes.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def note_training(graph: Graph, source: Source, reads: Reads) -> None:
         return
     graph.trained = same(graph, other)
     if graph.trained:
-        graph.marks.drawn |= other.marks.drawn
+        graph.marks.drawn = other.marks.drawn
 
 
 def same(one: Graph, other: Graph) -> bool:

@@ -69,7 +69,7 @@ def translate(
     marks.masks = {translator.name_of(mask) for mask in masks}
     marks.looped = _looped(record, names)
     marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
-    marks.drawn = {names[id(t)] for t in record.drawn if id(t) in names}
+    marks.drawn = {(names[id(t)], at) for t, at in record.drawn if id(t) in names}
     marks.shown = {translator.name_of(t) for t in record.read}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
@@ -231,17 +231,18 @@ class _Translator:
                 self.add(names[-1], result, differentiable)
         return names
 
+    def argument(self, value: Any, inputs: list[str]) -> Any:
+        """An argument of an op, with tensors, whose names join `inputs`, as operands."""
+        if isinstance(value, torch.Tensor):
+            inputs.append(self.name_of(value))
+            return Operand(len(inputs) - 1)
+        several = isinstance(value, (list, tuple))
+        return [self.argument(v, inputs) for v in value] if several else value
+
     def op(self, call: Call, name: str, differentiable: bool) -> None:
         """The call as rules see it, with the tensors that go in and come out."""
         inputs: list[str] = []
-
-        def swap(arg: Any) -> Any:
-            if isinstance(arg, torch.Tensor):
-                inputs.append(self.name_of(arg))
-                return Operand(len(inputs) - 1)
-            return [swap(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
-
-        arguments = {k: swap(v) for k, v in named_arguments(call).items()}
+        arguments = {k: self.argument(v, inputs) for k, v in named_arguments(call).items()}
         unique = self.fresh(name.rpartition("::")[2])
         outputs = self.results(call, unique, differentiable)
         tensors = self.graph.tensors

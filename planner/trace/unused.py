@@ -20,7 +20,7 @@ from shardwright.planner.blocks.stacks import find_stacks, shortened
 from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SOURCE
 from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT
-from shardwright.planner.trace.duplicate import duplicate
+from shardwright.planner.trace.duplicate import duplicated
 from shardwright.planner.trace.example_inputs import example_inputs, number
 from shardwright.planner.trace.on_fake import follow, run_on_fake
 from shardwright.planner.trace.opaque import Opaque
@@ -107,13 +107,14 @@ def _used(root: nn.Module, run: Run) -> set[str]:
     """The modules that run, and those within one that depends on data."""
     opaque = Opaque(root)
     while True:
-        module, found = duplicate(root), set[str]()
-        entered = follow(module, lambda name, _output, found=found: found.add(name))
-        try:
-            run_on_fake(module, [run], opaque)
-        except DATA_DEPENDENT:
-            if not opaque.widen([n for n in entered if n != run.module]):
-                raise
-        else:
-            names = [n for n, _ in root.named_modules()]
-            return found | {n for n in names if any(is_within(n, o) for o in opaque.alike)}
+        found = set[str]()
+        with duplicated(root) as module:
+            entered = follow(module, lambda name, _output, found=found: found.add(name))
+            try:
+                run_on_fake(module, [run], opaque)
+            except DATA_DEPENDENT:
+                if not opaque.widen([n for n in entered if n != run.module]):
+                    raise
+                continue
+        names = [n for n, _ in root.named_modules()]
+        return found | {n for n in names if any(is_within(n, o) for o in opaque.alike)}

@@ -23,7 +23,7 @@ class Computed:
     def __init__(self, model: nn.Module) -> None:
         patterns = tuple(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
         self._owners: dict[str, tuple[Any, nn.Module]] = {}
-        if not hasattr(model, "_init_weights"):
+        if not patterns or not hasattr(model, "_init_weights"):
             return
         for name, _ in model.named_parameters(remove_duplicate=False):
             if any(re.search(pattern, name) for pattern in patterns):

@@ -1,14 +1,14 @@
 """Read what one rank holds of each tensor, straight into place.
 
-What is one piece of a file, and stays on the CPU as it is stored, is not read at all: it is the
-mapped file itself, as with transformers. It is read when it is used, ranks of one host share it,
-and what is written to it is the rank's own.
+What is one piece of a file, or few large ones, and stays on the CPU as it is stored, is not read
+at all: it is the mapped file itself, as with transformers. It is read when it is used, ranks of one
+host share it, and what is written to it is the rank's own.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 
 from shardwright.errors import CheckpointError, PlanError
-from shardwright.planner.contract.dims import Atom, resolve
+from shardwright.planner.contract.dims import Atom, Range, resolve
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.checkpoint.chunks import Box, Span, boxes
 from shardwright.runtime.checkpoint.expressions import stored
+from shardwright.runtime.checkpoint.mapped import pieces
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.reader import Reader, inside
 from shardwright.runtime.checkpoint.source import Checkpoint, Entry
@@ -66,7 +67,7 @@ def read_shards(
     """Fill each wanted tensor with the part that the rank at `coords` holds.
 
     Nothing is read but those parts, a few MiB at a time, so that memory peaks little above what
-    the rank holds. On the CPU, a part in one piece and of the dtype that is wanted is mapped.
+    the rank holds. On the CPU, a part in few pieces and of the dtype that is wanted is mapped.
 
     Args:
         checkpoint: where the tensors are.
@@ -96,12 +97,14 @@ def read_shards(
                     item, entry = wanted[name], entries[name]
                     placement = _fitting(name, item, entry)
                     target = _target(name, item, entry, placement, coords, device, dtype)
-                    piece = _piece(placement, coords) if item.source.made is None else None
                     stays = item.tensor.is_meta and target.is_cpu and target.dtype == entry.dtype
-                    if piece is not None and stays:
-                        target = reader.get(item.source, piece)
-                    else:
+                    mapped = None
+                    if stays and item.source.made is None:
+                        mapped = _mapped(reader, item.source, entry, placement, coords)
+                    if mapped is None:
                         _fill(target, reader, item.source, entry, placement, coords)
+                    else:
+                        target = mapped
                     held += target.nbytes
                     out[name] = target
                     advance(entry.nbytes)
@@ -215,13 +218,24 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _piece(placement: Placement, coords: Coords) -> Box | None:
-    """What this rank holds of a stored tensor, if it lies in one piece in the file."""
+def _mapped(
+    reader: Reader, source: Source, entry: Entry, placement: Placement, coords: Coords
+) -> torch.Tensor | None:
+    """What this rank holds of a stored tensor, mapped; None where it lies in too many pieces."""
     held = [local_ranges(dim, coords) for dim in placement.dims]
+    if (piece := _piece(held, entry.shape)) is not None:
+        return reader.get(source, piece)
+    where = pieces(held, entry.shape, entry.dtype.itemsize)
+    flat = reader.joined(entry, where) if where else None
+    return None if flat is None else flat.view([sum(b - a for a, b in d) for d in held])
+
+
+def _piece(held: Sequence[Sequence[Range]], shape: tuple[int, ...]) -> Box | None:
+    """What this rank holds of a stored tensor, if it lies in one piece in the file."""
     if not held or any(len(ranges) != 1 for ranges in held):
         return None
     box = tuple(Span(start, stop, 0) for ((start, stop),) in held)
-    parts = [d for d, span in enumerate(box) if span.held != placement.shape[d]]
+    parts = [d for d, span in enumerate(box) if span.held != shape[d]]
     if any(span.held > 1 for span in box[: max(parts, default=0)]):
         return None
     return box

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from shardwright.errors import CheckpointError
 from shardwright.planner.contract.dims import Range
 from shardwright.runtime.checkpoint.chunks import Box, box_bytes, boxes
 from shardwright.runtime.checkpoint.expressions import Index, part
+from shardwright.runtime.checkpoint.mapped import Piece, joined
 from shardwright.runtime.checkpoint.names import Source
-from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.checkpoint.source import Checkpoint, Entry
 
 
 class Reader:
@@ -29,6 +31,7 @@ class Reader:
         self.read = 0
         self._tensors = checkpoint.tensors
         self._open: dict[Path, Any] = {}
+        self._raw: dict[Path, tuple[int, int]] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Reader:
@@ -36,6 +39,7 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self._open.clear()
+        self._raw.clear()
         self._stack.close()
 
     def get(self, source: Source, box: Box) -> Tensor:
@@ -48,6 +52,20 @@ class Reader:
             return self._box(source.key, box)
         index = [torch.arange(s.start, s.stop) if s.picked is None else s.picked for s in box]
         return part(source.made, tuple(index), self._part)
+
+    def joined(self, entry: Entry, where: Sequence[Piece]) -> Tensor | None:
+        """The elements `where` of a stored tensor, one piece behind the other, as `mapped.joined`.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        size = entry.dtype.itemsize
+        with _reading(entry.file):
+            file, begin = self._bytes(entry.file)
+            begin += entry.offset
+            out = joined(file, [(begin + a * size, n * size) for a, n in where], entry.dtype)
+        self.read += 0 if out is None else out.nbytes
+        return out
 
     def _part(self, key: str, index: Index) -> Tensor:
         """The stored tensor `key` at `index`, whose indices may come in any order."""
@@ -78,6 +96,14 @@ class Reader:
             handle = safe_open(str(file), framework="pt", device="cpu")
             self._open[file] = self._stack.enter_context(handle)
         return self._open[file]
+
+    def _bytes(self, file: Path) -> tuple[int, int]:
+        """The open file, and where its data begin behind the header."""
+        if file not in self._raw:
+            number = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            self._stack.callback(os.close, number)
+            self._raw[file] = number, 8 + int.from_bytes(os.pread(number, 8, 0), "little")
+        return self._raw[file]
 
 
 def inside(box: Box) -> tuple[slice, ...]:

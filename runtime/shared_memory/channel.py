@@ -24,6 +24,9 @@ in pieces, and for each of these the ranks wait for each other."""
 SPINS = 2000
 """How often a rank looks before it yields the processor, where each rank has one."""
 
+MOST_RANKS = 1024
+"""That share one memory; as in `collectives.cpp`."""
+
 DTYPES = {
     # those of sums, and their numbers in `collectives.cpp`
     torch.float32: 0,

@@ -19,7 +19,7 @@ from shardwright.runtime import connections, peers
 from shardwright.runtime.agreement import gather
 from shardwright.runtime.failure import named
 from shardwright.runtime.peers import Peer
-from shardwright.runtime.shared_memory.channel import Channel, size
+from shardwright.runtime.shared_memory.channel import MOST_RANKS, Channel, size
 from shardwright.runtime.shared_memory.compiled import UnavailableError, library, version
 
 LOG = logging.getLogger("shardwright")
@@ -60,7 +60,7 @@ def _is_gloo(group: dist.ProcessGroup) -> bool:
 def _connected(group: dist.ProcessGroup) -> Channel | None:
     ranks, channel, file = dist.get_process_group_ranks(group), None, None
     try:
-        why_not = _why_not()
+        why_not = _why_not(len(ranks))
         if why_not is None and group.rank() == 0:
             file = os.memfd_create("shardwright")
             os.ftruncate(file, size(len(ranks)))
@@ -84,7 +84,9 @@ def _connected(group: dist.ProcessGroup) -> Channel | None:
     return None
 
 
-def _why_not() -> str | None:
+def _why_not(ranks: int) -> str | None:
+    if ranks > MOST_RANKS:
+        return f"they are more than {MOST_RANKS}"
     if os.environ.get("SHARDWRIGHT_SHARED_MEMORY", "1") in ("", "0"):
         return "SHARDWRIGHT_SHARED_MEMORY=0"
     if not hasattr(os, "memfd_create"):

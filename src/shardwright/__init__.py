@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardwright.planner.report.explain import explain
     from shardwright.rules.registry import register_rule
     from shardwright.runtime.api import apply, load, save
-    from shardwright.runtime.gather import full_tensors
+    from shardwright.runtime.gather import full_tensors, split_tensors
     from shardwright.runtime.in_transformers import tp_plan
     from shardwright.runtime.loops.accelerating import SplitAccelerator
     from shardwright.runtime.loops.training import SplitTrainer
@@ -70,6 +70,7 @@ __all__ = [
     "plan",
     "register_rule",
     "save",
+    "split_tensors",
     "tp_plan",
 ]
 
@@ -90,6 +91,7 @@ _HOME = {
     "plan": "shardwright.planner.api",
     "register_rule": "shardwright.rules.registry",
     "save": "shardwright.runtime.api",
+    "split_tensors": "shardwright.runtime.gather",
     "tp_plan": "shardwright.runtime.in_transformers",
 }
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
+from transformers import Gemma3TextConfig
 
 import shardwright
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.proven import ALIKE
 from tests import planning, zoo
 from tests.ranks import run_ranks
 
@@ -132,6 +135,24 @@ def test_nobody_takes_a_part_of_a_cache_for_the_whole() -> None:
     run_ranks(2, work)
 
 
+def test_a_cache_of_a_plan_without_steps_is_hidden_too() -> None:
+    """Where no step could be traced, a call gives out a cache all the same."""
+    model, plan = made("llama", 2)
+    plan = plan.model_copy(update={"calls": [c for c in plan.calls if not c.state]}).sealed()
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        with torch.no_grad():
+            for part in (local.model, local):
+                cache = part(ids(5), use_cache=True).past_key_values
+                with pytest.raises(UsageError, match="'keys': a cache of a split model"):
+                    _ = cache.layers[0].keys
+            with pytest.raises(UsageError, match="proven for steps with none"):
+                local(ids(1), past_key_values=cache)
+
+    run_ranks(2, work)
+
+
 class Other:
     """A cache of a class that was in no call."""
 
@@ -204,3 +225,24 @@ def test_a_plan_that_a_step_forbids_is_refused() -> None:
     given = {"input_ids": torch.zeros(3, 19, dtype=torch.int64), "use_cache": False}
     with pytest.raises(PlanError, match="does not hold|which no plan of this model can"):
         shardwright.check(plan, model, kwargs=given)
+
+
+@pytest.mark.parametrize(("name", "like"), ALIKE.items())
+def test_what_is_alike_keeps_each_head_for_itself(name: str, like: str) -> None:
+    """So steps with the one lie over ranks as those with the other, for which plans are proven."""
+    kinds = ["full_attention", "sliding_attention"]
+    config = Gemma3TextConfig(num_hidden_layers=2, layer_types=kinds, sliding_window=4)
+    given = torch.randn(2, 2, 4, 7, 8, generator=torch.Generator().manual_seed(1))
+
+    def shown(kind: str, heads: slice) -> list[torch.Tensor]:
+        options = {"max_cache_len": 9} if name == kind else {}
+        cache = getattr(transformers, kind)(config=config, **options)
+        parts = [given[:, :, heads, at] for at in (slice(5), slice(5, 6), slice(6, 7))]
+        steps = [cache.update(*part, layer) for part in parts for layer in range(2)]
+        return [tensor.clone() for step in steps for tensor in step]
+
+    every, some = shown(name, slice(None)), shown(name, slice(1, 3))
+    for got, whole in zip(some, every, strict=True):
+        assert torch.equal(got, whole[:, 1:3])
+    grown = shown(like, slice(None))[-4:-2]
+    assert all(torch.equal(a[:, :, :7], b) for a, b in zip(every[-4:-2], grown, strict=True))

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.loading import peak
+from benchmarks.loading import memory, peak
 from shardwright.errors import CheckpointError
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.ranges import local_ranges
+from shardwright.runtime.checkpoint import mapped
 from shardwright.runtime.checkpoint import read as module
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.read import Report, Wanted, matches, read_shards
@@ -64,9 +65,11 @@ def read_one(
 
 @pytest.mark.parametrize("chunk", [64, 8 * 2**20])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("least", [1, mapped.LEAST], ids=["joined", "copied"])
 def test_every_rank_reads_its_slice(
-    tmp_path: Path, ranks: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ranks: int, chunk: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mapped, "LEAST", least)
     cut = module.boxes
     monkeypatch.setattr(module, "boxes", lambda ranges, itemsize: cut(ranges, itemsize, chunk))
     names = list(PLACEMENTS)
@@ -226,10 +229,31 @@ def test_memory_peaks_little_above_the_share(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, {"a": whole}))
     meta = whole.to("meta")
     for placement, dtype in (("4096, 4096*2@tp", torch.float32), ("4096, 8192@tp", None)):
-        with peak() as memory:
+        with peak() as seen:
             out, report = read_one(checkpoint, "a", meta, placement, 1, 2, dtype)
-        assert memory["peak"] <= 1.1 * report.held + 50 * 2**20
+        assert seen["peak"] <= 1.1 * report.held + 50 * 2**20
     assert torch.equal(out, whole[:, 4096:])
+
+
+@pytest.mark.parametrize("placement", ["1024@tp + 1024@tp, 1024", "2, 512@tp + 512@tp, 1024"])
+def test_pieces_on_whole_pages_stay_mapped(tmp_path: Path, placement: str) -> None:
+    """Those of a fused weight, and of fused experts: a copy would take as much memory again."""
+    shape = [n or 0 for n in parse(placement).shape]
+    whole = torch.randn(shape, dtype=torch.float64)  # 16 MiB
+    directory = write(tmp_path, {"odd": torch.zeros(3), "a": whole})
+    checkpoint, want = Checkpoint.open(directory), sliced(whole, parse(placement), 1, 2)
+    before = memory()
+    out, report = read_one(checkpoint, "a", whole.to("meta"), placement, 1, 2)
+    assert torch.equal(out, want)
+    assert memory() - before < out.nbytes // 4
+    assert report.read == report.held == out.nbytes
+    out.fill_(7)  # its own, also where it is mapped
+    again, _ = read_one(checkpoint, "a", whole.to("meta"), placement, 1, 2)
+    assert torch.equal(again, want)
+    file = checkpoint.tensors["a"].file
+    file.write_bytes(file.read_bytes()[: -(2**20)])
+    with pytest.raises(CheckpointError, match="truncated.*fetch the file again"):
+        read_one(checkpoint, "a", whole.to("meta"), placement, 1, 2)
 
 
 def test_matches(tmp_path: Path) -> None:

@@ -60,10 +60,10 @@ def test_no_arguments_print_the_help(run: Run, arguments: list[str]) -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["plan", "show", "explain", "diff", "check"])
+@pytest.mark.parametrize("command", sorted(main.commands))
 def test_help_has_examples(run: Run, command: str) -> None:
     text = run(command, "--help").stdout
-    assert f"Examples:\n    shardwright {command} " in text
+    assert f"shardwright {command}" in text.partition("Examples:\n")[2]
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -3,13 +3,13 @@
 
 import copy
 import json
-import sys
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 import shardwright
@@ -84,14 +84,26 @@ def close(got: Any, want: Any, name: str) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=1e-6, msg=lambda m: f"{name}: {m}")
 
 
-def main(folder: Path, resume: Path | None) -> None:
+def main(folder: Path, *resume: Path | None) -> None:
+    """Train once for each checkpoint that is to be resumed from, or none."""
+    logging.disable(logging.WARNING)
+    dist.init_process_group("gloo")
     ranks = dist.get_world_size()
     mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
+    for checkpoint in resume:
+        _as_unsplit(folder, mesh, checkpoint)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _as_unsplit(folder: Path, mesh: DeviceMesh, resume: Path | None) -> None:
+    ranks = dist.get_world_size()
     model = llama()
     sizes = {"dp": ranks // 2, "tp": 2}
     plan = planning.plan(copy.deepcopy(model), mesh=sizes, phase="train", batch=4, seq=8)
     split = shardwright.apply(model, plan, mesh)
-    _, logged = train(shardwright.SplitTrainer, split, folder / "split", 8 // ranks, resume)
+    out = folder / ("split" if resume is None else "resumed")
+    _, logged = train(shardwright.SplitTrainer, split, out, 8 // ranks, resume)
     want = json.loads((folder / "want.json").read_text())
     for got, entry in zip(logged, want, strict=True):
         assert got.keys() == entry.keys()
@@ -100,10 +112,3 @@ def main(folder: Path, resume: Path | None) -> None:
     after = shardwright.full_tensors(split, dict(split.named_parameters()))
     for name, value in torch.load(folder / "after.pt").items():
         close(after[name], value, name)
-
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)
-    dist.barrier()
-    dist.destroy_process_group()

@@ -4,13 +4,14 @@ import ast
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.demo_launch import ROOT, torchrun
+from benchmarks.demo_launch import ROOT, free_port, torchrun
 from examples import train_3d
 
 SAYS = {
@@ -57,16 +58,26 @@ def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_run_goes_on_in_another_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cp 2 x tp 2, then tp 4, then dp 2 x tp 2: losses and norms of one process without a stop."""
+    """tp 2 on two nodes, then tp 4, then dp 2 x cp 2: as one process without a stop."""
 
-    def run(ranks: int, to: int, *resume: str, **sizes: int) -> str:
+    def run(ranks: int, to: int, *resume: str, nodes: int = 1, **sizes: int) -> str:
         for name, size in {"DP": 1, "CP": 1, "TP": 1, **sizes}.items():
             monkeypatch.setenv(f"{name}_SIZE", str(size))
         monkeypatch.setenv("STEPS", str(to))
-        return torchrun("examples.train_3d", [tmp_path, *resume], ranks=ranks, timeout=120)
+        port = str(free_port())
 
-    out = run(4, 2, CP=2, TP=2)
-    out += run(4, 4, "--resume", TP=4) + run(4, 6, "--resume", DP=2, TP=2)
+        def node(number: int) -> str:
+            """What the agent of one node starts, which knows of the others by an address."""
+            where = ["--nnodes", str(nodes), "--node-rank", str(number), "--master-port", port]
+            arguments = [tmp_path, *resume]
+            each = ranks // nodes
+            return torchrun("examples.train_3d", arguments, ranks=each, timeout=120, options=where)
+
+        with ThreadPoolExecutor(nodes) as agents:
+            return "".join(agents.map(node, range(nodes)))
+
+    out = run(2, 2, nodes=2, TP=2)
+    out += run(4, 4, "--resume", TP=4) + run(4, 6, "--resume", DP=2, CP=2)
     found = [tuple(map(float, e)) for e in re.findall(r"step (\d) loss (\S+) norm (\S+)", out)]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "start").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)

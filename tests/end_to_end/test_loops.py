@@ -3,19 +3,26 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM, Trainer
 
-from benchmarks.demo_launch import torchrun
+from benchmarks.forked import run_forked
 
-from . import loops
+from . import adapters, loops
+
+
+def well(ranks: int, fn: Any, *args: Any) -> None:
+    """Run `fn(*args)` on so many ranks; a failure is that of the test, with what ranks wrote."""
+    for end in run_forked(ranks, fn, args, args[0], limit=300):
+        assert end.how == "well", (end.text, end.log)
 
 
 def test_adapters(tmp_path: Path) -> None:
     """LoRA put in before splitting: trained, written whole, read again, merged."""
-    torchrun("tests.end_to_end.adapters", [tmp_path])
+    well(2, adapters.main, tmp_path)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -25,13 +32,13 @@ def test_trainer(ranks: int, tmp_path: Path) -> None:
     (tmp_path / "want.json").write_text(json.dumps(logged))
     after = {name: p.detach() for name, p in trainer.model.named_parameters()}
     torch.save(after, tmp_path / "after.pt")
-    torchrun("tests.end_to_end.loops", [tmp_path], ranks=ranks)
+    middle = [tmp_path / "whole" / "checkpoint-2"] if ranks == 2 else []
+    well(ranks, loops.main, tmp_path, None, *middle)
 
     saved = LlamaForCausalLM.from_pretrained(tmp_path / "split" / "checkpoint-4")
     for name, parameter in saved.double().named_parameters():
         loops.close(parameter.detach(), after[name], name)
-    if ranks == 2:  # from what the unsplit Trainer wrote, and back
-        torchrun("tests.end_to_end.loops", [tmp_path, tmp_path / "whole" / "checkpoint-2"])
+    if ranks == 2:  # it went on from what the unsplit Trainer wrote, now back
         model = loops.llama()
         middle = tmp_path / "split" / "checkpoint-2"
         again, _ = loops.train(Trainer, model, tmp_path / "again", 4, middle)

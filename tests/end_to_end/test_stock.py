@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
-from benchmarks.demo_launch import torchrun
+from benchmarks.forked import run_forked
+
+from . import stock
 
 
 def test_fsdp2_clipping_and_distributed_checkpoints(tmp_path: Path):
     """q/k norms and norms under sequence parallelism train; a state of dp 2 x tp 2 goes to tp 4.
 
-    Copies average their gradients by themselves, and are left to FSDP2 where it is around them.
+    It is saved while ranks go on. Copies average their gradients by themselves, and are left to
+    FSDP2 where it is around them; such a model is written whole, too.
     """
-    torchrun("tests.end_to_end.stock", [tmp_path / "state"], ranks=4)
+    for end in run_forked(4, stock.main, (tmp_path,), tmp_path, limit=300):
+        assert end.how == "well", (end.text, end.log)

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
+from transformers import StaticCache
 
 import shardwright
 from shardwright.errors import UsageError
+from shardwright.runtime.audit import count_collectives
 from shardwright.runtime.split_logits import SealedLogitsError, SplitLogits
 from tests import planning, zoo
 from tests.ranks import run_ranks
@@ -46,6 +49,39 @@ def test_compiled_equals_eager():
             results.append((loss.detach(), [p.grad.clone() for p in mine.parameters()]))
         assert_close(results[0][0], want.loss)
         assert_close(results[1], results[0])
+
+    on_two_ranks(model, plan, work)
+
+
+def test_decode_steps_are_one_compiled_graph():
+    """Nothing breaks it, no step compiles anew, and its collectives are those that Inductor knows.
+
+    The cache has a fixed size; the step before, which fills it, is not compiled.
+    """
+    model, plan = planned("llama")
+    prompt = IDS[:1]
+
+    def decoded(eager, step):
+        cache, out = StaticCache(config=model.config, max_cache_len=12), []
+        with torch.no_grad():
+            out.append(eager(prompt, past_key_values=cache).logits[:, -1:])
+            for token in IDS[1, :4]:
+                out.append(step(token.view(1, 1), past_key_values=cache).logits)
+        return torch.cat(out)
+
+    want = decoded(model, model)
+
+    def work(mine):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        assert_close(decoded(mine, torch.compile(mine, fullgraph=True, backend=counter)), want)
+        assert counter.frame_count == 1
+        (graph,) = counter.graphs
+        called = [str(node.target) for node in graph.graph.nodes]
+        with count_collectives() as calls, torch.no_grad():
+            mine(prompt[:, :1])
+        assert calls
+        assert len(calls) == called.count("_c10d_functional.wait_tensor")
 
     on_two_ranks(model, plan, work)
 

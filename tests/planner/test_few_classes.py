@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +10,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 import shardwright
+from shardwright.runtime.api import apply
+from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.mesh import Mesh
 from tests import planning
 from tests.planner.equal import Inputs, assert_equal, planned
 from tests.planner.mlps import WIDTH, Mlp
+from tests.ranks import run_ranks
 
 
 class Classifier(nn.Module):
@@ -63,3 +73,26 @@ def test_a_model_of_transformers(labels: int, some: bool) -> None:
 def deferred(plan: shardwright.Plan) -> bool:
     """Whether some output is left split for a loss."""
     return any(c.deferred for m in plan.modules.values() for c in m.outputs)
+
+
+def test_a_classifier_of_images_may_be_given_labels() -> None:
+    """Those of what takes no tokens are traced without being given."""
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = ViTConfig(image_size=8, patch_size=4, num_attention_heads=4, num_labels=3, **sizes)
+    model: Any = ViTForImageClassification(config).double().eval()
+    plan = planning.plan(model, 2, kwargs={"pixel_values": torch.zeros(3, 3, 8, 8).double()})
+    given = {"pixel_values": torch.randn(2, 3, 8, 8).double(), "labels": torch.tensor([2, 0])}
+    whole = copy.deepcopy(model)  # that notes in its config which loss it computes
+    want = whole(**given)
+    want.loss.backward()
+
+    def rank(mesh: Mesh) -> None:
+        local = apply(copy.deepcopy(model), plan, mesh)
+        got = local(**given)
+        got.loss.backward()
+        grads = {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
+        for name, found in full_tensors(local, grads).items():
+            torch.testing.assert_close(found, whole.get_parameter(name).grad, rtol=0, atol=1e-9)
+        torch.testing.assert_close(got.loss, want.loss)
+
+    run_ranks(2, rank)

@@ -22,6 +22,9 @@ from tests.ranks import run_ranks
 TOLERANCE = 1e-5
 """Several compute positions or norms in float32 inside."""
 
+WRITES = {"llava"}
+"""What `generate` gives is compared, too: it calls towers by themselves."""
+
 BY_VALUE = {"llava", "qwen2_vl", "qwen2_5_vl"}
 """They compute sizes from integers among their inputs."""
 
@@ -33,6 +36,12 @@ def step(model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Te
     found = output.logits_per_image if found is None else found
     (found * torch.cos(torch.arange(found.numel())).view(found.shape)).sum().backward()
     return found.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def written(model: Any, inputs: dict[str, Any]) -> Tensor:
+    """Some tokens by `generate`."""
+    given = {name: value for name, value in inputs.items() if name != "use_cache"}
+    return model.generate(**given, max_new_tokens=3, do_sample=False, pad_token_id=0)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -49,9 +58,12 @@ def test_split_and_equal(name: str) -> None:
     randomize(model)
     given = inputs(2, 7)
     want, gradients = step(copy.deepcopy(model), copy.deepcopy(given))
+    tokens = written(model, given) if name in WRITES else None
 
     def rank(mesh: Mesh) -> tuple[Tensor, dict[str, Tensor]]:
         local = apply(copy.deepcopy(model), found, mesh)
+        if tokens is not None:
+            assert torch.equal(written(local, copy.deepcopy(given)), tokens)
         logits, mine = step(local, copy.deepcopy(given))
         return logits, full_tensors(local, mine)
 

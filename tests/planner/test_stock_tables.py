@@ -1,6 +1,7 @@
 """Plans as tables of transformers' styles: what is said, what is not, what a rank then holds."""
 
 import math
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,9 +21,13 @@ from shardwright.runtime.in_transformers import tp_plan
 from tests import planning, zoo
 
 
+@cache
+def plan_of(name: str, tp: int) -> Plan:
+    return planning.plan(zoo.build(name)[1], tp=tp)
+
+
 def planned(name: str, tp: int = 2) -> tuple[Plan, Any]:
-    _, model = zoo.build(name)
-    return planning.plan(model, tp=tp), model
+    return plan_of(name, tp), zoo.build(name)[1]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral"])
@@ -47,11 +52,38 @@ def test_where_code_counts_heads_itself_layers_are_gathered() -> None:
     assert table[f"{block}.mlp.dense_h_to_4h"] == "colwise"
 
 
-def test_what_only_linear_layers_can_say_is_not_made_up() -> None:
-    """GPT-2 has Conv1D, which no style cuts: no table holds what the plan holds."""
-    plan, model = planned("gpt2")
-    least = min(sum(held(t, model, 2).values()) for t in candidates(plan, model))
-    assert least > MOST * max(plan.predicted.parameter_bytes)
+def least(plan: Plan, model: Any) -> dict[str, str]:
+    """The first table by which a rank holds no more than by the plan."""
+    ours = MOST * max(plan.predicted.parameter_bytes)
+    return next(t for t in candidates(plan, model) if sum(held(t, model, 2).values()) <= ours)
+
+
+def test_what_no_style_is_made_for_torch_computes() -> None:
+    """GPT-2 has Conv1D, with rows where a linear layer has columns: split in memory only."""
+    table = least(*planned("gpt2"))
+    inside = {k.split("mlp.")[1]: style for k, style in table.items() if "mlp." in k}
+    assert inside == {
+        "c_fc": "embedding_rowwise", "c_fc.weight": "embedding_colwise",
+        "c_proj": "embedding_rowwise",
+    }  # fmt: skip
+
+
+def test_layers_that_share_a_name_share_a_style() -> None:
+    """transformers has one rule for `h.*.ffn.0` and `h.*.ffn.2`: columns, and rows, and a ReLU."""
+    table = least(*planned("ctrl"))
+    inside = {k: style for k, style in table.items() if ".ffn." in k}
+    assert inside == {"transformer.h.*.ffn.*": "embedding_rowwise"}
+
+
+def test_who_sums_a_gradient() -> None:
+    """Of latents transformers sums what bypasses the next colwise layer; that sums the rest."""
+    plan, model = planned("longcat_flash")
+    table = next(candidates(plan, model))
+    block = "model.layers.*"
+    assert plan.module("model.layers.0.self_attn.0.kv_a_layernorm").parameters["weight"].use  # type: ignore[union-attr]
+    assert table[f"{block}.self_attn.*.kv_a_proj_with_mqa"] == "mla_kv_a_proj"
+    assert f"{block}.self_attn.*.kv_a_layernorm" not in table
+    assert table[f"{block}.mlp.experts.identity_expert"] == "moe_identity_expert"
 
 
 def test_key_heads_that_ranks_share_are_not_colwise() -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from shardwright.errors import PlanError, UsageError
-from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.search.plan import IN_EVAL_MODE
 from shardwright.runtime.api import apply
 from shardwright.runtime.gather import full_tensors
@@ -286,16 +286,42 @@ def test_who_plans_to_train_is_told() -> None:
     assert_alike(model, plan, True, False)
 
 
-def test_ranks_draw_as_many_random_numbers() -> None:
+def test_ranks_draw_for_the_whole() -> None:
+    """Also where their parts are not equal; what is whole needs no more than to be drawn alike."""
+    for tp in (2, 5):
+        plan = made(DropsSome, tp)[1]
+        assert [drawn.placement for drawn in plan.modules[""].draws] == ["?, ?, 24@tp"]
+        assert plan.calls[0].training and plan.calls[0].draws == "training"
+    plan = made(Drops, 5)[1]
+    assert plan.calls[0].training and not plan.calls[0].draws
+    assert not any(module.draws for module in plan.modules.values())
+
+
+class DropsTwice(Mlp):
+    """One module drops of what is split, and then of what is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.down(self.drop(F.gelu(self.up(x)))))
+
+
+def test_calls_of_a_module_that_draw_for_others_must_draw_as_many() -> None:
     """Where one dropped elements of a larger part, it would drop others from then on."""
-    assert made(DropsSome, 2)[1].calls[0].training
-    assert not made(DropsSome, 5)[1].calls[0].training
-    assert made(Drops, 5)[1].calls[0].training
+    for tp, equal in ((2, True), (5, False)):
+        plan = made(DropsTwice, tp)[1]
+        assert not any(module.draws for module in plan.modules.values())
+        assert plan.calls[0].training == equal
 
 
-def test_dropout_changes_no_plan() -> None:
+def test_dropout_changes_no_more_of_a_plan() -> None:
     plans = [made(kind)[1] for kind in (Mlp, DropsSome)]
-    assert plans[0].modules == plans[1].modules and plans[0].calls == plans[1].calls
+    drawn = plans[1].modules[""]
+    assert drawn == ModulePlan(draws=drawn.draws, takes=drawn.takes, gives=drawn.gives)
+    assert plans[1].modules == {**plans[0].modules, "": drawn}
+    assert [call.model_copy(update={"draws": ""}) for call in plans[1].calls] == plans[0].calls
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart", "mixtral"])

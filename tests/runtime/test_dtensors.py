@@ -22,7 +22,7 @@ from transformers import (
 )
 
 import shardwright
-from shardwright.errors import UsageError
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.notation import parse
 from shardwright.runtime.arranged import Arranged
 from shardwright.runtime.dtensors import as_dtensor, cut, placements_of
@@ -248,6 +248,47 @@ def test_whole_tensors_load_and_copies_compute() -> None:
     run_ranks(2, work)
 
 
+@pytest.mark.parametrize(("model", "tp"), [(llama, 4), (gpt2, 3)])
+def test_whole_tensors_are_split_as_parameters_are(model: Any, tp: int) -> None:
+    """There and back, of any dtype; what is no parameter's is refused."""
+    base = made(model)
+    plan = planning.plan(copy.deepcopy(base), tp=tp)
+    wanted = {n: 2 * p.detach().float() for n, p in base.named_parameters()}
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        mine = shardwright.split_tensors(split, wanted)
+        for name, parameter in split.named_parameters():
+            assert mine[name].placements == parameter.placements
+            assert torch.equal(mine[name].to_local(), 2 * parameter.to_local().float())
+        torch.testing.assert_close(shardwright.full_tensors(split, mine), wanted, rtol=0, atol=0)
+        with pytest.raises(PlanError, match="no parameter"):
+            shardwright.split_tensors(split, {"nobody": torch.zeros(2)})
+        with pytest.raises(PlanError, match="the whole has"):
+            shardwright.split_tensors(split, {name: parameter.to_local()[:1]})
+
+    run_ranks(tp, work)
+
+
+def test_what_has_parametrizations_is_copied() -> None:
+    """torch gives such modules a class that copies in its own way, and refuses to be pickled."""
+    up = nn.utils.parametrizations.weight_norm(nn.Linear(8, 32))
+    model = nn.Sequential(up, nn.GELU(), nn.Linear(32, 8), nn.Linear(8, 32), nn.Linear(32, 8))
+    x = torch.randn(3, 8).double()
+    plan = planning.plan(model.double().eval(), 2, args=(x,))
+    want = model(x)
+
+    def rank(mesh: Mesh) -> None:
+        local = shardwright.apply(copy.deepcopy(model), plan, mesh)
+        twin = copy.deepcopy(local)
+        with torch.no_grad():
+            for parameter in local.parameters():
+                parameter.zero_()
+        torch.testing.assert_close(twin(x), want, rtol=0, atol=1e-9)
+
+    run_ranks(2, rank)
+
+
 def test_a_state_that_another_rank_saved_is_refused() -> None:
     base = made(llama)
     plan = planning.plan(copy.deepcopy(base), tp=2)
@@ -262,6 +303,22 @@ def test_a_state_that_another_rank_saved_is_refused() -> None:
         if mesh["tp"].rank == 1:
             with pytest.raises(UsageError, match="another rank had"):
                 split.load_state_dict(states[0])
+
+    run_ranks(2, work)
+
+
+def test_functional_calls_are_those_of_the_unsplit_model_and_transforms_are_refused() -> None:
+    base = made(llama)
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+    call = torch.func.functional_call
+    want = call(base, {n: p.detach() / 2 for n, p in base.named_parameters()}, (IDS,)).logits
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        half = {n: p.detach() / 2 for n, p in split.named_parameters()}
+        torch.testing.assert_close(call(split, half, (IDS,)).logits, want)
+        with pytest.raises(UsageError, match="torch.func cannot transform"):
+            torch.func.grad(lambda p: call(split, p, (IDS,)).logits.sum())(half)
 
     run_ranks(2, work)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Placed, Redistribution
 from shardwright.runtime.audit import count_collectives, counts, total_bytes
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.layers import (
@@ -26,6 +26,7 @@ from shardwright.runtime.layers import (
 from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.parameters import LocalTensors
+from shardwright.runtime.root import wrap_root
 from tests.ranks import run_ranks
 
 F64 = torch.float64
@@ -465,3 +466,24 @@ def test_full_tensors_checks_names_and_shapes():
         assert isinstance(split.up, LocalModule)
 
     run_ranks(2, work)
+
+
+def test_a_module_alone_takes_other_sizes_of_what_is_not_split() -> None:
+    """That of the trace need not be the model's: three images of 25 patches are 75 rows."""
+    torch.manual_seed(0)
+    whole = nn.Linear(8, 6).double()
+    x = torch.randn(50, 8).double()
+    spec = plan("ColumnParallelLinear", {"weight": "6@tp, 8", "bias": "6@tp"}).model_copy(
+        update={
+            "takes": [Placed(slot="input", placement="75, 8 | grad-partial tp")],
+            "gives": [Placed(slot="", placement="75, 6@tp")],
+        }
+    )
+
+    def rank(mesh: Mesh) -> None:
+        local = nn.Sequential(copy.deepcopy(whole))
+        apply_module(local[0], spec, mesh)
+        wrap_root(local)
+        torch.testing.assert_close(local[0](x), whole(x), rtol=0, atol=1e-12)
+
+    run_ranks(2, rank)

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn, optim
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import shardwright
+from shardwright.errors import UsageError
 from shardwright.runtime.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -69,14 +71,15 @@ def test_ten_steps_are_those_of_the_unsplit_model(monkeypatch: pytest.MonkeyPatc
     run_ranks(2, work)
 
 
-def test_adafactor_is_refused() -> None:
-    """Torch's own does in place what a sum that is pending cannot."""
+@pytest.mark.parametrize("make", [optim.Adafactor, transformers.Adafactor])
+def test_adafactor_is_refused(make: Any) -> None:
+    """It keeps statistics of rows and columns, which ranks have in parts."""
     base = gpt2()
     plan = planning.plan(copy.deepcopy(base), tp=2)
 
     def work(mesh: Mesh) -> None:
         split = shardwright.apply(copy.deepcopy(base), plan, mesh)
-        with pytest.raises(RuntimeError, match="in-place operations that require placement"):
-            train(split, optim.Adafactor, steps=1)
+        with pytest.raises(UsageError, match="Adafactor keeps .* use AdamW"):
+            train(split, make, steps=1)
 
     run_ranks(2, work)

@@ -14,6 +14,7 @@ from shardwright.errors import PlanError, ShardwrightError, UsageError
 from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.exports.stock.styles import BY_TORCH, COLUMN
 from shardwright.planner.exports.stock.table import MOST, Table, candidates, held
 from shardwright.planner.on_ranks.small import small
 from shardwright.planner.on_ranks.stock import Ran, Way, try_out
@@ -24,15 +25,17 @@ from shardwright.runtime.config import read_config
 from shardwright.runtime.hub import Hub
 from shardwright.runtime.identity import check_identity
 
+BY_DTENSORS = "computed as DTensors"
+"""What a style of embeddings does to any other module."""
 FORWARD = {
     "colwise_gather_output", "rowwise", "rowwise_split_input", "embedding_rowwise",
-    "embedding_colwise", "moe_tp_experts", "all_reduce",
+    "embedding_colwise", "moe_tp_experts", "all_reduce", BY_DTENSORS,
 }  # fmt: skip
 """Styles of a module that take a collective forward."""
 BACKWARD = {
     "colwise": 1, "packed_colwise": 1, "moe_tp_experts": 2, "mla_kv_a_proj": 1,
     "replicated_with_grad_allreduce": 1, "rowwise_split_input": 1, "colwise_gather_output": 1,
-    "embedding_colwise": 0, "embedding_rowwise": 0,
+    "embedding_colwise": 0, "embedding_rowwise": 0, BY_DTENSORS: 1,
 }  # fmt: skip
 """And backward, where the module's input has a gradient."""
 
@@ -92,11 +95,17 @@ class Proven:
 
     def lost(self) -> dict[str, Any]:
         """What the plan has and the table has not: bytes, collectives, work that is shared."""
-        names = read(self.table, self.model.whole).modules if self.table else {}
+        whole = self.model.whole
+        names = read(self.table, whole).modules if self.table else {}
+        names |= {
+            n: BY_DTENSORS
+            for n, s in names.items()
+            if s == BY_TORCH and not isinstance(whole.get_submodule(n), nn.Embedding)
+        }
         styles = list(names.values())
         ours = {p: sum(c.count for c in self.plan.predicted.collectives if c.phase == p)
                 for p in ("forward", "backward")}  # fmt: skip
-        whole = {pattern(n) for n, s in names.items() if s in ("colwise_gather_output",)}
+        gathered = {pattern(n) for n, s in names.items() if s in (COLUMN[1], BY_DTENSORS)}
         return {
             "bytes_a_rank": {"plan": max(self.plan.predicted.parameter_bytes),
                              "table": self.bytes, "unsplit": self.plan.predicted.unsharded_bytes},
@@ -104,7 +113,7 @@ class Proven:
                                     "table": sum(s in FORWARD for s in styles)},
             "collectives_backward": {"plan": ours["backward"],
                                      "table": sum(BACKWARD.get(s, 0) for s in styles)},
-            "gathered": sorted(whole),
+            "gathered": sorted(gathered),
         }  # fmt: skip
 
     @property

@@ -8,26 +8,30 @@ makes is gathered: `gathered` says for which modules. What a candidate computes 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
+from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.plan_file import ModulePlan, Plan
-from shardwright.planner.contract.ranges import local_ranges
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.exports.stock.styles import (
+    BY_TORCH,
+    COLUMN,
+    EXPERTS,
+    ROW,
+    Choice,
+    Subject,
+    Table,
+    is_linear,
+    split_dims,
+)  # fmt: skip
 from shardwright.planner.problem.tp_plan import general, read, split_dim, style_of
 
-Table = dict[str, str]
-"""Name of a module or parameter, `*` for a layer number -> style."""
-
-COLUMN, ROW = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
-"""What a linear layer gives or takes in parts; the second of a pair gives and takes whole."""
-EXPERTS, SUMMED, WHOLE = "moe_tp_experts", "replicated_with_grad_allreduce", "replicate"
+WHOLE = "replicate"
 MOST = 1.05
 """Of the bytes of our plan on a rank: what holds more replicates what should be split."""
 
@@ -37,25 +41,13 @@ def candidates(plan: Plan, model: nn.Module) -> Iterator[Table]:
     seen: list[Table] = []
     own = _with_integers(plan, model)
     groups = _groups(plan, model)
-    for gathered in (own, *(own | {g} for g in sorted(groups)), own | groups):
-        for plain in (False, True):
-            table = _table(plan, model, Choice(frozenset(gathered), plain))
+    every = own | groups
+    for gathered in (own, *(own | {g} for g in sorted(groups)), every, every | _cut(plan, model)):
+        for by_torch, plain, summed in product((False, True), repeat=3):
+            table = _table(plan, model, Choice(frozenset(gathered), plain, by_torch, summed))
             if table not in seen:
                 seen.append(table)
                 yield table
-
-
-class Choice(NamedTuple):
-    """What a candidate leaves whole."""
-
-    gathered: frozenset[str]
-    """Patterns of modules in which linear layers are split in memory only."""
-    plain: bool
-    """Whether embeddings that take several arguments are left whole: styles see the first."""
-
-    def whole(self, name: str) -> bool:
-        """Whether a module's layers give and take whole tensors."""
-        return any(pattern(around) in self.gathered for around in _around(name))
 
 
 def held(table: Mapping[str, str], model: nn.Module, ranks: int) -> dict[str, int]:
@@ -84,23 +76,53 @@ def _with_integers(plan: Plan, model: nn.Module) -> set[str]:
 
 def _groups(plan: Plan, model: nn.Module) -> set[str]:
     """Patterns of the modules that linear layers lie in which the plan splits by rows."""
-    names = (n for n, m in model.named_modules() if _is_linear(m) and _split(plan, n, "weight"))
+    names = (n for n, m in model.named_modules() if is_linear(m) and _split(plan, n, "weight"))
     return {pattern(name.rpartition(".")[0]) for name in names if "." in name}
 
 
-def _table(plan: Plan, model: nn.Module, choice: Choice) -> Table:
+def _cut(plan: Plan, model: nn.Module) -> set[str]:
+    """Patterns of all other modules that the plan splits a parameter of."""
+    names = (n for n, m in model.named_modules() if n and not is_linear(m))
+    return {pattern(n) for n in names if any(_split(plan, n, p) for p in _parameters(plan, n))}
+
+
+def _parameters(plan: Plan, name: str) -> list[str]:
+    spec = plan.module(name)
+    return [*spec.parameters] if spec else []
+
+
+def _table(
+    plan: Plan, model: nn.Module, choice: Choice, shared: frozenset[str] = frozenset()
+) -> Table:
+    """The table of a choice; `shared` are keys of modules that no one style fits."""
+    config: Any = model.config
+    rotary = getattr(config.get_text_config(), "qk_rope_head_dim", None)
     found: dict[str, list[str | None]] = {}
     linear: dict[str, bool] = {}
+    leaves: dict[str, bool] = {}
     for name, module in model.named_modules():
-        styles = _styles(plan, name, module, choice)
+        if general(name) in shared:
+            styles = {name: BY_TORCH}
+        else:
+            spec = plan.module(name)
+            whole = any(pattern(around) in choice.gathered for around in _around(name))
+            at = Subject(plan, spec, module, whole, choice, rotary) if spec else None
+            given = at.styles() if at and spec and spec.parameters else {}
+            styles = {f"{name}.{key}".strip("."): style for key, style in given.items()}
         own = [f"{name}.{n}".lstrip(".") for n, _ in module.named_parameters(recurse=False)]
         for key in (name, *own):
             found.setdefault(general(key), []).append(styles.get(key))
-        linear[general(name)] = linear.get(general(name), True) and _is_linear(module)
+        linear[general(name)] = linear.get(general(name), True) and is_linear(module)
+        leaves[general(name)] = leaves.get(general(name), True) and not any(module.children())
     agreed = {key: _agreed(all_, linear.get(key, False)) for key, all_ in found.items() if key}
-    table = _without_routers({key: style for key, style in agreed.items() if style})
+    if choice.by_torch and not shared:
+        apart = {k for k, s in agreed.items() if s is None and any(found[k]) and leaves.get(k)}
+        if apart:
+            return _table(plan, model, choice, frozenset(apart))
+    table = {key: style for key, style in agreed.items() if style}
     stock: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
-    return {**table, **_aliases(table, model), **{k: WHOLE for k in stock if k not in table}}
+    table |= _identities(table, model) | _aliases(table, model)
+    return {**table, **{k: WHOLE for k in stock if k not in table}}
 
 
 def _agreed(styles: list[str | None], linear: bool) -> str | None:
@@ -114,12 +136,11 @@ def _agreed(styles: list[str | None], linear: bool) -> str | None:
     return COLUMN[1] if linear and several & {*COLUMN, *ROW} else None
 
 
-def _without_routers(table: Table) -> Table:
-    """Experts' own style sums the gradient of what a router beside them gives."""
-    beside = {k.rpartition(".")[0] for k, style in table.items() if style == EXPERTS}
-    return {
-        k: s for k, s in table.items() if s != SUMMED or not any(is_within(k, b) for b in beside)
-    }
+def _identities(table: Table, model: nn.Module) -> Table:
+    """Experts that give what they get, on each rank: a term of a sum over the ranks."""
+    keys = {general(n) for n, m in model.named_modules() if isinstance(m, nn.Identity)}
+    experts = [k for k, style in table.items() if style == EXPERTS]
+    return {k: "moe_identity_expert" for k in keys if any(is_within(k, e) for e in experts)}
 
 
 def _aliases(table: Table, model: nn.Module) -> Table:
@@ -141,131 +162,10 @@ def _aliases(table: Table, model: nn.Module) -> Table:
     return out
 
 
-def _styles(plan: Plan, name: str, module: nn.Module, choice: Choice) -> Table:
-    """The styles of a module and of its own parameters."""
-    spec = plan.module(name)
-    if spec is None or not spec.parameters:
-        return {}
-    if choice.plain and isinstance(module, nn.Embedding) and not _is_plain(module):
-        return {}
-    for kind in (_linear, _embedding, _experts, _others):
-        styles = kind(plan, module, spec, choice.whole(name))
-        if styles is not None:
-            return {f"{name}.{key}".strip("."): style for key, style in styles.items()}
-    return {}
-
-
-def _linear(plan: Plan, module: nn.Module, spec: ModulePlan, whole: bool) -> Table | None:
-    if not _is_linear(module) or "weight" not in spec.parameters:
-        return None
-    weight = parse(spec.parameters["weight"].placement)
-    dims = _split_dims(weight)
-    if dims == [0]:
-        if whole or _gives_whole(spec):
-            return {"": COLUMN[1]}
-        if _contiguous(plan, weight, 0):
-            return {"": COLUMN[0]}
-        packed = getattr(module, "bias", None) is None and _contiguous(plan, weight, 0, parts=2)
-        return {"": "packed_colwise" if packed else COLUMN[1]}
-    if dims == [1]:
-        cut = whole or bool(spec.inputs) or not _contiguous(plan, weight, 1)
-        return {"": ROW[1] if cut else ROW[0]}
-    summed = any(parse(c.target).grad_partial for c in spec.outputs)
-    return {"": "mla_kv_a_proj"} if summed and not whole else None
-
-
-def _embedding(plan: Plan, module: nn.Module, spec: ModulePlan, whole: bool) -> Table | None:
-    if not isinstance(module, nn.Embedding):
-        return None
-    dims = _split_dims(parse(spec.parameters["weight"].placement))
-    return {"": "embedding_rowwise" if dims == [0] else "embedding_colwise"} if dims else {}
-
-
-def _experts(plan: Plan, module: nn.Module, spec: ModulePlan, whole: bool) -> Table | None:
-    """Stacked experts, both products in one tensor each: cut within each of them, as is its way."""
-    shapes = {n: tuple(p.shape) for n, p in module.named_parameters(recurse=False)}
-    up, down = shapes.get("gate_up_proj"), shapes.get("down_proj")
-    if len(shapes) != 2 or up is None or down is None or len(up) != 3:
-        return None
-    if up == (down[0], 2 * down[2], down[1]):
-        cut = {"gate_up_proj": "packed_colwise", "down_proj": ROW[0], "": EXPERTS}
-    elif up == (down[0], down[2], 2 * down[1]):
-        cut = {"gate_up_proj": "packed_rowwise", "down_proj": COLUMN[0], "": EXPERTS}
-    else:
-        return None
-    return cut if _split_dims(parse(spec.parameters["down_proj"].placement)) else {}
-
-
-def _others(plan: Plan, module: nn.Module, spec: ModulePlan, whole: bool) -> Table | None:
-    """Bare parameters with a part on each rank, and whole ones whose gradients are sums."""
-    if whole:
-        return None
-    placed = {n: parse(p.placement) for n, p in spec.parameters.items() if _is_vector(module, n)}
-    cut = {n: COLUMN[0] for n, p in placed.items() if _split_dims(p) and _contiguous(plan, p, 0)}
-    if cut:
-        return {**cut, "": "local_params"}
-    uses = (parse(p.use) for p in spec.parameters.values() if p.use is not None)
-    return {"": SUMMED} if any(u.grad_partial for u in uses) else None
-
-
-def _is_plain(module: nn.Embedding) -> bool:
-    return len(inspect.signature(module.forward).parameters) == 1
-
-
-def _is_vector(module: nn.Module, name: str) -> bool:
-    found = module._parameters.get(name)
-    return isinstance(found, Tensor) and found.dim() == 1
-
-
-def _is_linear(module: Any) -> bool:
-    weight = getattr(module, "weight", None)
-    sizes = [getattr(module, n, None) for n in ("out_features", "in_features")]
-    return isinstance(weight, Tensor) and list(weight.shape) == sizes
-
-
 def _split(plan: Plan, name: str, parameter: str) -> list[int]:
     spec = plan.module(name)
     entry = spec.parameters.get(parameter) if spec else None
-    return _split_dims(parse(entry.placement)) if entry else []
-
-
-def _split_dims(placement: Placement) -> list[int]:
-    replicated = placement.replicated().dims
-    return [d for d, dim in enumerate(placement.dims) if dim != replicated[d]]
-
-
-def _gives_whole(spec: ModulePlan) -> bool:
-    """Whether what the plan has a layer give out is whole again."""
-    return any(not _split_dims(parse(change.target)) for change in spec.outputs)
-
-
-def _contiguous(plan: Plan, placed: Placement, dim: int, parts: int = 1) -> bool:
-    """Whether each rank holds of a dim, or of its equal `parts`, what torch would give it."""
-    size, ranks = placed.shape[dim] or 0, plan.mesh["tp"]
-    if size % parts:
-        return False
-    share = -(-size // parts // ranks)
-    for rank in range(plan.world_size):
-        at = plan.coords(rank)["tp"][0]
-        want = [
-            (start + min(at * share, size // parts), start + min((at + 1) * share, size // parts))
-            for start in range(0, size, size // parts)
-        ]
-        if _joined(want) != local_ranges(placed.dims[dim], plan.coords(rank)):
-            return False
-    return True
-
-
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    for start, stop in ranges:
-        if start == stop:
-            continue
-        if out and out[-1][1] == start:
-            out[-1] = (out[-1][0], stop)
-        else:
-            out.append((start, stop))
-    return out
+    return split_dims(parse(entry.placement)) if entry else []
 
 
 def _around(name: str) -> Iterator[str]:

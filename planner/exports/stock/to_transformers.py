@@ -48,8 +48,10 @@ def emit(plan: Plan, model: Any = None, own_styles: bool = False, **how: Any) ->
 
 def by_class(table: Mapping[str, str], model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
     """A table as transformers keeps it: of the config's base model, and of the class around it."""
-    prefix: Any = f"{getattr(model, 'base_model_prefix', '')}."
     kept = {key: style for key, style in table.items() if style != WHOLE}
+    if getattr(model, "base_model", None) is model:
+        return kept, {}
+    prefix: Any = f"{getattr(model, 'base_model_prefix', '')}."
     base = {k.removeprefix(prefix): s for k, s in kept.items() if k.startswith(prefix)}
     return base, {k: s for k, s in kept.items() if not k.startswith(prefix)}
 

@@ -85,7 +85,7 @@ class Asked(TorchFunctionMode):
             return self._numbers(tuple(args[0].shape) if name == "tolist" else (), kind)
         if name == "numpy" and isinstance(args[0], Tensor) and not known(args[0]):
             raise Unknown("it takes what only data has to numpy")
-        if not any(type(leaf) is Number for leaf in tree_leaves((args, kwargs))):
+        if not (_has_number(args) or (kwargs and _has_number(kwargs))):
             out = func(*args, **kwargs)
             if self.selects and name in JOINING:
                 _refuse_joined((args, kwargs), out)
@@ -157,6 +157,15 @@ class Asked(TorchFunctionMode):
         for part in parts:
             self.questions.cut(part, dim % x.dim())
         return parts
+
+
+def _has_number(value: Any) -> bool:
+    """Whether there is a `Number` in arguments; every function that is called asks for it."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_number, value))
+    if isinstance(value, dict):
+        return any(map(_has_number, value.values()))
+    return type(value) is Number
 
 
 def _masks(index: Any) -> list[Tensor]:

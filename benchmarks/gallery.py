@@ -1,0 +1,66 @@
+"""Pages of plans of published models, for the site: `make docs`.
+
+    python -m benchmarks.gallery FOLDER             all of them
+    python -m benchmarks.gallery FOLDER llama-8b    some
+
+Each model is planned at full size, for a prefill and 128 steps of decoding of 8 sequences of 2048
+tokens, on the fewest H100 that leave a quarter of their memory free, and on twice as many: one page
+for both. Needs no network, no weights and no GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import track
+
+LARGEST = 60_000_000_000
+"""Bytes of parameters on a rank, at most."""
+
+
+def ranks(parameters: int) -> tuple[int, int]:
+    """On how many a model of so many parameters of two bytes is shown."""
+    fewest = 2
+    while 2 * parameters > fewest * LARGEST:
+        fewest *= 2
+    return fewest, 2 * fewest
+
+
+def page_of(name: str) -> str:
+    """The page of a model."""
+    import shardwright
+    from benchmarks.planning_models import MODELS
+    from shardwright.planner.picture.facts import Shown
+    from shardwright.planner.picture.page import page
+
+    model, work = MODELS[name], {"phase": "prefill,decode:128", "batch": 8, "seq": 2048}
+    sizes = ranks(model.parameters)
+    plans = [shardwright.plan(model.config(), tp, **work) for tp in sizes]
+    return page([Shown(p, f"{name} on {n}") for n, p in zip(sizes, plans, strict=True)])
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("names", nargs=-1)
+def main(folder: Path, names: tuple[str, ...]) -> None:
+    """Write a page for each model into FOLDER."""
+    from benchmarks.planning_models import MODELS
+    from shardwright.planner.quiet import quiet
+
+    if unknown := sorted(set(names) - MODELS.keys()):
+        raise click.UsageError(f"no model {', '.join(unknown)}; known: {', '.join(MODELS)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = Console(stderr=True)
+    chosen = list(names or MODELS)
+    for name in track(chosen, "gallery", console=shown, disable=not sys.stderr.isatty()):
+        with quiet():
+            text = page_of(name)
+        (folder / f"{name}.html").write_text(text)
+        click.echo(f"{folder / name}.html  {len(text) / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

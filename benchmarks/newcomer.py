@@ -1,0 +1,114 @@
+"""Install what would be published, and do what the first pages say: `make release-check`.
+
+    python -m benchmarks.newcomer dist            wheel and sdist, each in an empty environment
+    python -m benchmarks.newcomer dist/*.whl      one
+
+Every file of the package must be there, and nothing of this repository is used but the pages and
+`constraints.txt`. Each command is run as a shell runs it, in an empty folder, and what it prints is
+compared with the page. The package index must be at hand.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from benchmarks.pages import blocks, commands, unlike
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (ROOT / "README.md", ROOT / "docs" / "first-split.md")
+FOLDERS = ("planner", "rules", "runtime", "src/shardwright")
+
+
+class Failed(Exception):
+    """A step that did not do what it should; the text says which."""
+
+
+def environment(folder: Path, package: Path) -> dict[str, str]:
+    """Make one with the package in it; the variables of who works there."""
+    # A PYTHONPATH that leads here would have pip think that the package is there.
+    keep = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    variables = {**keep, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    install = f"python -m pip install -q -c {ROOT / 'constraints.txt'}"
+    run(f"{install} --upgrade pip", variables, folder)
+    run(f"{install} {package.resolve()}", variables, folder)
+    return variables
+
+
+def missing(variables: dict[str, str], folder: Path) -> list[str]:
+    """Files of the package that git has and the installed one has not."""
+    where = "import pathlib, shardwright; print(pathlib.Path(shardwright.__file__).parent)"
+    installed = Path(run(f'python -c "{where}"', variables, folder).strip())
+    assert ROOT not in installed.parents, "it is this checkout that is installed"
+    listed = subprocess.run(
+        ["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    names = [name.removeprefix("src/shardwright/") for name in listed]
+    return [name for name in names if not (installed / name).exists()]
+
+
+def run(command: str, variables: dict[str, str], folder: Path) -> str:
+    """What a command prints, as a shell runs it: to stdout, or else to stderr.
+
+    Raises:
+        Failed: it ended with an error.
+    """
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=variables, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise Failed(f"{command}\n{done.stdout}{done.stderr}")
+    return done.stdout or done.stderr
+
+
+def follow(page: Path, variables: dict[str, str], folder: Path) -> Iterator[tuple[str, float]]:
+    """Do what a page says; each command with the seconds that it took.
+
+    Raises:
+        Failed: a command failed, or printed something else than the page says.
+    """
+    for block in (b for b in blocks(page) if not b.skipped):
+        if block.kind == "python":
+            assert block.title, f"{page.name}:{block.line}: which file is that?"
+            (folder / block.title).write_text(block.text)
+        for command, wanted in commands(block):
+            begun = time.monotonic()
+            if trouble := unlike(wanted, run(command, variables, folder)):
+                raise Failed(f"{page.name}:{block.line}: {command}\n{trouble}")
+            yield command, time.monotonic() - begun
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+def main(paths: tuple[Path, ...]) -> None:
+    """Try packages: files, or a folder with a wheel and an sdist in it."""
+    packages = [p for path in paths for p in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    for package in packages:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, begun = Path(temporary), time.monotonic()
+            try:
+                variables = environment(folder / "venv", package)
+                click.echo(f"{package.name}: installed, {time.monotonic() - begun:.0f} s")
+                if lost := missing(variables, folder):
+                    raise Failed(f"not there: {', '.join(lost)}")
+                for page in PAGES:
+                    place = folder / page.stem
+                    place.mkdir()
+                    for command, seconds in follow(page, variables, place):
+                        click.echo(f"  {page.name}  {seconds:5.1f} s  {command}")
+            except Failed as failed:
+                sys.exit(f"{package.name}: {failed}")
+    click.echo(f"{len(packages)} packages, and every command did what its page says")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""How that lies for which modules draw random numbers: ranks draw those of the whole, and cut."""
+
+from __future__ import annotations
+
+from shardwright.planner.contract.dims import Atom, atoms, is_split
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.plan_file import RandomNumbers
+from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.graph.marks import Draw
+
+
+def draws_of(layouts: Layouts) -> dict[str, list[RandomNumbers]]:
+    """Module -> what its code draws for in each of its calls, in order; where some of it is split.
+
+    Not of modules that draw for other tensors in another call, or for what cannot be made whole.
+    """
+    found: dict[str, dict[int, dict[int, RandomNumbers | None]]] = {}
+    for name, draw in layouts.graph.marks.drawn:
+        calls = found.setdefault(draw.module, {})
+        calls.setdefault(draw.call, {})[draw.number] = _drawn(layouts, name, draw)
+    out = {}
+    for module, calls in found.items():
+        every = [[call.get(n) for n in range(max(call) + 1)] for call in calls.values()]
+        first = [one for one in every[0] if one is not None]
+        known = first == every[0] and all(-1 not in call for call in calls.values())
+        if known and all(one == first for one in every) and any("@" in d.placement for d in first):
+            out[module] = first
+    return out
+
+
+def _drawn(layouts: Layouts, name: str, draw: Draw) -> RandomNumbers | None:
+    dims = layouts.placement(name).dims
+    if draw.weights:
+        dims = (*dims[:-1], Atom(None))  # of each query for each key
+    state, length = layouts.assignment[name], None
+    for dim in filter(is_split, dims):
+        if any(atom.size is None and atom.mesh for atom in atoms(dim)):
+            length = layouts.length(state)
+            if length is None or not isinstance(dim, Atom):
+                return None
+    return RandomNumbers(placement=str(Placement(dims)), length=length)

@@ -1,0 +1,229 @@
+"""The style of transformers for one module, by how a plan lays it out.
+
+A linear layer is split while it computes, or in memory only; stacked experts are cut within each of
+them; vectors that heads have are parts on each rank. What is none of these torch can compute with
+DTensors, gathered.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from shardwright.planner.contract.dims import Concat, dim_size
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.plan_file import ModulePlan, Plan
+from shardwright.planner.contract.ranges import local_ranges
+
+Table = dict[str, str]
+"""Name of a module or parameter, `*` for a layer number -> style."""
+
+COLUMN, ROW = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
+"""What a linear layer gives or takes in parts; the second of a pair gives and takes whole."""
+EXPERTS, SUMMED, LATENT = "moe_tp_experts", "replicated_with_grad_allreduce", "mla_kv_a_proj"
+BY_TORCH, SECOND = "embedding_rowwise", "embedding_colwise"
+"""Of an embedding; it has any module compute with DTensors, and give out what is whole."""
+
+
+class Choice(NamedTuple):
+    """What a candidate leaves whole, and who sums gradients."""
+
+    gathered: frozenset[str]
+    """Patterns of modules in which linear layers are split in memory only."""
+    plain: bool
+    """Whether embeddings that take several arguments are left whole: styles see the first."""
+    by_torch: bool
+    """Whether torch computes with what no style is made for, as DTensors split in memory only."""
+    summed: bool
+    """Whether gradients are summed of modules that see no split tensor. Colwise layers and experts
+    behind them sum that of what they take."""
+
+
+class Subject(NamedTuple):
+    """A module that is to get a style."""
+
+    plan: Plan
+    spec: ModulePlan
+    module: nn.Module
+    whole: bool
+    """Whether it gives and takes whole tensors."""
+    choice: Choice
+    rotary: int | None
+    """Width of the part of a latent that all heads share, if the model says one."""
+
+    def styles(self) -> Table:
+        """The styles of the module, by "", and of its own parameters."""
+        called = self.spec.takes or self.spec.inputs or isinstance(self.module, nn.Embedding)
+        if not called:  # other code takes its parameters, and would get DTensors
+            return {}
+        kinds = [_linear, _embedding, _experts, _stacked, _others]
+        if self.choice.by_torch:
+            kinds.append(_by_torch)
+        return next((found for kind in kinds if (found := kind(self)) is not None), {})
+
+
+def _linear(at: Subject) -> Table | None:
+    if not is_linear(at.module) or "weight" not in at.spec.parameters:
+        return None
+    weight = parse(at.spec.parameters["weight"].placement)
+    dims = split_dims(weight)
+    if dims == [0]:
+        if not at.whole and _is_latent(at):
+            return {"": LATENT}
+        if at.whole or _gives_whole(at.spec):
+            return {"": COLUMN[1]}
+        if _contiguous(at.plan, weight, 0):
+            return {"": COLUMN[0]}
+        packed = getattr(at.module, "bias", None) is None and _contiguous(at.plan, weight, 0, 2)
+        return {"": "packed_colwise" if packed else COLUMN[1]}
+    if dims == [1]:
+        cut = at.whole or bool(at.spec.inputs) or not _contiguous(at.plan, weight, 1)
+        return {"": ROW[1] if cut else ROW[0]}
+    return {"": LATENT} if _is_latent(at) and not at.whole else None
+
+
+def _is_latent(at: Subject) -> bool:
+    """Whether heads share the last part of what a layer gives, each rank with its own gradient."""
+    for change in at.spec.outputs:
+        width = parse(change.source).dims[-1]
+        last = width.terms[-1] if isinstance(width, Concat) else None
+        if last is not None and at.rotary == dim_size(last) and parse(change.target).grad_partial:
+            return True
+    return False
+
+
+def _embedding(at: Subject) -> Table | None:
+    if not isinstance(at.module, nn.Embedding):
+        return None
+    if at.choice.plain and len(inspect.signature(at.module.forward).parameters) > 1:
+        return {}
+    dims = split_dims(parse(at.spec.parameters["weight"].placement))
+    return {"": BY_TORCH if dims == [0] else SECOND} if dims else {}
+
+
+def _experts(at: Subject) -> Table | None:
+    """Stacked experts, both products in one tensor each: cut within each of them, as is its way."""
+    shapes = {n: tuple(p.shape) for n, p in at.module.named_parameters(recurse=False)}
+    up, down = shapes.get("gate_up_proj"), shapes.get("down_proj")
+    if len(shapes) != 2 or up is None or down is None or len(up) != 3:
+        return None
+    if up == (down[0], 2 * down[2], down[1]):
+        cut = {"gate_up_proj": "packed_colwise", "down_proj": ROW[0], "": EXPERTS}
+    elif up == (down[0], down[2], 2 * down[1]):
+        cut = {"gate_up_proj": "packed_rowwise", "down_proj": COLUMN[0], "": EXPERTS}
+    else:
+        return None
+    return cut if split_dims(parse(at.spec.parameters["down_proj"].placement)) else {}
+
+
+def _stacked(at: Subject) -> Table | None:
+    """Experts of any other form, as the plan cuts them: each rank has a part of every expert."""
+    cut: Table = {}
+    stacks = 0
+    for name, entry in at.spec.parameters.items():
+        placed = parse(entry.placement)
+        dims, ndim = split_dims(placed), len(placed.dims)
+        if not dims:
+            continue
+        pair = {ndim - 2: ("colwise", "packed_colwise"), ndim - 1: ("rowwise", "packed_rowwise")}
+        fitting = [
+            style
+            for parts, style in enumerate(pair.get(dims[0], ()), 1)
+            if len(dims) == 1 and _contiguous(at.plan, placed, dims[0], parts)
+        ]
+        if not fitting:
+            return None
+        cut[name] = fitting[0]
+        stacks += ndim == 3
+    return {**cut, "": EXPERTS} if stacks > 1 else None
+
+
+def _others(at: Subject) -> Table | None:
+    """Bare parameters with a part on each rank, and whole ones whose gradients are sums."""
+    if at.whole:
+        return None
+    placed = {n: parse(p.placement) for n, p in at.spec.parameters.items() if _is_vector(at, n)}
+    cut = {n: COLUMN[0] for n, p in placed.items() if split_dims(p) and _contiguous(at.plan, p, 0)}
+    if cut:
+        return {**cut, "": "local_params"}
+    uses = (parse(p.use) for p in at.spec.parameters.values() if p.use is not None)
+    summed = any(use.grad_partial for use in uses) and (at.choice.summed or _sees_parts(at.spec))
+    return {"": SUMMED} if summed else None
+
+
+def _by_torch(at: Subject) -> Table | None:
+    """A module that has matrices and is none of the others, with all that it has as DTensors."""
+    own = dict(at.module.named_parameters(recurse=False))
+    dims = {n: split_dims(parse(p.placement)) for n, p in at.spec.parameters.items()}
+    cut = [n for n in own if dims.get(n) and own[n].dim() > 1]
+    if not cut or any(p.dim() == 0 for p in own.values()):
+        return None
+    ways = {name: _along(p.dim(), (dims.get(name) or [0])[0]) for name, p in own.items()}
+    return {n: way for n, way in ways.items() if way != BY_TORCH} | {"": BY_TORCH}
+
+
+def _along(ndim: int, dim: int) -> str:
+    """A style that splits a parameter of so many dims along one of them."""
+    styles = {ndim - 1: ROW[0], ndim - 2: COLUMN[0], 1: SECOND, 0: BY_TORCH}
+    return styles.get(dim, BY_TORCH)
+
+
+def _sees_parts(spec: ModulePlan) -> bool:
+    """Whether anything that a module takes or gives is split."""
+    lie = [placed.placement for placed in (*spec.takes, *spec.gives)]
+    return any(split_dims(parse(p)) for p in (*lie, *(c.source for c in spec.outputs)))
+
+
+def _is_vector(at: Subject, name: str) -> bool:
+    found = at.module._parameters.get(name)
+    return isinstance(found, Tensor) and found.dim() == 1
+
+
+def is_linear(module: Any) -> bool:
+    """Whether transformers takes a module for a linear layer."""
+    weight = getattr(module, "weight", None)
+    sizes = [getattr(module, n, None) for n in ("out_features", "in_features")]
+    return isinstance(weight, Tensor) and list(weight.shape) == sizes
+
+
+def split_dims(placement: Placement) -> list[int]:
+    """The dims of a tensor that some part of is split."""
+    replicated = placement.replicated().dims
+    return [d for d, dim in enumerate(placement.dims) if dim != replicated[d]]
+
+
+def _gives_whole(spec: ModulePlan) -> bool:
+    """Whether what the plan has a layer give out is whole again."""
+    return any(not split_dims(parse(change.target)) for change in spec.outputs)
+
+
+def _contiguous(plan: Plan, placed: Placement, dim: int, parts: int = 1) -> bool:
+    """Whether each rank holds of a dim, or of its equal `parts`, what torch would give it."""
+    size, ranks = placed.shape[dim] or 0, plan.mesh["tp"]
+    if size % parts:
+        return False
+    share = -(-size // parts // ranks)
+    for rank in range(plan.world_size):
+        at = plan.coords(rank)["tp"][0]
+        want = [
+            (start + min(at * share, size // parts), start + min((at + 1) * share, size // parts))
+            for start in range(0, size, size // parts)
+        ]
+        if _joined(want) != local_ranges(placed.dims[dim], plan.coords(rank)):
+            return False
+    return True
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if start == stop:
+            continue
+        if out and out[-1][1] == start:
+            out[-1] = (out[-1][0], stop)
+        else:
+            out.append((start, stop))
+    return out

@@ -1,0 +1,102 @@
+"""What each rank of `test_composed` does: tools of others on a split model, as on the whole one."""
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.optim.swa_utils import AveragedModel
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+import shardwright
+from shardwright.errors import UsageError
+from tests import planning
+
+IDS = torch.randint(3, 50, (4, 7), generator=torch.Generator().manual_seed(1))
+GREEDY = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=36,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        intermediate_size=48,
+        vocab_size=50,
+        num_hidden_layers=2,
+        initializer_range=0.2,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def split() -> Any:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    return shardwright.apply(llama(), planning.plan(llama(), tp=2), mesh)
+
+
+def close(got: Any, want: Any, by: float = 1e-5) -> None:
+    torch.testing.assert_close(got, want, rtol=0, atol=by)
+
+
+def exported() -> None:
+    program = torch.export.export(split(), (IDS,), {"use_cache": False}, strict=False)
+    close(program.module()(IDS, use_cache=False).logits, llama()(IDS).logits)
+
+
+def autocast() -> None:
+    """As far off as it is itself, which computes in 8 bits."""
+    with torch.autocast("cpu", torch.bfloat16):
+        close(split()(IDS).logits.float(), llama()(IDS).logits.float(), 0.05)
+
+
+def averaged() -> None:
+    model = split()
+    average = AveragedModel(model)
+    average.update_parameters(model)
+    close(average(IDS).logits, llama()(IDS).logits)
+
+
+def generated() -> None:
+    """Padding on the left, beams, a static cache, tokens that are guessed from the prompt."""
+    model, whole = split(), llama()
+    mask = torch.ones_like(IDS)
+    mask[0, :3] = 0
+    for options in (
+        {"attention_mask": mask},
+        {"num_beams": 3},
+        {"cache_implementation": "static"},
+        {"prompt_lookup_num_tokens": 2},
+    ):
+        ids = IDS[:1] if "prompt_lookup_num_tokens" in options else IDS
+        asked: Any = {**GREEDY, **options}
+        assert torch.equal(model.generate(ids, **asked), whole.generate(ids, **asked)), options
+
+
+def continuous_batching() -> None:
+    """Each rank would take requests for itself."""
+    asked = GenerationConfig(**GREEDY)
+    with pytest.raises(UsageError, match="init_continuous_batching of a split"):
+        split().generate_batch(IDS.tolist(), generation_config=asked)
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "torch.export": exported,
+    "autocast": autocast,
+    "averaged weights": averaged,
+    "generate": generated,
+    "generate_batch": continuous_batching,
+}
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    for name, case in CASES.items():
+        print(name, flush=True)
+        case()
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,113 @@
+"""What each rank of `test_random_numbers` does: a split model draws what the whole one draws."""
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+import shardwright
+from tests import planning
+
+IDS = torch.randint(3, 50, (2, 7), generator=torch.Generator().manual_seed(1))
+
+
+def bart() -> Any:
+    """Its blocks drop of what is whole and of what is split, in turn; three heads."""
+    sizes = {f"{c}_{n}": v for c in ("encoder", "decoder") for n, v in LAYERS.items()}
+    drops = {"dropout": 0.1, "attention_dropout": 0.2, "activation_dropout": 0.3}
+    config = BartConfig(d_model=24, vocab_size=50, **sizes, **drops)
+    return BartForConditionalGeneration(config)
+
+
+LAYERS = {"layers": 1, "attention_heads": 3, "ffn_dim": 32, "layerdrop": 0.0}
+
+
+def gpt2() -> Any:
+    config = GPT2Config(n_embd=24, n_head=4, n_layer=2, vocab_size=50, n_positions=16)
+    config.eos_token_id = config.bos_token_id = None
+    return GPT2LMHeadModel(config)
+
+
+def llama() -> Any:
+    """Six heads of queries and three of keys, dropped in memory efficient attention."""
+    config = LlamaConfig(
+        hidden_size=36,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        intermediate_size=48,
+        vocab_size=50,
+        num_hidden_layers=1,
+        attention_dropout=0.3,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(config)
+
+
+def drops(model: Any, **options: Any) -> None:
+    """One step, from another seed on each rank: that of the unsplit model from rank 0's."""
+    checkpointing = options.pop("checkpointing", False)
+    asked: Any = {"tp": 2, "phase": "train", "batch": 2, "seq": 7, **options}
+    plan = planning.plan(copy.deepcopy(model), **asked)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    split = shardwright.apply(copy.deepcopy(model), plan, mesh)
+    if checkpointing:
+        split.gradient_checkpointing_enable({"use_reentrant": False})
+    torch.manual_seed(5)
+    want = model(input_ids=IDS, labels=IDS).loss
+    want.backward()
+    after = torch.rand(3)
+    torch.manual_seed(5 + dist.get_rank())
+    got = split(input_ids=IDS, labels=IDS).loss
+    got.backward()
+    torch.testing.assert_close(torch.rand(3), after, rtol=0, atol=0)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+    grads = shardwright.full_tensors(split, {n: p.grad for n, p in split.named_parameters()})
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(
+            grads[name], parameter.grad, rtol=0, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def samples(model: Any) -> None:
+    """Tokens that are drawn, from another seed on each rank: those of the unsplit model."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    split = shardwright.apply(copy.deepcopy(model), planning.plan(copy.deepcopy(model), tp=2), mesh)
+    for options in ({}, {"num_beams": 2}):
+        asked: Any = {"max_new_tokens": 8, "do_sample": True, "pad_token_id": 0, **options}
+        torch.manual_seed(7)
+        want = model.generate(IDS, **asked)
+        torch.manual_seed(7 + dist.get_rank())
+        assert torch.equal(split.generate(IDS, **asked), want), options
+
+
+CASES = {
+    "blocks that drop of parts and of wholes": lambda: drops(made(bart)),
+    "sequence parallel": lambda: drops(made(gpt2), sequence_parallel=True),
+    "gradient checkpointing": lambda: drops(made(llama), checkpointing=True),
+    "sampling": lambda: samples(made(llama).eval()),
+}
+
+
+def made(model: Any) -> Any:
+    torch.manual_seed(0)
+    return model().double().train()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    for name, case in CASES.items():
+        print(name, flush=True)
+        case()
+    dist.barrier()
+    dist.destroy_process_group()

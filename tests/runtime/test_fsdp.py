@@ -1,0 +1,90 @@
+"""FSDP2 over dp around a split model, however used: gradients are those of the unsplit model."""
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import shardwright
+from shardwright.runtime.mesh import Mesh
+from tests import planning
+from tests.ranks import run_ranks
+
+IDS = torch.randint(0, 50, (4, 7), generator=torch.Generator().manual_seed(1))
+SIZES = {"dp": 2, "tp": 2}
+
+
+def checkpointed(model: Any) -> Any:
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def wrapped(model: Any) -> Any:
+    model.config.use_cache = False  # what runs again would be put into it again
+    apply_activation_checkpointing(model, check_fn=lambda m: "Layer" in type(m).__name__)
+    return model
+
+
+def compiled(model: Any) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def as_it_is(model: Any) -> Any:
+    return model
+
+
+HALF = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float64)
+VARIANTS: dict[str, tuple[dict[str, Any], Callable[[Any], Any], Callable[[Any], Any], float]] = {
+    "kept after forward": ({"reshard_after_forward": False}, as_it_is, as_it_is, 1e-7),
+    "in half the precision": ({"mp_policy": HALF}, as_it_is, as_it_is, 1e-6),
+    "gradient checkpointing": ({}, checkpointed, as_it_is, 1e-7),
+    "checkpoint wrapper": ({}, wrapped, as_it_is, 1e-7),
+    "compiled": ({}, as_it_is, compiled, 1e-7),
+}
+"""Options of `fully_shard`, what is done before it and behind, by how much gradients may differ:
+norms compute in float32."""
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_gradients_are_those_of_the_unsplit_model(variant: str) -> None:
+    options, before, behind, tolerance = VARIANTS[variant]
+    config = LlamaConfig(
+        hidden_size=24,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        intermediate_size=48,
+        vocab_size=50,
+        num_hidden_layers=1,
+    )
+    torch.manual_seed(0)
+    base: Any = LlamaForCausalLM(config).double().train()
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+    unsplit = copy.deepcopy(base)
+    unsplit(IDS, labels=IDS).loss.backward()
+
+    def work(mesh: Mesh) -> None:
+        both = mesh.device_mesh
+        assert both is not None
+        split: Any = before(shardwright.apply(copy.deepcopy(base), plan, both["tp"]))
+        for layer in split.model.layers:
+            fully_shard(layer, mesh=both["dp"], **options)
+        fully_shard(split, mesh=both["dp"], **options)
+        call = behind(split)
+        rows = IDS[2 * mesh["dp"].rank :][:2]
+        call(rows, labels=rows).loss.backward()
+        grads = {n: p.grad for n, p in split.named_parameters()}
+        for name, grad in shardwright.full_tensors(split, grads).items():
+            want = unsplit.get_parameter(name.replace("._checkpoint_wrapped_module", "")).grad
+            torch.testing.assert_close(
+                grad, want, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+    run_ranks(4, work, SIZES)
