@@ -126,7 +126,8 @@ def test_what_is_not_proven_is_refused() -> None:
             local(**inputs(model, "llama", 3))
 
     on_ranks(work)
-    for option in ({"sequence_parallel": True}, {"phase": "decode"}):
+    refused: list[dict[str, Any]] = [{"sequence_parallel": True}, {"phase": "decode"}]
+    for option in refused:
         with pytest.raises(UsageError, match="cp splits sequences"):
             planning.plan(model, mesh=MESH, **option)
 
