@@ -169,9 +169,16 @@ def placement(plan: Plan, module: str) -> str:
     return found
 
 
-def kept_bytes(model: nn.Module, plan: Plan, given: Mapping[str, Any], mesh: Mesh) -> int:
-    """Bytes that autograd keeps on this rank for the backward pass, parameters aside."""
-    local = apply(copy.deepcopy(model), plan, mesh)
+def kept_bytes(
+    model: nn.Module, plan: Plan | None, given: Mapping[str, Any], mesh: Mesh | None = None
+) -> int:
+    """Bytes that autograd keeps on this rank for the backward pass, parameters aside.
+
+    Without a plan and a mesh, of the whole model.
+    """
+    local = copy.deepcopy(model)
+    if plan is not None and mesh is not None:
+        apply(local, plan, mesh)
     own = {p.untyped_storage().data_ptr() for p in local_tensors(local)}
     found: dict[int, int] = {}
 

@@ -1,10 +1,10 @@
-"""Data and tensor parallel training as torch has it: FSDP2, AdamW, clipping, checkpoints, resuming.
+"""Data, context and tensor parallel training: FSDP2, AdamW, clipping, checkpoints, resuming.
 
     DP_SIZE=2 TP_SIZE=2 torchrun --nproc-per-node 4 examples/train_3d.py DIRECTORY [--resume]
 
-All that comes after `shardwright.load` is torch's own. With --resume it goes on from the last
-checkpoint in DIRECTORY, which may be one of another DP_SIZE and TP_SIZE. CP_SIZE, ranks that share
-a sequence, has to be 1 for now. STEPS is the step to train to. No network, no GPU.
+All that comes after `shardwright.load` is torch's own. CP_SIZE ranks share each sequence: all of
+them are given it whole. With --resume it goes on from the last checkpoint in DIRECTORY, which may
+be one of other sizes. STEPS is the step to train to. No network, no GPU.
 """
 
 from __future__ import annotations
@@ -37,17 +37,15 @@ CONFIG = LlamaConfig(
 BATCH, SEQ, EVERY = 4, 16, 2
 
 
-def sizes() -> tuple[int, int]:
-    """DP_SIZE and TP_SIZE, which share out all ranks."""
+def sizes() -> tuple[int, int, int]:
+    """DP_SIZE, CP_SIZE and TP_SIZE, which share out all ranks."""
     dp, cp, tp = (int(os.environ.get(f"{name}_SIZE", "1")) for name in ("DP", "CP", "TP"))
-    if cp != 1:
-        sys.exit(f"CP_SIZE={cp}: splitting sequences over ranks is not there yet, leave it at 1")
-    if dp * tp != dist.get_world_size():
+    if dp * cp * tp != dist.get_world_size():
         sys.exit(
             f"DP_SIZE={dp} x CP_SIZE={cp} x TP_SIZE={tp} is not the {dist.get_world_size()} ranks "
             "that torchrun started: change --nproc-per-node or the sizes"
         )
-    return dp, tp
+    return dp, cp, tp
 
 
 def batch(step: int) -> torch.Tensor:
@@ -65,15 +63,16 @@ def one_step(model: Any, optimizer: torch.optim.Optimizer, ids: torch.Tensor) ->
     return loss.detach(), getattr(norm, "full_tensor", lambda: norm)()  # a DTensor if split
 
 
-def prepare(directory: Path, tp: int) -> None:
+def prepare(directory: Path, cp: int, tp: int) -> None:
     """Write a checkpoint of random weights, unless it is there, and a plan for so many ranks."""
     if not (directory / "start").exists():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(CONFIG).save_pretrained(directory / "start")
+    mesh = {"cp": cp, "tp": tp}
     plan = shardwright.plan(
-        directory / "start", tp=tp, objective="memory", phase="train", batch=BATCH, seq=SEQ
+        directory / "start", mesh=mesh, objective="memory", phase="train", batch=BATCH, seq=SEQ
     )
-    plan.save(directory / f"plan-tp{tp}.json")
+    plan.save(directory / f"plan-cp{cp}-tp{tp}.json")
 
 
 def last(directory: Path) -> int | None:
@@ -84,13 +83,13 @@ def last(directory: Path) -> int | None:
 
 def main(directory: Path, resume: bool) -> None:
     """What each rank does."""
-    dp, tp = sizes()
-    mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+    dp, cp, tp = sizes()
+    mesh = init_device_mesh("cpu", (dp, cp, tp), mesh_dim_names=("dp", "cp", "tp"))
     if dist.get_rank() == 0:
-        prepare(directory, tp)
+        prepare(directory, cp, tp)
     dist.barrier()
-    plan = directory / f"plan-tp{tp}.json"
-    model: Any = shardwright.load(directory / "start", plan, device="cpu", mesh=mesh["tp"])
+    plan = directory / f"plan-cp{cp}-tp{tp}.json"
+    model: Any = shardwright.load(directory / "start", plan, device="cpu", mesh=mesh["cp", "tp"])
     for block in model.model.layers:
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model.train(), mesh=mesh["dp"])

@@ -12,7 +12,7 @@ import torch
 
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
-from shardwright.planner.contract.mesh import TP, read_mesh, replicas
+from shardwright.planner.contract.mesh import CP, TP, read_mesh, replicas
 from shardwright.planner.contract.plan_file import ObjectiveName, Phase, Plan, Workload
 from shardwright.planner.cost.phases import parse_phases
 from shardwright.planner.dump.write import dumping
@@ -189,7 +189,13 @@ def prepare(
             raise UsageError(f"{name} must be from {least} to {LARGEST:,}")
     if batch < copies:
         raise UsageError(f"a batch of {batch} cannot be shared by {copies} copies of the model")
-    phases = parse_phases(phase)
+    phases, cp = parse_phases(phase), dims.get(CP, 1)
+    if cp > 1 and (sequence_parallel or "decode" in phases):
+        asked = "sequence_parallel" if sequence_parallel else "phase 'decode'"
+        raise UsageError(
+            f"{asked} and cp={cp}: cp splits sequences of a forward and backward pass by itself, "
+            "and keeps no KV cache: plan with cp=1, or without"
+        )
     wanted = dict(pins or {})
     as_pins(wanted)  # what cannot be meant should not wait for the trace
     stage("read")
@@ -207,7 +213,7 @@ def prepare(
         optimizer_bytes=optimizer_bytes,
     )
     pinned = as_pins(wanted)
-    several = dims[TP] > 1 and phases.keys() != {"decode"}  # ranks, and tokens to share
+    several = dims[TP] > 1 == cp and phases.keys() != {"decode"}  # ranks, and tokens to share
     if sequence_parallel is not None or not several:
         return _traced(source, workload, dims, pinned)
     along = workload.model_copy(update={"sequence_parallel": True})
@@ -229,15 +235,16 @@ def _traced(
     long as is not known.
     """
     stage("trace")
-    wanted = replace(source, trains="train" in workload.phases)
-    if workload.sequence_parallel:
-        wanted = wanted.along_sequence()
-    traced, folding, unfolded = trace_with_values(wanted, pins, workload.sequence_parallel, folds)
+    wanted, cp = replace(source, trains="train" in workload.phases), mesh.get(CP, 1)
+    splits = workload.sequence_parallel or cp > 1
+    if splits:
+        wanted = wanted.along_sequence(by_rows=cp > 1)
+    traced, folding, unfolded = trace_with_values(wanted, pins, splits, folds)
     unmasked = bool(wanted.masks() - traced.masks())
     stage("axes")
-    length = TRACE_SEQ if workload.sequence_parallel else None
+    length = TRACE_SEQ if splits else None
     axes = refine(folding.graph, length)
-    sequence = open_sequence(folding.graph, axes, length) if length else None
+    sequence = open_sequence(folding.graph, axes, length, cp == 1) if length else None
     stage("trace")
     task = Task(traced, folding, unfolded, axes, workload, mesh, pins, sequence, unmasked, along)
     if task.numbered:

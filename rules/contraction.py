@@ -37,7 +37,9 @@ def _attention(call: OpCall) -> str:
         # Its dims are aligned on the right, and may be 1 where a product would not broadcast.
         names = [*asked, "q", "k"][len(query) - len(shape) :]
         mask = ", " + " ".join("1" if n == 1 else a for a, n in zip(names, shape, strict=True))
-    text = f"{q} q d, {kv} k d, {kv} k e{mask} -> {q} q e | whole q k d e | linear 2"
+    # Where it is attention by rows, the runtime has a causal mask for those of each rank.
+    whole = "k d e" if call.op == "shardwright::attention_rows" else "q k d e"
+    text = f"{q} q d, {kv} k d, {kv} k e{mask} -> {q} q e | whole {whole} | linear 2"
     return text + size_clause(sizes)
 
 
@@ -83,4 +85,5 @@ TABLE: Table = {
     "mm": "m k, k n -> m n | sum k | linear 0 1",
     "mv": "m k, k -> m | sum k | linear 0 1",
     "scaled_dot_product_attention": _attention,
+    "shardwright::attention_rows": _attention,
 }

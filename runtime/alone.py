@@ -166,7 +166,7 @@ class Alone:
             if any(atom_of_run_time(d) for d in inner.dims):
                 raise UsageError(
                     f"'{self.path}' is called by itself, and works on a part of the sequence: "
-                    "call the whole model, or plan without sequence_parallel"
+                    "call the whole model, or plan without sequence_parallel or cp"
                 )
             inner = _of_any_size(inner)
             ends = (inner.replicated(), inner) if side == "in" else (inner, inner.replicated())

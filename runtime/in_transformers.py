@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.errors import PlanError, UsageError
+from shardwright.planner.contract.mesh import TP
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime import facts
 from shardwright.runtime.agreement import agree
@@ -56,10 +57,10 @@ def tp_plan(plan: Plan | str | Path) -> dict[str, str]:
         PlanError: the plan was edited since it was written, or has copies of the model in it.
     """
     plan = plan.unedited() if isinstance(plan, Plan) else Plan.load(plan).unedited(plan)
-    if plan.batch_dims:
+    if others := [name for name in plan.mesh if name != TP]:
         raise PlanError(
-            f"the plan has copies of the model over {', '.join(plan.batch_dims)}: plan with tp "
-            "alone, and ask transformers for copies"
+            f"the plan has copies of the model over {', '.join(others)}: plan with tp alone, and "
+            "ask transformers for copies"
         )
     from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 

@@ -17,10 +17,12 @@ import torch
 from torch import nn
 
 from shardwright.errors import PlanError, PluginError
+from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
 from shardwright.planner.contract.styles import LOCAL, needed
 from shardwright.runtime.alone import Alone
+from shardwright.runtime.attention_rows import AttentionRows, with_attention_rows
 from shardwright.runtime.attributes import set_local, set_sizes
 from shardwright.runtime.classes import calls_super, check_forward, local_class, with_local_sizes
 from shardwright.runtime.draws import Part, drawing_class
@@ -164,12 +166,12 @@ def apply_module(
         raise PlanError(f"'{path}' is split already: a plan is applied to a whole model, once")
     check_forward(module, path)
     original, state = type(module), LocalState(mesh, spec.layer, path)
+    lengths = lengths or Lengths()
     own: Any = original.forward
     plain = own is nn.Linear.forward or own is LocalModule.forward  # made as a style of ours
     state.linear = issubclass(original, nn.Linear) and plain and not spec.sizes
     state.alone = Alone(module, spec, mesh, path)
     cls, bases = _classes(original, spec.layer, path)
-    lengths = lengths or Lengths()
     names, varargs = positions(original.forward)
     for slot, changes in _by_slot(spec.inputs).items():
         root, *keys = keys_of(slot)
@@ -193,6 +195,9 @@ def apply_module(
         parts = [Part(drawn, mesh, lengths) for drawn in spec.draws]
         module._shardwright_parts = parts  # type: ignore[assignment]
         own_code = drawing_class(own_code)
+    if spec.attention:
+        state.attention = _attention_rows(spec.attention, mesh, path, lengths)
+        own_code = with_attention_rows(own_code)
     if own_code is not original:
         bases = tuple(own_code if base is original else base for base in bases)
     vars(module)["_shardwright"] = state
@@ -243,6 +248,19 @@ def _reshards(
     if len(by_dims) < len(made):
         raise PlanError(f"the plan has two ways for tensor '{changes[0].slot}' of '{path}'")
     return ByDims(by_dims)
+
+
+def _attention_rows(
+    changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
+) -> AttentionRows:
+    """What a module's attention does with its arguments, which the plan changes so."""
+    by_slot = _by_slot(changes)
+    reshards = {slot: _reshards(found, mesh, path, lengths) for slot, found in by_slot.items()}
+    rows = None
+    for query in by_slot.get("query", []):
+        if CP in parse(query.target).meshes and query.length is not None:
+            rows = mesh[CP], Length(lengths, query.length)
+    return AttentionRows(reshards, rows, path)
 
 
 def _reshard(change: Redistribution, mesh: Mesh, path: str, lengths: Lengths) -> Reshard:

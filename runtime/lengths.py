@@ -60,13 +60,14 @@ class Lengths:
             raise PlanError(
                 f"a part of {own} along '{axis}' on rank {group.rank} of {group.size} belongs to "
                 f"no length that this forward pass has split ({known}): the model's code changed "
-                "the length of a split sequence; plan without sequence_parallel"
+                "the length of a split sequence; plan without sequence_parallel or cp"
             )
         for other in noted:
             if other != found[0] and _alike(other, found[0], group.size):
                 raise PlanError(
                     f"this forward pass splits '{axis}' in lengths {found[0]} and {other}, which "
-                    f"some of {group.size} ranks cannot tell apart: plan without sequence_parallel"
+                    f"some of {group.size} ranks cannot tell apart: plan without sequence_parallel "
+                    "or cp"
                 )
         return found[0]
 

@@ -27,6 +27,7 @@ from shardwright.runtime.slots import Keys, replace
 
 if TYPE_CHECKING:
     from shardwright.runtime.alone import Alone
+    from shardwright.runtime.attention_rows import AttentionRows
     from shardwright.runtime.given_sizes import GivenSizes
     from shardwright.runtime.split_logits import LossScope, SplitHead
 
@@ -62,6 +63,8 @@ class LocalState:
     uses: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     sizes: dict[str, GivenSizes] = field(default_factory=dict)
     """Of calls in its code, by name."""
+    attention: AttentionRows | None = None
+    """Around the code of a module that attends with its part of a sequence."""
     inputs: list[Change] = field(default_factory=list)
     outputs: list[Change] = field(default_factory=list)
     rows: tuple[Range, ...] = ()

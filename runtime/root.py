@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.mesh import TP
+from shardwright.planner.contract.mesh import CP, TP
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.classes import like
@@ -57,8 +57,8 @@ class RootModule:
         lengths = self._shardwright_lengths
         if lengths.axes and self._shardwright_wanted("output_hidden_states", given):
             raise UsageError(
-                "output_hidden_states=True on a sequence-parallel model: each rank holds its own "
-                "part of the sequence: plan without sequence_parallel to get them whole"
+                "output_hidden_states=True on a model that splits sequences: each rank holds its "
+                "own part: plan without sequence_parallel or cp to get them whole"
             )
         if self._shardwright_wanted("output_attentions", given):
             raise UsageError(
@@ -123,7 +123,9 @@ class RootModule:
         mesh: Any = self._shardwright_mesh  # type: ignore[attr-defined]
         if mesh is not None:
             device = next(self.parameters()).device  # type: ignore[attr-defined]
-            draw_alike(mesh[TP], device)
+            for name in (CP, TP):
+                if name in mesh.groups:
+                    draw_alike(mesh[name], device)
 
     def _shardwright_wanted(self, name: str, given: dict[str, Any]) -> bool:
         """Whether a call, or else the config, asks for the output that `name` switches on."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Atom, Dim, Product, atoms
 from shardwright.planner.contract.mesh import (
+    CP,
     MOST_RANKS,
     TP,
     batch_dims,
@@ -66,7 +67,8 @@ def check(plan: Plan) -> None:
     )
     _need(
         sorted(plan.batch_dims) == sorted(batch_dims(plan.mesh)),
-        f"batch_dims: {plan.batch_dims}, but the mesh dims beside {TP} are {batch_dims(plan.mesh)}",
+        f"batch_dims: {plan.batch_dims}, but the mesh dims beside {TP} and {CP} are "
+        f"{batch_dims(plan.mesh)}",
     )
     for name, sizes in plan.sub_axes.items():
         _need(name == TP, f"sub_axes: '{name}' splits no weights")
@@ -78,7 +80,8 @@ def check(plan: Plan) -> None:
             all(0 <= n <= LARGEST for n in shape) and len(shape) <= 16 and prod(shape) < 2**60,
             f"model.parameters.{name}: {shape!r:.60} is no shape",
         )
-    coords = coords_of({TP: plan.mesh[TP]}, plan.sub_axes, 0)
+    split = {name: size for name, size in plan.mesh.items() if name in (CP, TP)}
+    coords = coords_of(split, plan.sub_axes, 0)
     _check_drawing(plan, coords)
     done: set[int] = set()
     for name, module in plan.modules.items():
@@ -142,7 +145,8 @@ def _tests(
             f"parameters.{key}",
             lambda e=entry, s=shape: _check_stored(e.placement, e.use, s, coords),
         )
-    for way, changes in (("inputs", module.inputs), ("outputs", module.outputs)):
+    ways = {"inputs": module.inputs, "outputs": module.outputs, "attention": module.attention}
+    for way, changes in ways.items():
         for i, change in enumerate(changes):
             yield f"{way}.{i}", lambda c=change, w=way: _check_change(c, w == "inputs", coords)
         yield way, lambda c=changes: _check_slots(c)
@@ -240,8 +244,9 @@ def _placement(text: str, coords: Coords) -> Placement:
     _need(sum(map(pieces, found.dims)) <= MOST_PIECES, f"'{text:.60}': too finely split")
     for dim in found.dims:
         _split(dim, coords, text)
-    for bit in sub_axes_of(TP, coords):
-        side(found, bit, coords)
+    for name in coords.keys() & {CP, TP}:
+        for bit in sub_axes_of(name, coords):
+            side(found, bit, coords)
     return found
 
 

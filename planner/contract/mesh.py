@@ -1,4 +1,4 @@
-"""The mesh that a plan is for: `tp`, which splits weights, and dims whose ranks share the batch.
+"""The mesh that a plan is for: `tp` splits weights, `cp` sequences, other dims share the batch.
 
 A mesh dim may be a product of sub-axes, `tp.0` the major one; `tp` means all of them together.
 """
@@ -13,6 +13,7 @@ from math import prod
 from shardwright.errors import PlanError, UsageError
 
 TP = "tp"
+CP = "cp"
 
 MOST_RANKS = 1 << 16
 """Ranks of a mesh: there are no more devices on one network that a model is split over."""
@@ -81,8 +82,8 @@ def fault_of_sub_axes(sizes: Sequence[int], ranks: int) -> str | None:
 
 
 def batch_dims(mesh: Mapping[str, int]) -> list[str]:
-    """The mesh dims whose ranks take different sequences of the batch: all but tp."""
-    return [name for name in mesh if name != TP]
+    """The mesh dims whose ranks take different sequences of the batch: all but tp and cp."""
+    return [name for name in mesh if name not in (TP, CP)]
 
 
 def replicas(mesh: Mapping[str, int]) -> int:

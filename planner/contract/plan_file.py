@@ -140,6 +140,11 @@ class ModulePlan(_Part):
     parameters: dict[str, ParameterPlan] = {}
     inputs: list[Redistribution] = []
     outputs: list[Redistribution] = []
+    attention: list[Redistribution] = Field(
+        default=[],
+        description="what changes as the module's code gives it to attention, by the names of "
+        "arguments of `scaled_dot_product_attention`; left out where no sequence is shared",
+    )
     takes: list[Placed] = Field(
         default=[], description="what enters as it is: needed where it is called by itself"
     )
@@ -163,9 +168,9 @@ class ModulePlan(_Part):
 
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """No sizes and no draws are not written."""
+        """No sizes, no draws and no attention are not written."""
         out = write(self)
-        return {k: v for k, v in out.items() if v or k not in ("sizes", "draws")}
+        return {k: v for k, v in out.items() if v or k not in ("attention", "draws", "sizes")}
 
 
 class Replicated(_Part):

@@ -85,7 +85,8 @@ class RedistributionCosts:
         if not (self._plain(name, source) and self._plain(name, target)):
             return None
         covered = self.states.covered(name, source.shards), self.states.covered(name, target.shards)
-        found = steps(source, target, covered, self.states.sub.bits)
+        sub = self.states.sub
+        found = steps(source, target, covered, sub.bits, sub.along)
         if found is None:
             return None
         work = [self._work(name, step, run or self.sizes.passes[0]) for step in found]

@@ -55,14 +55,14 @@ class OpCosts:
         """Operations of the matrix products in `op`; of others, which wait for memory, none."""
         sizes, axes = self.sizes, self.sizes.axes
         rule = axes.rules.get(op.name)
-        if rule is None or not (rule.sum or op.call.op == ATTENTION):
+        if rule is None or not (rule.sum or op.call.op in ATTENTION):
             return 0
         cut = {x: frozenset((a, m) for y, a, m in strategy.split if y == x) for x in rule.axes()}
         keys = sizes.keys.letters.get(op.name, ()) if run.keys != run.queries else ()
         lengths = {
             x: sizes.length(d, cut[x], run, x in keys) for x, d in axes.axes[op.name].items()
         }
-        if op.call.op == ATTENTION:  # queries times keys, then weights times values
+        if op.call.op in ATTENTION:  # queries times keys, then weights times values
             d, e = lengths.pop("d"), lengths.pop("e")
             return 2 * prod(lengths.values()) * (d + e)
         if op.call.op in ONE_AT_A_TIME:

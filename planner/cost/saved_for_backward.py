@@ -43,7 +43,7 @@ def _run(op: Op, grads: tuple[bool, ...]) -> frozenset[int]:
     Attention is not run: on meta it would keep its scores, which the fused kernels do not.
     """
     ins, both = len(op.inputs), len(grads)
-    if op.call.op == ATTENTION:
+    if op.call.op in ATTENTION:
         return frozenset({0, 1, 2, ins})
     dtypes = zip(op.call.operands, op.call.operand_dtypes, grads, strict=False)
     given = [torch.empty(s, dtype=t, device="meta", requires_grad=g) for s, t, g in dtypes]

@@ -129,7 +129,7 @@ class Elements:
     def _is_product(self, op: Op, read: list[tuple[str, int]]) -> bool:
         rule = self.rules.get(op.name)
         several = sum(o != WEIGHT for _, o in read) > 1
-        return several and rule is not None and bool(rule.sum or op.call.op == ATTENTION)
+        return several and rule is not None and bool(rule.sum or op.call.op in ATTENTION)
 
     def _next(self, chain: tuple[str, ...], part: str) -> int:
         """The last element, if it is of this part of the model; else a new one."""

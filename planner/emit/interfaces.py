@@ -12,7 +12,7 @@ from typing import NamedTuple
 from shardwright.planner.contract.names import pattern, slot_pattern
 from shardwright.planner.contract.plan_file import Placed
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.graph.graph import Boundary, Graph, Slot
+from shardwright.planner.graph.graph import ATTENDS, Boundary, Graph, Slot
 from shardwright.planner.strategies.state import State
 
 
@@ -66,7 +66,7 @@ def _calls(graph: Graph, modules: Collection[str]) -> dict[str, list[Call]]:
     """Every call of each of these modules, in order."""
     found: dict[str, list[Call]] = {}
     for b in graph.crossed:
-        if b.module not in modules:
+        if b.module not in modules or b.side == ATTENDS:
             continue
         calls, slot = found.setdefault(b.module, [{}]), graph.slot(b)
         if slot in calls[-1] or (b.side == "in" and any(s.side == "out" for s in calls[-1])):

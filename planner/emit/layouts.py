@@ -47,6 +47,17 @@ class Layouts:
             self.states.sub.texts(state.grad_partial),
         )
 
+    def along(self, name: str, state: State) -> Placement:
+        """What of the placement of a tensor is over cp: a dim of whatever size, and flags."""
+        sub = self.states.sub
+        cuts = [cut_of(state.shards, k) for k in range(len(self.states.axes.dims[name]))]
+        split = [any(m == sub.along for _, m in cut) for cut in cuts]
+        return Placement(
+            tuple(layout.Atom(None, sub.text(sub.along) if cut else None) for cut in split),
+            sub.texts(state.partial & sub.along),
+            sub.texts(state.grad_partial & sub.along),
+        )
+
     def dim(self, name: str, k: int) -> layout.Dim:
         """One dim of a tensor, with sizes that vary at run time left open."""
         state, dim = self.assignment[name], self.states.axes.dims[name][k]

@@ -16,7 +16,7 @@ from shardwright.planner.emit.draws import draws_of
 from shardwright.planner.emit.interfaces import gates, interfaces
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
-from shardwright.planner.graph.graph import Use
+from shardwright.planner.graph.graph import ATTENDS, Use
 from shardwright.planner.strategies.state import REPLICATED, State
 
 
@@ -59,6 +59,7 @@ def module_plans(
             parameters=parameters.get(name, {}),
             inputs=changes.get((name, "in"), []),
             outputs=changes.get((name, "out"), []),
+            attention=changes.get((name, ATTENDS), []),
             attributes=local.get(name, {}),
             sizes=given.get(name, {}),
             draws=drawn.get(name, []),

@@ -17,7 +17,7 @@ def parts(elements: Elements) -> dict[int, list[str]]:
     made = elements.graph.producers()
     found: dict[int, dict[int, str]] = {}
     for op in elements.graph.ops:
-        if op.call.op == ATTENTION:
+        if op.call.op in ATTENTION:
             for word, name in zip(WORDS, op.inputs, strict=False):
                 cut = _cut(elements, made, name)
                 if cut is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardwright.planner.contract.plan_file import Redistribution
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.graph.graph import Boundary
+from shardwright.planner.graph.graph import ATTENDS, Boundary
 from shardwright.planner.strategies.state import State, made_partial
 
 
@@ -21,7 +21,8 @@ class Differs(Exception):
 def redistributions(layouts: Layouts) -> dict[tuple[str, str], list[Redistribution]]:
     """(module, "in" or "out") -> what happens there, in the order of arguments and outputs.
 
-    Where a tensor changes at a slot in one call, what comes there in others is named as well.
+    Where a tensor changes at a slot in one call, what comes there in others is named as well; what
+    goes into attention always, as there the side is.
 
     Raises:
         Differs: there is no such plan.
@@ -34,7 +35,7 @@ def redistributions(layouts: Layouts) -> dict[tuple[str, str], list[Redistributi
     sides: dict[tuple[str, str], dict[tuple[str, int], Redistribution]] = {}
     for boundary in graph.boundaries:
         slot = graph.slot(boundary)
-        if slot[:3] in changed:
+        if slot[:3] in changed or boundary.side == ATTENDS:
             around = outer.get(boundary.target)
             ends = [assignment[n] for n in crossed(boundary, around)]
             found = redistribution(layouts, boundary, around, ends)
@@ -65,10 +66,11 @@ def redistribution(
     before = None
     if around and made_partial(ends[0], source):
         before, source = _path(boundary, around), ends[0]
+    placed = layouts.along if boundary.side == ATTENDS else layouts.placement
     return Redistribution(
         slot=boundary.slot,
-        source=str(layouts.placement(boundary.source, source)),
-        target=str(layouts.placement(boundary.target, target)),
+        source=str(placed(boundary.source, source)),
+        target=str(placed(boundary.target, target)),
         length=layouts.length(source, target),
         deferred=boundary.target in layouts.graph.marks.logits and _split_by_axes(layouts, source),
         before=before,

@@ -44,10 +44,10 @@ class Op(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """A tensor that enters or leaves a module: the only places where it may be resharded."""
+    """A tensor that enters or leaves a module, the only places where it may be resharded."""
 
     module: str
-    side: str  # "in" or "out"
+    side: str  # "in", "out", or ATTENDS
     slot: str
     source: str
     target: str
@@ -65,6 +65,10 @@ class Slot(NamedTuple):
     side: str
     slot: str
     ndim: int
+
+
+ATTENDS = "attention"
+"""The side of what a module gives to attention: no boundary of a module, but handled as one."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.graph.views import moved
 from shardwright.rules.notation import letters
 
-ATTENTION = "scaled_dot_product_attention"
+ATTENTION = frozenset({"scaled_dot_product_attention", "shardwright::attention_rows"})
 
 
 @dataclass
@@ -70,7 +70,7 @@ def find_keys(graph: Graph, axes: Axes, counts: Callable[[Dim], bool]) -> Keys:
     out, moves = Keys(), sources(graph, moved)
     for op in graph.ops:
         sides = axes.sides(op)
-        keys = {"k"} if sides and op.call.op == ATTENTION else set[str]()
+        keys = {"k"} if sides and op.call.op in ATTENTION else set[str]()
         queries: set[str] = set()
         for name, exprs in sides:
             last = last_of_two(axes.dims[name], counts)

@@ -44,7 +44,8 @@ class Striped:
 def ranks_of(plan: Plan) -> list[Coords]:
     """Where each rank stands that takes part in one copy of the model."""
     found = (plan.coords(rank) for rank in range(plan.world_size))
-    first = [at for at in found if all(at[name][0] == 0 for name in plan.batch_dims)]
+    others = plan.mesh.keys() - {TP}
+    first = [at for at in found if all(at[name][0] == 0 for name in others)]
     return sorted(first, key=lambda at: at[TP][0])
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 from typing import get_args
 
 from markupsafe import Markup
 
-from shardwright.planner.contract.mesh import TP
+from shardwright.planner.contract.mesh import CP, TP
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import CollectiveCount, DrawnBlock, Phase
 from shardwright.planner.picture.block import BlockDrawing, Ids, block_ns, title
@@ -56,11 +57,13 @@ class View:
         plan = self.plan
         text = f"on {numbered(plan.world_size, 'rank')}"
         if plan.batch_dims:
-            copies = plan.world_size // plan.mesh[TP]
+            copies = prod(plan.mesh[name] for name in plan.batch_dims)
             text += f": {numbered(copies, 'copy' if copies == 1 else 'copies').rstrip('s')}"
             text = (
                 text.replace("copie", "copies") + f" of the model, each split over {plan.mesh[TP]}"
             )
+        if (cp := plan.mesh.get(CP, 1)) > 1:
+            text += f", {cp} of which share a sequence"
         if plan.sub_axes:
             text += f" ({' × '.join(map(str, plan.sub_axes[TP]))})"
         return text

@@ -16,13 +16,13 @@ from typing import TypeVar
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.redistribution import TransitionCost
-from shardwright.planner.graph.graph import Boundary, Graph
+from shardwright.planner.graph.graph import ATTENDS, Boundary, Graph
 from shardwright.planner.graph.marks import Demand
 from shardwright.planner.graph.repeated_calls import Sizes, repeats
 from shardwright.planner.problem.axis_variables import axis_variables
 from shardwright.planner.solvers.problem import Problem, Row
 from shardwright.planner.strategies.op_strategies import strategies
-from shardwright.planner.strategies.state import REPLICATED, State, looks_new
+from shardwright.planner.strategies.state import REPLICATED, State
 from shardwright.planner.strategies.states import States
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
@@ -221,7 +221,10 @@ class _Builder:
                 cost = self.costs.redistributions.cost(boundary.source, before, s, t)
                 if sequence and sequence.misplaced(boundary, s.shards, t.shards):
                     continue
-                if boundary.target in self.graph.marks.overwritten and looks_new(s, t):
+                if boundary.side == ATTENDS and not self.states.attends(boundary.slot, s, t):
+                    continue
+                overwritten = boundary.target in self.graph.marks.overwritten
+                if overwritten and not self.states.writable(s, t):
                     continue
                 if boundary.target in self.graph.marks.looped and self.costs.redistributions.sends(
                     boundary, before, s, t

@@ -107,7 +107,7 @@ def _heads(graph: Graph, axes: Axes) -> frozenset[int]:
     """Axes of the heads that attention runs on."""
     found: set[int] = set()
     for op in graph.ops:
-        if op.call.op == ATTENTION and op.name in axes.rules:
+        if op.call.op in ATTENTION and op.name in axes.rules:
             for name in op.inputs[:3]:  # queries, keys and values
                 if len(axes.dims[name]) > 3:
                     found |= _atoms(axes, name, -3)

@@ -14,6 +14,7 @@ from typing import Any
 
 from shardwright.errors import PlanError, SolverError
 from shardwright.planner.api import as_planned, prepare
+from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.attributes import Unsolvable
 from shardwright.planner.emit.layouts import Layouts
@@ -118,7 +119,7 @@ class Prover:
         self._run(task, proven, layouts)
         return Proven(
             proven,
-            tuple(sorted({0, plan.world_size - 1})) if task.tp > 1 else (0,),
+            tuple(sorted({0, plan.world_size - 1})) if task.tp * task.cp > 1 else (0,),
             sum(len(run.watched) for run in task.dry_runs),
             len(unfolded.graph.ops),
             len(unfolded.graph.boundaries) + len(unfolded.graph.uses),
@@ -136,7 +137,7 @@ class Prover:
     def _task(self, plan: Plan) -> Task:
         """The model traced for plans such as this, with its workload and mesh."""
         load = plan.workload
-        how = (load.dtype, load.sequence_parallel, *plan.pins.items())
+        how = (load.dtype, load.sequence_parallel, plan.mesh.get(CP, 1) > 1, *plan.pins.items())
         traced = self._traced.get(how, lambda: prepare(self.model, **self.how, **as_planned(plan)))
         if load.dtype != traced.workload.dtype:
             raise PlanError(
@@ -144,7 +145,11 @@ class Prover:
                 f"{traced.workload.dtype}"
             )
         key = (how, load.model_dump_json(), *plan.mesh.items())
-        return self._tasks.get(key, lambda: replace(traced, workload=load, mesh=dict(plan.mesh)))
+        sequence = traced.sequence
+        if sequence is not None and traced.cp > 1:
+            sequence = sequence.loose()
+        changed = {"workload": load, "mesh": dict(plan.mesh), "sequence": sequence}
+        return self._tasks.get(key, lambda: replace(traced, **changed))
 
     def _problem(self, task: Task, plan: Plan) -> tuple[Formulation, ReadBack]:
         sent = gathered(task.graph, plan)

@@ -16,7 +16,7 @@ from shardwright.planner.contract.plan_file import ParameterPlan, Plan, Redistri
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import parameter_plan
 from shardwright.planner.emit.redistributions import crossed, redistribution
-from shardwright.planner.graph.graph import Boundary, Graph, Use
+from shardwright.planner.graph.graph import ATTENDS, Boundary, Graph, Use
 from shardwright.planner.problem.builder import FREE, CostFunctionNetwork
 from shardwright.planner.solvers.problem import Factor, Problem, Row
 from shardwright.planner.strategies.state import State
@@ -110,6 +110,8 @@ class ReadBack:
             pairs = ((i, index.get(s)) for i, s in enumerate(domain(boundary.source)))
             return [(i, j) for i, j in pairs if j is not None]
         wanted = (*([None] if around else []), said.source if not around else None, said.target)
+        if boundary.side == ATTENDS:  # of which a plan says a part
+            wanted = (None,) * len(names)
         return [
             tuple(i for i, _ in ends)
             for ends in self._fitting(names, wanted)
@@ -160,7 +162,7 @@ def _loses(entry: ParameterPlan) -> bool:
 
 
 def _where(boundary: Boundary) -> str:
-    side = "input" if boundary.side == "in" else "output"
+    side = {"in": "input", "out": "output"}.get(boundary.side, boundary.side)
     slot = f" '{boundary.slot}'" if boundary.slot else ""
     return f"{side}{slot} of '{boundary.module}'"
 
@@ -170,6 +172,7 @@ def _said(plan: Plan, boundary: Boundary, ndim: int) -> Redistribution | None:
     spec = plan.module(boundary.module)
     if spec is None:
         return None
-    spoken = spec.inputs if boundary.side == "in" else spec.outputs
+    sides = {"in": spec.inputs, "out": spec.outputs, ATTENDS: spec.attention}
+    spoken = sides[boundary.side]
     found = [c for c in spoken if c.slot == boundary.slot and len(parse(c.source).dims) == ndim]
     return found[0] if found else None

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.mesh import CP, Coords
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Plan, Redistribution
 from shardwright.planner.units import human_bytes, human_time
@@ -94,6 +94,8 @@ def _summary(plan: Plan) -> RenderableType:
     grid.add_row("  objective", objective_in_words(plan.objective))
     if load.sequence_parallel:
         grid.add_row("  sequence", "hidden states between blocks are sharded along it")
+    if (cp := plan.mesh.get(CP, 1)) > 1:
+        grid.add_row("  sequence", f"shared by {cp} ranks (cp)")
     if plan.pins:
         grid.add_row("  pins", "\n".join(f"{name}={p}" for name, p in plan.pins.items()))
     grid.add_row("  solver", solver_in_words(plan.solver))

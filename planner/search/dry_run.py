@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.dims import Dim, dim_size
-from shardwright.planner.contract.mesh import TP, Coords
+from shardwright.planner.contract.mesh import CP, TP, Coords
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.dry_run.attributes import Unsolvable, local_sizes
 from shardwright.planner.dry_run.conflict import Conflict, of_module, of_size
@@ -65,7 +65,7 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
     """
     every = task.ranks(layouts.states)
     if layouts.states.sub.table():
-        every = [*{at[TP]: at for at in every}.values()]
+        every = [*{(at[TP], at.get(CP)): at for at in every}.values()]
     else:
         every = corners(task, layouts)
     attributes, sizes = local_sizes(task.graph, _traced(layouts), every, layouts.dim)
@@ -75,7 +75,7 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
 def corners(task: Task, layouts: Layouts) -> list[Coords]:
     """Where the ranks stand that a plan is tried as: the first and the last."""
     ranks = task.ranks(layouts.states)
-    return [ranks[0], ranks[-1]] if task.tp > 1 else ranks[:1]
+    return [ranks[0], ranks[-1]] if task.tp * task.cp > 1 else ranks[:1]
 
 
 def tried(task: Task, plan: Plan, layouts: Layouts, every_block: bool = False) -> Mismatch | None:

@@ -31,6 +31,8 @@ SOLVING = (
     Step("solve; for least memory, with tables of tokens split by rows", steps.solve_first),
     Step("over the memory of the device: for least memory instead", steps.least_memory),
     TABLES_FREE,
+    Step("infeasible: hidden states need not be split over cp", steps.hand_on_whole),
+    TABLES_FREE,
     Step("over memory, or much can be used whole only: gather such weights", steps.gather),
     TABLES_FREE,
     Step("attention is replicated without need: split it", steps.split_attention),

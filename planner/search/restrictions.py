@@ -57,7 +57,8 @@ class Formulation:
 def bare(task: Task, restrictions: Restrictions) -> tuple[Costs, CostFunctionNetwork]:
     """Prices, and the problem without pins and conventions."""
     forbidden, gathered = restrictions.forbidden, restrictions.gathered
-    states = States(task.graph, task.axes, task.tp, task.lookups, forbidden, task.sequence)
+    given = task.graph, task.axes, task.tp, task.lookups, forbidden, task.sequence, task.sub
+    states = States(*given)
     costs = Costs(task.graph, task.axes, states, task.workload, task.caches, gathered)
     return costs, build_network(task.graph, states, costs, task.rigid)
 

@@ -109,6 +109,19 @@ def leave_attention(now: Situation) -> Situation | None:
     return now.before if isinstance(now.outcome, InfeasibleError) else None
 
 
+def hand_on_whole(now: Situation) -> Situation | None:
+    """Where nothing holds with hidden states split over cp: they need not be."""
+    sequence, error = now.task.sequence, now.outcome
+    if now.task.cp == 1 or not isinstance(error, InfeasibleError) or isinstance(error, OverMemory):
+        return None
+    if sequence is None or not sequence.handed:
+        return None
+    task = replace(now.task, sequence=sequence.loose())
+    again = start(task, now.asked, now.restrictions)
+    again = replace(again, conflicts=now.conflicts, over=now.over, beyond=now.beyond)
+    return attempt(again, again.restrictions)
+
+
 def try_out(now: Situation) -> Situation | None:
     """Run what was found on meta."""
     if not isinstance(now.outcome, Solution):

@@ -12,7 +12,7 @@ from torch import nn
 
 from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.unfold import Unfolded, unfold
-from shardwright.planner.contract.mesh import TP, Coords, coords_of
+from shardwright.planner.contract.mesh import CP, TP, Coords, coords_of
 from shardwright.planner.contract.plan_file import Workload
 from shardwright.planner.dry_run.between_blocks import between_blocks
 from shardwright.planner.dry_run.dry_run import DryRun
@@ -21,7 +21,7 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.strategies.sequence import OpenSequence
 from shardwright.planner.strategies.states import States
-from shardwright.planner.strategies.sub_axes import find_sub_axes
+from shardwright.planner.strategies.sub_axes import SubAxes, find_sub_axes
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.source import Source
 
@@ -61,6 +61,16 @@ class Task:
     def tp(self) -> int:
         """Ranks that one copy of the model is split over."""
         return self.mesh[TP]
+
+    @property
+    def cp(self) -> int:
+        """Ranks that share each sequence."""
+        return self.mesh.get(CP, 1)
+
+    @cached_property
+    def sub(self) -> SubAxes:
+        """What tensors may be split over."""
+        return find_sub_axes(self.graph, self.axes, self.tp, cp=self.cp)
 
     @property
     def graph(self) -> Graph:
@@ -160,8 +170,7 @@ class Task:
             conflicts=axes.conflicts,
         )
         lookups = frozenset(copy for copy, op in ops.items() if op in self.lookups)
-        sub = find_sub_axes(self.graph, axes, self.tp)
-        return States(graph, copied, self.tp, lookups, sequence=sequence, sub=sub)
+        return States(graph, copied, self.tp, lookups, sequence=sequence, sub=self.sub)
 
 
 def of_copies(values: Mapping[str, T], unfolded: Unfolded) -> dict[str, T]:

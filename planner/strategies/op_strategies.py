@@ -68,7 +68,10 @@ def _op_splits(states: States, op: Op, rule: Rule | None) -> list[OpShards]:
                 split = _everywhere(shards, dims, exprs, atoms)
                 if split and split not in found and not _refuses(states, op, rule, split):
                     found[split] = None
-    return list(found)
+    cp = states.sub.along
+    along = [s for s in found if s and all(m == cp for *_, m in s)]
+    across = [s for s in found if s and not any(m & cp for *_, m in s)]
+    return list(found | dict.fromkeys(a | b for a, b in product(across, along)))
 
 
 def _refuses(states: States, op: Op, rule: Rule, split: OpShards) -> bool:

@@ -24,7 +24,7 @@ class MaskStep(NamedTuple):
 
 
 def steps(
-    source: State, target: State, covered: tuple[int, int], bits: Iterable[int]
+    source: State, target: State, covered: tuple[int, int], bits: Iterable[int], cp: int = 0
 ) -> list[MaskStep] | None:
     """The steps from one state to the other, in order; None if there is no way for a plan.
 
@@ -33,6 +33,7 @@ def steps(
         target: The state after.
         covered: Masks of the sub-axes over which all of the tensor is sharded, before and after.
         bits: The masks of the single sub-axes.
+        cp: That of them which is cp: a mesh dim of its own, whose steps are the first.
     """
     left, right = _by_mask(source.shards), _by_mask(target.shards)
     leaving, entering = sorted(left.keys() - right.keys()), sorted(right.keys() - left.keys())
@@ -40,15 +41,15 @@ def steps(
     if (leaving and entering) or any(left[m] != right[m] for m in stays):
         return None
     most = source.shards | target.shards
-    changes: dict[tuple[Kind, Kind], int] = {}
+    changes: dict[tuple[Kind, Kind, bool], int] = {}
     for bit in bits:
-        kinds = kind_on(source, bit, covered[0]), kind_on(target, bit, covered[1])
-        if kinds[0] != kinds[1]:
-            changes[kinds] = changes.get(kinds, 0) | bit
+        change = kind_on(source, bit, covered[0]), kind_on(target, bit, covered[1]), bit == cp
+        if change[0] != change[1]:
+            changes[change] = changes.get(change, 0) | bit
     out: list[MaskStep] = []
     flags: list[MaskStep] = []
-    for kinds, mask in changes.items():
-        found = TRANSITIONS.get(kinds)
+    for (before, after, _), mask in changes.items():
+        found = TRANSITIONS.get((before, after))
         parts = [m for m in (*leaving, *entering) if m & mask]
         if found is None or not found.planned or any(m & ~mask for m in parts):
             return None
@@ -56,13 +57,13 @@ def steps(
             flags.append(MaskStep(mask, found, most, most))
         none: Shards = frozenset()
         out += [MaskStep(m, found, left.get(m, none), right.get(m, none)) for m in parts]
-    out.sort(key=lambda step: step.mask)
+    out.sort(key=lambda step: (step.mask != cp, step.mask))
     now = source.shards
     for i, step in enumerate(out):
         after = now - step.before | step.after
         out[i] = step._replace(before=now, after=after)
         now = after
-    flags.sort(key=lambda step: step.mask)
+    flags.sort(key=lambda step: (step.mask != cp, step.mask))
     return [*out, *flags] if entering else [*flags, *out]
 
 

@@ -14,7 +14,7 @@ masks).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.contract.names import pattern
@@ -62,6 +62,10 @@ class OpenSequence:
             return False
         return boundary.side == "in" or _in_block(boundary.module)
 
+    def loose(self) -> OpenSequence:
+        """The same where all hidden states only may be split."""
+        return replace(self, handed={}, ends={**self.ends, **self.handed})
+
     def unfolded(self, tensors: Mapping[str, str], modules: Mapping[str, str]) -> OpenSequence:
         """The same for a graph whose tensors and modules are copies of those of this one."""
         closed: dict[str, list[int]] = {}
@@ -82,11 +86,12 @@ class OpenSequence:
         return frozenset(a.id for a in atoms_of(dim) if a.id in self.axes)
 
 
-def open_sequence(graph: Graph, axes: Axes, size: int) -> OpenSequence:
+def open_sequence(graph: Graph, axes: Axes, size: int, must: bool = True) -> OpenSequence:
     """Open the sequence axes of the inputs of `graph`: those that are `size` long in the trace.
 
     Raises:
-        InfeasibleError: no hidden state that blocks hand on has such an axis.
+        InfeasibleError: something `must` be split, and no hidden state that blocks hand on has such
+            an axis.
     """
     found: dict[int, str] = {}
     for name in graph.inputs:
@@ -105,7 +110,7 @@ def open_sequence(graph: Graph, axes: Axes, size: int) -> OpenSequence:
             continue
         (handed if name in between else ends)[name] = places[0]
         handed |= {b.target: places[0] for b in _into_blocks(graph, name)}
-    if not handed:
+    if must and not handed:
         raise InfeasibleError(
             "sequence parallelism: this model has no stack of blocks that hand on a hidden state "
             f"with a sequence (inputs of length {size} in the trace): plan it without"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import product
 
 from shardwright.planner.graph.axes import Axes, find
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.strategies.cuts import covers, cut_at_run_time, cuts
 from shardwright.planner.strategies.sequence import OpenSequence
-from shardwright.planner.strategies.state import REPLICATED, Shards, State, mask_of
+from shardwright.planner.strategies.state import REPLICATED, Shards, State, looks_new, mask_of
 from shardwright.planner.strategies.sub_axes import SubAxes, find_sub_axes, masks
 
 
@@ -97,12 +99,19 @@ class States:
         }
         if self.sequence:
             for name, place in self.sequence.ends.items():
-                out[name] = (*out[name], State(frozenset({(*place, self.sub.full)})))
+                if name in out:
+                    out[name] = (*out[name], State(frozenset({(*place, self.sub.sequence)})))
             for name, place in self.sequence.handed.items():
-                out[name] = (State(frozenset({(*place, self.sub.full)})),)
+                out[name] = (State(frozenset({(*place, self.sub.sequence)})),)
         return out
 
     def _all(self, name: str) -> list[Shards]:
+        across = self._across(name)
+        along = self._over(name, self.sub.along) if self.sub.along else []
+        return [*across, *along, *(a | b for a, b in product(across, along))]
+
+    def _across(self, name: str) -> list[Shards]:
+        """Every way to split tensor `name` over tp."""
         by_mask = {mask: self._over(name, mask) for mask in self.allowed}
         out = by_mask.pop(self.sub.full)
         for part, major in by_mask.items():
@@ -114,13 +123,39 @@ class States:
                 out += major
         return out
 
+    def writable(self, source: State, target: State) -> bool:
+        """Whether code may change in place what came of `source`: autograd must know it as new.
+
+        What is gathered along a sequence may be a view of what the ranks sent.
+        """
+        gathered = mask_of(source.shards) & ~mask_of(target.shards) & self.sub.along
+        return not gathered and not looks_new(source, target)
+
+    def attends(self, slot: str, source: State, target: State) -> bool:
+        """Whether what attention takes as `slot` may change so there: over cp alone.
+
+        The code around it has seen the sizes before: queries stay, and keys and values come in as
+        many parts as queries, or all of them whole.
+        """
+        if self._across_tp(source) != self._across_tp(target):
+            return False
+        if slot == "query":
+            return source == target
+        gathered = target.grad_partial & self.sub.along and slot in ("key", "value")
+        return not gathered or bool(mask_of(source.shards) & self.sub.along)
+
+    def _across_tp(self, state: State) -> State:
+        tp = self.sub.full
+        shards = frozenset(s for s in state.shards if s[2] & tp)
+        return State(shards, state.partial & tp, state.grad_partial & tp)
+
     def _over(self, name: str, mask: int) -> list[Shards]:
         """Every way to split one dim of tensor `name` over the sub-axes of `mask`."""
         out: list[Shards] = []
         for i, dim in enumerate(self.axes.dims[name]):
             if (name, i) not in self.graph.marks.fixed:
-                allowed = self.allowed[mask]
-                if self.sequence and mask == self.sub.full:
+                allowed = self.allowed.get(mask, frozenset())
+                if self.sequence and mask == self.sub.sequence:
                     allowed |= self.sequence.open(name, i, dim)
                 at = (find(dim).id, allowed)  # tensors share their dims
                 if at not in self._cuts:
@@ -156,14 +191,28 @@ class States:
             return (REPLICATED, *(State(s) for s in split))
         out = [REPLICATED]
         for mask in self.allowed:  # pending over all sub-axes, or over those that split heads
-            if mask == self.sub.full or mask & 1:
+            if mask and (mask == self.sub.full or mask & 1):
                 out += [State(grad_partial=mask), State(partial=mask)]
+        along = self.sub.along
         for shards in split:
+            if mask_of(shards) & along:
+                continue
             cut, covered = mask_of(shards), self.covered(name, shards)
             # Where an axis is split the rest, if there is any, has a Partial gradient.
             rest = cut & ~covered
             out += [State(shards, 0, rest | free) for free in _subsets(self.sub.full & ~cut)]
-        return tuple(out)
+        return tuple(out) if not along else (*out, *self._along(out, split))
+
+    def _along(self, across: Sequence[State], split: Iterable[Shards]) -> Iterator[State]:
+        """What tensors in the states `across` tp can be over cp: in parts, or the gradient Partial.
+
+        Values are never Partial over cp: what is summed over a sequence is gathered before.
+        """
+        along, known = self.sub.along, frozenset(split)
+        yield from (s._replace(grad_partial=s.grad_partial | along) for s in across)
+        for cut in (c for c in split if mask_of(c) == along):
+            whole = (s._replace(shards=s.shards | cut) for s in across)
+            yield from (s for s in whole if s.shards in known)
 
 
 def _subsets(mask: int) -> list[int]:

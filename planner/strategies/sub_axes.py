@@ -6,7 +6,8 @@ second, and two ranks hold the same key and value head. Everything else goes on 
 dim.
 
 A set of sub-axes is a mask: bit 0 is the major one. Where no axis asks for it there is one
-sub-axis, the mesh dim itself.
+sub-axis, the mesh dim itself. The ranks of `cp`, over which sequences alone are split, are one more
+sub-axis, after those of `tp`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
 
-from shardwright.planner.contract.mesh import MOST_SUB_AXES, sub_name
+from shardwright.planner.contract.mesh import CP, MOST_SUB_AXES, sub_name
 from shardwright.planner.graph.axes import CONCAT, PRODUCT, Axes, Dim, atoms_of, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Op
 
@@ -26,20 +27,31 @@ TOLERATED = 1.1
 
 @dataclass(frozen=True)
 class SubAxes:
-    """A mesh dim of that name, as a product of sub-axes of these sizes, major first."""
+    """A mesh dim of that name, as a product of sub-axes of these sizes, major first; and `cp`."""
 
     name: str
     sizes: tuple[int, ...]
+    cp: int = 1
 
     @cached_property
     def full(self) -> int:
-        """The mask of all sub-axes."""
+        """The mask of all sub-axes of the mesh dim; 0 where it has one rank, and cp has several."""
         return (1 << len(self.sizes)) - 1
+
+    @cached_property
+    def along(self) -> int:
+        """The mask of cp; 0 where it has one rank."""
+        return 1 << len(self.sizes) if self.cp > 1 else 0
+
+    @cached_property
+    def sequence(self) -> int:
+        """The mask of what splits sequences: cp, else the whole mesh dim."""
+        return self.along or self.full
 
     @cached_property
     def bits(self) -> tuple[int, ...]:
         """The mask of each sub-axis, major first."""
-        return tuple(1 << i for i in range(len(self.sizes)))
+        return tuple(1 << i for i in range(len(self.sizes) + (self.cp > 1)))
 
     @cached_property
     def ranks(self) -> int:
@@ -52,17 +64,22 @@ class SubAxes:
 
     def size(self, mask: int) -> int:
         """Ranks along the sub-axes of `mask`."""
-        return prod(n for n, bit in zip(self.sizes, self.bits, strict=True) if mask & bit)
+        sizes = (*self.sizes, self.cp)
+        return prod(n for n, bit in zip(sizes, self.bits, strict=False) if mask & bit)
 
     def text(self, mask: int) -> str:
-        """Their name in layouts: `tp` for all of them, `tp.0`, `tp.1`."""
+        """Their name in layouts: `tp` for all of them, `tp.0`, `tp.1`; `cp`."""
+        if self.along and mask == self.along:
+            return CP
         if mask == self.full:
             return self.name
         return sub_name(self.name, [i for i, bit in enumerate(self.bits) if mask & bit])
 
     def texts(self, mask: int) -> tuple[str, ...]:
         """The same as several names where not all are in `mask`, for a list of them."""
-        if mask == self.full:
+        if mask & self.along:
+            return (CP, *self.texts(mask & ~self.along))
+        if mask and mask == self.full:
             return (self.name,)
         return tuple(self.text(bit) for bit in self.bits if mask & bit)
 
@@ -79,8 +96,8 @@ def uneven(size: int, ranks: int) -> bool:
     return -(-size // ranks) * ranks > TOLERATED * size
 
 
-def find_sub_axes(graph: Graph, axes: Axes, ranks: int, name: str = "tp") -> SubAxes:
-    """The sub-axes that the axes of the parameters ask for.
+def find_sub_axes(graph: Graph, axes: Axes, ranks: int, name: str = "tp", cp: int = 1) -> SubAxes:
+    """The sub-axes that the axes of the parameters ask for, and `cp`.
 
     Asking are axes like heads: outermost in a product, too short or too uneven for all ranks, with
     a factor in common with them. Of factors that do not divide each other the one that more
@@ -98,7 +115,8 @@ def find_sub_axes(graph: Graph, axes: Axes, ranks: int, name: str = "tp") -> Sub
         if all(max(share, c) % min(share, c) == 0 for c in chain):
             chain.append(share)
     chain.sort()
-    return SubAxes(name, tuple(b // a for a, b in zip(chain, chain[1:], strict=False)) or (1,))
+    sizes = tuple(b // a for a, b in zip(chain, chain[1:], strict=False)) or (1,)
+    return SubAxes(name, () if cp > 1 == ranks else sizes, cp)
 
 
 def masks(graph: Graph, axes: Axes, sub: SubAxes) -> dict[int, tuple[int, ...]]:
@@ -107,7 +125,8 @@ def masks(graph: Graph, axes: Axes, sub: SubAxes) -> dict[int, tuple[int, ...]]:
     Nearly all axes take the whole mesh dim or nothing. One that asked for a sub-axis takes that
     too, and the axes right inside it the rest of the mesh dim.
     """
-    out = {a.id: [sub.full] if a.size >= sub.ranks else [] for a in _stored(graph, axes)}
+    whole = [sub.full] if sub.full else []
+    out = {a.id: whole[:] if a.size >= sub.ranks else [] for a in _stored(graph, axes)}
     rests: dict[int, int] = {}
     for atom in _leading(graph, axes):
         part = sub.prefix(gcd(atom.size, sub.ranks))

@@ -91,7 +91,8 @@ def _from_runtime() -> bool:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith("shardwright.runtime"):
-            if frame.f_code.co_name not in ("forward", "wrapper") or module.endswith(".vocab"):
+            handed_on = frame.f_code.co_name in ("forward", "wrapper", "__torch_function__")
+            if not handed_on or module.endswith(".vocab"):
                 return True
         elif not module.startswith(("torch", "shardwright.")):
             return False

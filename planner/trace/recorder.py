@@ -47,7 +47,8 @@ def record(
     `opaque` do not run: a call of one is a call of an op. Model code is told that it is `exported`:
     that there is no data to look at.
     """
-    recorder, functional, module = Recorder(entered), Functional(entered), top.root
+    recorder, functional = Recorder(entered, runs[0].by_rows), Functional(entered)
+    module = top.root
     # In inference mode composite ops come in one piece, so LEAVES can be kept. (Gradients are
     # still required of parameters: `matmul` looks.)
     with torch.inference_mode(), recorder, exporting(exported):

@@ -18,6 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.utils._pytree import tree_map
 
 from shardwright.planner.graph.marks import Draw
+from shardwright.planner.trace.attention_rows import ROWS, by_rows
 from shardwright.planner.trace.boundaries import BOUNDARY
 from shardwright.planner.trace.data_dependent.known import Known
 from shardwright.planner.trace.data_dependent.loops import inner
@@ -35,6 +36,7 @@ LEAVES = {
     aten.linear.default,
     aten.bilinear.default,
     ATTENTION,
+    ROWS,
     aten.embedding.default,
     aten.layer_norm.default,
     aten.rms_norm.default,
@@ -144,9 +146,9 @@ def _is_part(x: FunctionalTensor) -> bool:
 class Recorder(FakeTensorMode):
     """Fake tensors, and a note of every call of an op on them."""
 
-    def __init__(self, entered: Sequence[str]) -> None:
+    def __init__(self, entered: Sequence[str], by_rows: bool = False) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.entered = entered
+        self.entered, self.by_rows = entered, by_rows
         self.calls: list[Call] = []
         self.before: Callable[[], None] = lambda: None
         """Is called before each call is noted."""
@@ -170,6 +172,10 @@ class Recorder(FakeTensorMode):
             return args[0]
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default
+        if func is ATTENTION and self.by_rows:
+            with self:
+                args, kwargs = by_rows(self.entered[-1] if self.entered else "", args, kwargs)
+            func = ROWS
         if func is not aten.detach.default and not is_leaf(func):
             with self:
                 parts = self.table.get(func, func.decompose)(*args, **kwargs)

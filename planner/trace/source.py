@@ -57,24 +57,28 @@ class Source:
     """Whether those are what is traced."""
     trains: bool = False
     """Whether the plan is to train with."""
+    by_rows: bool = False
+    """Whether attention may be given a part of the queries of a sequence."""
 
     def masks(self) -> set[str]:
         """The masks for padding that further runs have."""
         runs = (run for run in self.further if not run.resumes)
         return {name for run in runs for name in run.kwargs if name in MASKS}
 
-    def along_sequence(self) -> Source:
+    def along_sequence(self, by_rows: bool = False) -> Source:
         """The same for hidden states that are split along the sequence: nobody is given those.
 
-        A step with a cache is then one by as many tokens: one alone cannot be split.
+        A step with a cache is then one by as many tokens: one alone cannot be split. There is none
+        where each rank attends `by_rows`, with its part of the queries.
         """
         kept = tuple(
             run for wish in self.wishes[:1] for run in wish if not run.kwargs.keys() & SHOWS
         )
         inputs = named_inputs(self.module, self.args, self.kwargs) or {}
-        wishes = (kept, *decoded(self.module, inputs, tokens=TRACE_SEQ))
-        wishes = tuple(wish for wish in wishes if wish)
-        return replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
+        steps = () if by_rows else decoded(self.module, inputs, tokens=TRACE_SEQ)
+        wishes = tuple(wish for wish in (kept, *steps) if wish)
+        found = replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
+        return replace(found, by_rows=by_rows)
 
     def with_values(self) -> Source | None:
         """The same, traced with values; None where there are none."""
@@ -87,7 +91,7 @@ class Source:
     @property
     def runs(self) -> list[Run]:
         """All runs that a plan must hold for; what it costs is what the first does."""
-        return [Run("", self.args, self.kwargs), *self.more, *self.further]
+        return [Run("", self.args, self.kwargs, by_rows=self.by_rows), *self.more, *self.further]
 
 
 def read_source(

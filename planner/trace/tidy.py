@@ -9,7 +9,7 @@ import networkx as nx
 from torch import nn
 
 from shardwright.planner.graph.as_networkx import as_networkx, sources
-from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument, Slot
+from shardwright.planner.graph.graph import ATTENDS, Boundary, Graph, Op, SizeArgument, Slot
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.trace.expressions import evaluate
 from shardwright.planner.trace.traced_calls import Run
@@ -85,6 +85,7 @@ def prune_boundaries(graph: Graph) -> None:
     # A module does the same in each of its calls, so all of them must come behind the same
     # boundary.
     needless = {k for k, found in before.items() if len(found) == 1 and not found & {None, k}}
+    needless = {k for k in needless if k[1] != ATTENDS}  # all that attention takes is known there
     shown = handed_out(graph)
     needless |= shown
     rename: dict[str, str] = {}

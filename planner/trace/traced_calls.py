@@ -31,7 +31,8 @@ class Run(NamedTuple):
     what is real in it is the model's, not one of run-time size. One that
     `resumes` is given the state that the last run before it gave; where none gave any it is not
     made. One that is `training` is made in training mode, and not priced either; any other in the
-    mode that the modules are in.
+    mode that the modules are in. Where the first is `by_rows`, attention in all is traced as what
+    each rank does with its part of the queries (see `attention_rows.py`).
     """
 
     module: str
@@ -42,6 +43,7 @@ class Run(NamedTuple):
     priced: bool = True
     resumes: bool = False
     training: bool = False
+    by_rows: bool = False
 
 
 def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:

@@ -12,7 +12,7 @@ from typing import Any
 from shardwright.errors import SolverError
 from shardwright.planner.contract.transitions import Kind, kind_of
 from shardwright.planner.graph.axes import atoms_of
-from shardwright.planner.graph.graph import Block, Boundary, Graph, Op, Slot
+from shardwright.planner.graph.graph import ATTENDS, Block, Boundary, Graph, Op, Slot
 from shardwright.planner.graph.marks import KINDS, Demand
 from shardwright.planner.graph.repeated_calls import Sizes
 from shardwright.planner.strategies.cuts import covers
@@ -23,7 +23,6 @@ from shardwright.planner.strategies.state import (
     Shards,
     State,
     kind_on,
-    looks_new,
     mask_of,
 )
 from shardwright.planner.strategies.states import States
@@ -152,7 +151,9 @@ def _check_boundaries(
         change = (assignment[boundary.source], assignment[boundary.target])
         if boundary.module in rigid and change[0] != change[1]:
             raise SolverError(f"the plan changes {_where(boundary)}, where nothing may change")
-        if boundary.target in graph.marks.overwritten and looks_new(*change):
+        if boundary.side == ATTENDS and not states.attends(boundary.slot, *change):
+            raise SolverError(f"the plan changes {_where(boundary)} as attention cannot")
+        if boundary.target in graph.marks.overwritten and not states.writable(*change):
             raise SolverError(f"the plan changes {_where(boundary)}, which is changed in place")
         source, before = done.setdefault(graph.slot(boundary), (boundary.source, change))
         if change[0] == change[1] and before[0] == before[1]:

@@ -11,7 +11,7 @@ from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.mesh import TP
+from shardwright.planner.contract.mesh import CP, TP
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.local import mesh_of
 
@@ -44,6 +44,11 @@ class SplitAccelerator(Accelerator):
         mesh = mesh_of(model)
         if mesh is None:
             raise UsageError(f"this {type(model).__name__} is not split: use accelerate's own")
+        if mesh.coords.get(CP, (0, 1))[1] > 1:
+            raise UsageError(
+                "ranks that share sequences (cp) are not counted here yet: train with a loop of "
+                "your own, as examples/train_3d.py does, or plan with cp=1"
+            )
         group = mesh[TP].pg
         mine = min(dist.get_process_group_ranks(group)) if group else dist.get_rank()
         firsts: list[Any] = [None] * dist.get_world_size()

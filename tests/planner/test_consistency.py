@@ -39,7 +39,7 @@ def refused(plan: Plan, **keys: Any) -> str:
         ({"mesh": {".1": 2}}, "mesh: '.1' is no name for a mesh dim: letters, digits and _"),
         ({"mesh": {"a": 2}}, "mesh: it has no dim 'tp', whose ranks split the weights"),
         ({"mesh": {"tp": 2**16, "dp": 2}}, "mesh: 131,072 ranks, and 65,536 are the most"),
-        ({"batch_dims": ["tp"]}, "batch_dims: ['tp'], but the mesh dims beside tp are []"),
+        ({"batch_dims": ["tp"]}, "batch_dims: ['tp'], but the mesh dims beside tp and cp are []"),
         ({"sub_axes": {"tp": [1] * 25 + [2]}}, "sub_axes: 26 sub-axes: a mesh dim has none, or 2"),
         ({"sub_axes": {"tp": [1, 2]}}, "sub_axes: sub-axes of [1, 2] do not make a mesh dim of 2"),
         ({"sub_axes": {"dp": [2, 2]}}, "sub_axes: 'dp' splits no weights"),

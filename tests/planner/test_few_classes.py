@@ -77,8 +77,10 @@ def deferred(plan: shardwright.Plan) -> bool:
 
 def test_a_classifier_of_images_may_be_given_labels() -> None:
     """Those of what takes no tokens are traced without being given."""
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    config = ViTConfig(image_size=8, patch_size=4, num_attention_heads=4, num_labels=3, **sizes)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_labels": 3,
+    }  # fmt: skip
+    config = ViTConfig(image_size=8, patch_size=4, num_attention_heads=4, **sizes)
     model: Any = ViTForImageClassification(config).double().eval()
     plan = planning.plan(model, 2, kwargs={"pixel_values": torch.zeros(3, 3, 8, 8).double()})
     given = {"pixel_values": torch.randn(2, 3, 8, 8).double(), "labels": torch.tensor([2, 0])}

@@ -29,14 +29,14 @@ from tests.planner.test_gathered import WIDTH, Between
 from tests.planner.test_search import Within
 from tests.planning import ASKED
 
-SOLVE, LESS, FREE, GATHER, SPLIT, LEAVE = (
+SOLVE, LESS, FREE, WHOLE, GATHER, SPLIT, LEAVE = (
     step.what
     for step in dict.fromkeys(SOLVING)  # one stands there several times
 )
 TRY, FORBID, ALONG = (step.what for step in LADDER[len(SOLVING) :])
 
 
-def task_of(model: Any, tp: int = 2, **options: Any) -> Task:
+def task_of(model: Any, tp: int | None = 2, **options: Any) -> Task:
     if isinstance(model, torch.nn.Module) and not hasattr(model, "config"):
         batch, seq = RUN
         options |= {"args": features(m.WIDTH)(3, 19), "batch": batch, "seq": seq}
@@ -87,6 +87,25 @@ def test_over_memory_all_else_is_tried_before_the_sequence() -> None:
     assert told[1].figures["budget"] == 10 < told[1].figures["least"]
     assert "no plan fits 10 bytes a rank" in told[1].outcome
     assert told[2].outcome == "starts over"
+
+
+def test_sequences_are_split_where_they_can_be() -> None:
+    """The root's own code computes with the length of what blocks hand on: so that is whole."""
+
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(mlps.Mlp() for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            length = 0
+            for block in self.blocks:
+                x = block(x)
+                length += x.shape[1]
+            return x / length
+
+    told, plan = story(task_of(Counting(), None, mesh={"cp": 2, "tp": 1}))
+    assert plan is not None and [told[0].what, *(t.what for t in told[-2:])] == [SOLVE, WHOLE, TRY]
 
 
 def test_what_pins_forbid_is_not_tried_otherwise() -> None:

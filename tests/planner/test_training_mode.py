@@ -349,7 +349,7 @@ def test_modules_that_come_later_train_too() -> None:
         with pytest.raises(UsageError, match=REFUSED):
             split(GIVEN)
         split.eval()(GIVEN)
-        copied = copy.deepcopy(split)
+        copied: Any = copy.deepcopy(split)
         copied.up.train()
         split(GIVEN)
         with pytest.raises(UsageError, match=REFUSED):

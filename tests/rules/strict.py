@@ -35,6 +35,7 @@ GRANULE = {"_grouped_mm": 4}
 
 _TRAINED = "statistics are taken over it when the model trains"
 STRICT: dict[tuple[str, str], str] = {
+    ("shardwright::attention_rows", "e"): "as of scaled_dot_product_attention",
     ("scaled_dot_product_attention", "e"): "the fast kernels want values as wide as keys",
     (
         "scaled_dot_product_attention",

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import PlanError, ShardwrightError, UsageError
+from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.styles import BY_TORCH, COLUMN
@@ -133,7 +134,7 @@ class Proven:
 
 def ranks_to_run(plan: Plan) -> int:
     """How many processes of this machine a proof takes."""
-    if plan.batch_dims:
+    if plan.batch_dims or CP in plan.mesh:
         raise UsageError(
             "the plan has copies of the model: plan with tp alone, and ask the other runtime "
             "for copies"

@@ -2,6 +2,8 @@
 
 import torch
 
+import shardwright.planner.trace.attention_rows  # noqa: F401 (it defines the op)
+
 from ..draw import Draw, Example, Makers, T, call
 
 
@@ -47,6 +49,13 @@ def _masked_attention(d: Draw) -> Example:
     mask = T((*d.broadcast(lead), *d.pick((q, k), (1, k))), d.pick("normal", "bool"))
     query, key = T((*lead, q, e)), T((*lead, k, e))
     return call("scaled_dot_product_attention", query, key, key, mask)
+
+
+def _attention_rows(d: Draw) -> Example:
+    b, h, q, k, e = d.size(), d.size(), d.size(2, 5), d.size(2, 5), d.size(2, 4)
+    mask = T((*d.broadcast((b, h)), *d.pick((q, k), (1, k))), d.pick("normal", "bool"))
+    key = T((b, h, k, e))
+    return call("shardwright::attention_rows", T((b, h, q, e)), key, key, d.pick(None, mask))
 
 
 def _grouped_attention(d: Draw) -> Example:
@@ -142,6 +151,7 @@ EXAMPLES: Makers = {
     "linear": [_linear, _linear, _linear_of_one],
     "mm": [_mm],
     "mv": [_mv],
+    "shardwright::attention_rows": [_attention_rows],
     "scaled_dot_product_attention": [_attention, _masked_attention, _grouped_attention],
 }
 NO_RULE: list[Example] = []

@@ -1,0 +1,101 @@
+"""Context parallelism over all causal architectures of the zoo: equal, and how much is split.
+
+    python -m benchmarks.context                   cp=2, every architecture
+    python -m benchmarks.context --cp 2 --tp 2 llama gpt2 --json FILE
+
+Ranks are threads of one process, each architecture has a process of its own. Logits, without and
+with padding, and all gradients are compared with the whole model's. SPLIT is the share of what
+autograd keeps for the backward pass that the ranks share: 100 % where each keeps an equal part.
+Exits with 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.compare import badness, compare
+from benchmarks.forked import run_forked
+from benchmarks.ranks_case import kept_bytes
+from benchmarks.zoo_case import case
+from tests import planning, zoo
+from tests.ranks import run_ranks
+
+BATCH, SEQ, PRICED = 2, 48, 4096
+"""Of what is measured; and the tokens that are priced: a short sequence is not worth sharing."""
+FIGURES = ("logits", "padded", "gradients")
+
+
+def row(name: str, cp: int, tp: int, file: Path) -> None:
+    """Plan, split and compare one architecture, and write its row."""
+    whole, mesh = case("causal", name), {"cp": cp, "tp": tp}
+    load: dict[str, Any] = {"batch": BATCH, "seq": PRICED, "phase": "train"}
+    plan = planning.plan(whole.model, mesh=mesh, kwargs=whole.example, **load)
+    sizes = {"batch": BATCH, "seq": SEQ, "dtype": whole.dtype}
+    long = zoo.inputs(name, whole.model.config, **sizes)
+    expected = replace(whole.expected, decode=None)  # there is no cache
+    found = run_ranks(
+        cp * tp, partial(compare, whole.model, whole.inputs, plan, expected=expected), mesh
+    )
+    kept = max(run_ranks(cp * tp, partial(kept_bytes, whole.model, plan, long), mesh))
+    without = kept_bytes(whole.model, None, long)
+    out: dict[str, Any] = {"tolerance": whole.tolerance, "kept": kept, "without": without}
+    out["split"] = round((1 - kept / without) / (1 - 1 / (cp * tp)), 3)
+    out["worst"] = found[0].worst
+    for figure in FIGURES:
+        every = [getattr(one, figure) for one in found]
+        out[figure] = None if None in every else max(every, key=badness)
+    file.write_text(json.dumps(out))
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """How it came out."""
+    if "error" in row:
+        return row["error"]
+    # Written so that NaN differs.
+    equal = all(row[k] is None or row[k] <= row["tolerance"] for k in FIGURES)
+    return "equal" if equal else f"DIFFERS ({row['worst']})"
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--cp", default=2, help="Ranks that share a sequence.")
+@click.option("--tp", default=1, help="Ranks that split weights.")
+@click.option("--limit", default=300.0, help="Seconds for one.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
+def main(names: tuple[str, ...], cp: int, tp: int, limit: float, path: Path | None) -> None:
+    """Compare models whose sequences are split with whole ones."""
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names or zoo.names():
+            file = Path(folder) / f"{name}.json"
+            (end,) = run_forked(1, row, (name, cp, tp, file), Path(folder), limit=limit)
+            last = (end.text or end.log).strip().splitlines()[-1:] or [""]
+            made = json.loads(file.read_text()) if file.exists() else {"error": end.how + last[0]}
+            rows.append({"name": name, "cp": cp, "tp": tp, **made})
+            figures = " ".join(
+                "      -" if made.get(k) is None else f"{made[k]:7.0e}" for k in FIGURES
+            )
+            print(
+                f"{name:28} {figures} {100 * made.get('split', 0):4.0f} %  {verdict(made)}",
+                flush=True,
+            )
+            if path:
+                path.write_text(json.dumps({"rows": rows}, indent=1))
+    wrong = [r["name"] for r in rows if verdict(r) != "equal"]
+    print(
+        f"{len(rows) - len(wrong)} of {len(rows)} equal"
+        + f"; not: {', '.join(wrong)}" * bool(wrong)
+    )
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

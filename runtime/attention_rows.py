@@ -1,0 +1,133 @@
+"""Attention of the rows of a sequence that a rank has: with all keys and values, and its own mask.
+
+`scaled_dot_product_attention` is called in the midst of a module's code, so what the plan changes
+there is done by a mode around that code (see `planner/trace/attention_rows.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.dims import shard_range
+from shardwright.runtime.lengths import Length
+from shardwright.runtime.mesh import Group
+
+Reshards = Mapping[str, Callable[[Tensor], Tensor]]
+"""Argument of attention -> what becomes of it."""
+
+
+class _Attending(threading.local):
+    """Whether a mode has changed the arguments already: those of modules around it see them too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = False
+
+
+_attending = _Attending()
+
+
+class AttentionRows(TorchFunctionMode):
+    """Within, attention is that of this rank's rows.
+
+    Args:
+        reshards: What becomes of each argument that the plan speaks of.
+        rows: Of what this rank has a part as queries, if it has: the ranks, and their sequence.
+        path: The module, for error messages.
+    """
+
+    def __init__(self, reshards: Reshards, rows: tuple[Group, Length] | None, path: str) -> None:
+        super().__init__()
+        self.reshards, self.rows, self.path = reshards, rows, path
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Any other function is called as it is."""
+        kwargs = kwargs or {}
+        if func is not F.scaled_dot_product_attention or _attending.now:
+            return func(*args, **kwargs)
+        args, kwargs = self.of_rows(*args, **kwargs)
+        _attending.now = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            _attending.now = False
+
+    def of_rows(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **how: Any,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of `scaled_dot_product_attention` that give this rank's rows.
+
+        Raises:
+            PlanError: there is a mask, and the plan has none; or a rank has less than two rows.
+        """
+        given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
+        for name, x in given.items():
+            if x is None or (name == "attn_mask" and self.rows is None):
+                continue
+            if name not in self.reshards:
+                raise PlanError(f"attention in '{self.path}' has a mask, in no call of the plan")
+            given[name] = self._reshard(name, x)
+        query, key, value, attn_mask = given.values()
+        if self.rows is not None:
+            group, length = self.rows
+            whole = length.find(query.shape[-2], group)
+            if whole < 2 * group.size:
+                # Code takes one query for a step with a cache, which is never masked.
+                raise PlanError(
+                    f"{whole} tokens over cp={group.size}: each rank needs two at least; pad the "
+                    "batch, or plan with fewer ranks"
+                )
+            if is_causal and key.shape[-2] != whole:
+                raise PlanError(
+                    f"causal attention in '{self.path}' has {whole} queries and {key.shape[-2]} "
+                    "keys: with cp there must be as many"
+                )
+            if is_causal:
+                start, stop = shard_range(whole, group.rank, group.size)
+                seen = torch.ones(stop - start, key.shape[-2], dtype=torch.bool, device=key.device)
+                attn_mask, is_causal = seen.tril(start), False
+        return (query, key, value, attn_mask, dropout_p, is_causal), how
+
+    def _reshard(self, name: str, x: Tensor) -> Tensor:
+        try:
+            return self.reshards[name](x)
+        except PlanError as error:
+            raise PlanError(f"'{name}' of attention in '{self.path}': {error}") from None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AttentionRows:
+        return self
+
+
+@cache
+def with_attention_rows(original: type) -> type:
+    """`original` with its own code within the mode of the split module."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._shardwright.attention:
+            return original.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    members = {
+        "forward": forward,
+        "__doc__": original.__doc__,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+    }
+    return type(original.__name__, (original,), members)

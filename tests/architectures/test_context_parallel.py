@@ -1,0 +1,144 @@
+"""Plans that split sequences over cp: equal to the whole model, what they promise, and refuse."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import shardwright
+from benchmarks.compare import compare, predicted, reference
+from benchmarks.ranks_case import kept_bytes
+from benchmarks.zoo_case import build
+from shardwright.errors import PlanError, UsageError
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime.api import apply
+from shardwright.runtime.gather import full_tensors
+from tests import planning, zoo
+from tests.ranks import run_ranks
+
+BATCH, SEQ = 2, 19
+MESH = {"cp": 2, "tp": 2}
+
+
+@cache
+def planned(name: str, tp: int) -> tuple[nn.Module, Plan]:
+    """A model in float64, and its plan; priced for sequences that are worth sharing."""
+    _, model = build("causal", name, torch.float64)
+    mesh = {"cp": 2, "tp": tp}
+    return model, planning.plan(model, mesh=mesh, batch=BATCH, seq=4096, phase="train")
+
+
+def inputs(model: nn.Module, name: str, seq: int = SEQ) -> dict[str, Any]:
+    return zoo.inputs(name, model.config, batch=BATCH, seq=seq)
+
+
+@pytest.fixture
+def all_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms that compute in float32 would round each rank's part of a sum over the sequence."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+@pytest.mark.usefixtures("all_double")
+@pytest.mark.parametrize(
+    ("name", "tp", "attends"),
+    # One weight for queries, keys and values; a window; attention that is no call of torch's.
+    [("llama", 2, True), ("gpt2", 2, True), ("phi3", 1, True), ("gemma2", 1, False)]
+    + [("qwen3_moe", 1, True)],
+)
+def test_equals_the_whole_model(name: str, tp: int, attends: bool) -> None:
+    """Logits, with padding too, and gradients; collectives as predicted; attention in parts."""
+    model, plan = planned(name, tp)
+    given = inputs(model, name)
+    expected = replace(reference(model, given), decode=None)
+    work = partial(compare, model, given, plan, expected=expected)
+    for found in run_ranks(2 * tp, work, {"cp": 2, "tp": tp}):
+        assert found.logits <= 1e-9
+        assert found.padded is not None and found.padded <= 1e-9
+        assert found.gradients is not None and found.gradients <= 1e-9, found.worst
+        assert {"forward": found.forward, "backward": found.backward} == predicted(plan)
+    changed = {c.slot: c for spec in plan.modules.values() for c in spec.attention}
+    assert "@cp" in changed["query"].target if attends else not changed
+
+
+def test_fewer_bytes_are_kept_for_the_backward_pass() -> None:
+    """Nearly half of what one rank keeps, logits aside."""
+    model, plan = planned("phi3", 1)
+    given = inputs(model, "phi3", 64)
+    kept = run_ranks(2, partial(kept_bytes, model, plan, given), {"cp": 2, "tp": 1})
+    assert max(kept) < 0.6 * kept_bytes(model, None, given)
+
+
+def on_ranks(work: Callable[[nn.Module], Any]) -> list[Any]:
+    """What `work` gives on each rank for a split llama."""
+    model, plan = planned("llama", 2)
+    return run_ranks(4, lambda mesh: work(apply(copy.deepcopy(model), plan, mesh)), MESH)
+
+
+@pytest.mark.usefixtures("all_double")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_loss_is_that_of_all_positions(checkpointing: bool) -> None:
+    """Labels across the borders, most of those that count on one rank, blocks that run again."""
+    model, _ = planned("llama", 2)
+    given = inputs(model, "llama")
+    labels = given["input_ids"].clone()
+    labels[:, : SEQ // 2] = -100
+    labels[0, 1] = 3
+    name = "model.layers.0.self_attn.k_proj.weight"
+
+    def loss(of: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+        of.train().zero_grad()
+        if checkpointing:
+            of.gradient_checkpointing_enable()  # type: ignore[operator]
+        found = of(**given, labels=labels).loss
+        found.backward()
+        grad = dict(of.named_parameters())[name].grad
+        assert grad is not None
+        return found.detach(), full_tensors(of, {name: grad})[name] if of is not whole else grad
+
+    whole = copy.deepcopy(model)
+    want = loss(whole)
+    for got in on_ranks(loss):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+
+
+def test_what_is_not_proven_is_refused() -> None:
+    """A cache, hidden states, and sequences that leave a rank one position."""
+    model, _ = planned("llama", 2)
+    given = inputs(model, "llama")
+
+    def work(local: nn.Module) -> None:
+        cache = local(**{**given, "use_cache": True}).past_key_values
+        with pytest.raises(UsageError, match="a cache of a split model"):
+            assert cache.layers[0].keys is not None
+        with pytest.raises(UsageError, match="proven for steps with none"):
+            local(**given, past_key_values=cache)
+        with pytest.raises(UsageError, match="without sequence_parallel or cp"):
+            local(**given, output_hidden_states=True)
+        with pytest.raises(PlanError, match="3 tokens over cp=2: each rank needs two"):
+            local(**inputs(model, "llama", 3))
+
+    on_ranks(work)
+    refused: list[dict[str, Any]] = [{"sequence_parallel": True}, {"phase": "decode"}]
+    for option in refused:
+        with pytest.raises(UsageError, match="cp splits sequences"):
+            planning.plan(model, mesh=MESH, **option)
+
+
+def test_a_plan_is_proven_and_not_without_its_gathers() -> None:
+    """Attention of a part of the keys has the right shape."""
+    model, plan = planned("llama", 2)
+    shardwright.check(plan, model)
+    edited = json.loads(plan.to_json())
+    for change in edited["modules"]["model.layers.*.self_attn"]["attention"]:
+        if change["slot"] == "key":
+            change["target"] = change["source"]
+    with pytest.raises(PlanError, match="attention 'key'"):
+        shardwright.check(Plan.from_json(json.dumps(edited)), model, accept=True)
