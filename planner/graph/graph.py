@@ -138,6 +138,9 @@ class Graph:
     trained: bool = False
     """Whether its runs do the same in training mode."""
 
+    draws: bool = False
+    """Whether random numbers are drawn in eval mode, too."""
+
     unpriced: frozenset[int] = frozenset()
     """Traced calls that cost nothing: runs that say what must hold besides."""
 

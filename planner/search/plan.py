@@ -27,7 +27,6 @@ from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph, Use
-from shardwright.planner.graph.marks import Draw
 from shardwright.planner.graph.trace_sizes import TRACE_ROWS
 from shardwright.planner.problem.pins import as_table
 from shardwright.planner.search.solution import Solution, predicted
@@ -115,7 +114,7 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
     numbers = [run for run, _ in graph.branch_paths] or range(len(graph.given))
     found: list[TracedCall] = []
     drawn: Draws = "training" if graph.marks.drawn else ""
-    draws: Draws = "always" if any(at == Draw() for _, at in graph.marks.drawn) else ""
+    draws: Draws = "always" if graph.draws else ""
     kept = zip(graph.taken, graph.states, strict=True)
     for number, given, (taken, state) in zip(numbers, graph.given, kept, strict=True):
         run = runs[number]

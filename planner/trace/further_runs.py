@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.trace import decoding
 from shardwright.planner.trace.decoding import SWITCH
+from shardwright.planner.trace.duplicate import duplicated
 from shardwright.planner.trace.traced_calls import Run
 
 Wish = tuple[Run, ...]
@@ -145,11 +146,12 @@ def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _seen(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """What towers make of the images among `inputs`, in place of these."""
-    encode = getattr(module, "_prepare_multimodal_encoder_kwargs_for_generation", None)
-    if encode is None or SEEN not in _names(module) or inputs.get(SEEN) is not None:
+    encode = "_prepare_multimodal_encoder_kwargs_for_generation"
+    if not hasattr(module, encode) or SEEN not in _names(module) or inputs.get(SEEN) is not None:
         return {}
-    with suppress(Exception), torch.no_grad():  # it may want data, or images that there are not
-        found = encode(dict(inputs))
+    # It may want data, or images that there are not. Models put hooks on themselves as they run.
+    with suppress(Exception), torch.no_grad(), duplicated(module) as copied:
+        found = getattr(copied, encode)(dict(inputs))
         if found.get(SEEN):
             return {name: None for name in inputs if name not in found} | {SEEN: found[SEEN]}
     return {}

@@ -66,6 +66,9 @@ class Record:
     drawn: list[tuple[torch.Tensor, Draw]] = field(default_factory=list)
     """Tensors for whose elements random numbers are drawn, and where."""
 
+    draws: bool = False
+    """Whether they are in eval mode, too."""
+
     own_gradients: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     """Tensors whose gradient code computes with: all of it, or a term of it at least."""
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -63,6 +63,7 @@ def record(
 
         def begin(traced_call: int, state: State) -> None:
             recorder.begin(traced_call)
+            functional.trains = runs[traced_call].training
             states.begin(state)
 
         top.begin, top.end = begin, states.end
@@ -105,6 +106,8 @@ def record(
             out.states, out.taken = states.classes, states.given
             out.resumed = states.pairs
             out.drawn = [*functional.dropped, *_drawn(recorder.calls)]
+            in_eval_mode = (c for c in recorder.calls if not runs[c.traced_call].training)
+            out.draws = functional.draws or any(True for _ in _drawn(in_eval_mode))
             out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
             out.loops = [*questions.loops, *questions.skips.ended()]
             out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
@@ -128,7 +131,7 @@ def _carried(
         raise Unknown(str(error)) from error
 
 
-def _drawn(calls: Sequence[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:
+def _drawn(calls: Iterable[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:
     """What ops make of random numbers."""
     for call in calls:
         if DRAWS in getattr(call.op, "tags", ()) and call.op is not ATTENTION:

@@ -71,6 +71,10 @@ class Functional(FunctionalTensorMode):
         self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.dropped: list[tuple[torch.Tensor, Draw]] = []
         """What elements are dropped of, or would be in training mode, and where."""
+        self.trains = False
+        """Whether the call that is made is in training mode."""
+        self.draws = False
+        """Whether elements are dropped in eval mode, too."""
         self._left: Counter[str] = Counter()
         """How often modules gave something."""
         self._draws: Counter[tuple[str, int]] = Counter()
@@ -118,18 +122,19 @@ class Functional(FunctionalTensorMode):
         """
         if func in DROPOUT:
             if args[1]:
-                self._drop(args[0], func in FEATURES)
+                self._drop(args[0], args[2], func in FEATURES)
             return (*args[:2], False), kwargs
         if func is ATTENTION:
             dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
             if dropout:
-                self._drop(args[0], weights=True)
+                self._drop(args[0], True, weights=True)
                 if len(args) > 4:
                     return (*args[:4], 0.0, *args[5:]), kwargs
                 return args, {**kwargs, "dropout_p": 0.0}
         return args, kwargs
 
-    def _drop(self, x: Any, features: bool = False, weights: bool = False) -> None:
+    def _drop(self, x: Any, now: bool, features: bool = False, weights: bool = False) -> None:
+        self.draws |= now and not self.trains
         module = self.entered[-1] if self.entered else ""
         call = module, self._left[module]
         number = -1 if features else self._draws[call]

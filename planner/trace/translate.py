@@ -69,6 +69,7 @@ def translate(
     marks.masks = {translator.name_of(mask) for mask in masks}
     marks.looped = _looped(record, names)
     marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
+    graph.draws = record.draws
     marks.drawn = {(names[id(t)], at) for t, at in record.drawn if id(t) in names}
     whole, unsplit = record.own_gradients
     marks.own_gradients = {names[id(t)] for t in whole if id(t) in names}

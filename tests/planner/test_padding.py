@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.search.plan import UNPROVEN
+from shardwright.planner.trace import source
 from shardwright.planner.trace.further_runs import padding
 from shardwright.planner.trace.source import read_source, text_inputs
 from shardwright.runtime.api import apply
@@ -97,10 +98,13 @@ def test_which_masks_there_are() -> None:
     assert masks["decoder_attention_mask"].shape == given["decoder_input_ids"].shape
 
 
-def test_what_it_costs_is_the_call_without() -> None:
-    plain = planning.plan(made(Masks), tp=2, args=(torch.zeros(3, 19).long(),))
+def test_what_it_costs_is_the_call_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planning.plan(made(Masks), tp=2)
+    assert "attention_mask" in {name for call in plan.calls for name in call.inputs}
+    monkeypatch.setattr(source, "wishes", lambda *_: ())
+    plain = planning.plan(made(Masks), tp=2)
     assert "attention_mask" not in {name for call in plain.calls for name in call.inputs}
-    assert planning.plan(made(Masks), tp=2).predicted == plain.predicted
+    assert plan.predicted == plain.predicted
 
 
 def test_a_mask_that_cannot_be_traced() -> None:
