@@ -188,6 +188,20 @@ class DropsSome(Mlp):
         return F.dropout(F.gelu(h), 0.3, self.training)
 
 
+class DropsAlways(Mlp):
+    """Dropout in eval mode, too."""
+
+    def inner(self, h: Tensor) -> Tensor:
+        return F.dropout(F.gelu(h), 0.3, True)
+
+
+class NoiseToTrain(Mlp):
+    """Random numbers that torch draws in training mode alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn_like(x) if self.training else x)
+
+
 GIVEN = torch.randn(*RUN, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
@@ -292,6 +306,10 @@ def test_ranks_draw_for_the_whole() -> None:
         plan = made(DropsSome, tp)[1]
         assert [drawn.placement for drawn in plan.modules[""].draws] == ["?, ?, 24@tp"]
         assert plan.calls[0].training and plan.calls[0].draws == "training"
+    assert {call.draws for call in made(DropsAlways)[1].calls} == {"always"}
+    calls = made(NoiseToTrain)[1].calls
+    assert {call.draws for call in calls if not call.training} <= {""}
+    assert any(call.draws for call in calls if call.training)
     plan = made(Drops, 5)[1]
     assert plan.calls[0].training and not plan.calls[0].draws
     assert not any(module.draws for module in plan.modules.values())
