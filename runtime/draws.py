@@ -136,16 +136,19 @@ class Drawing:
     """Mixin in front of a module's own class."""
 
     _shardwright_parts: Sequence[Part]
+    _shardwright_always = False
+    """Whether numbers are drawn in eval mode, too."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward, which in training mode drops as the unsplit model does.
+        """The module's own forward, which drops as the unsplit model does.
 
         Compiled, it drops of each rank's part alike.
 
         Raises:
             UsageError: it draws otherwise than the plan has it.
         """
-        if not self.training or torch.compiler.is_compiling():
+        draws = self.training or self._shardwright_always
+        if not draws or torch.compiler.is_compiling():
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         with sdpa_kernel(SDPBackend.MATH), Wholes(self, self._shardwright_parts) as mode:
             output = super().forward(*args, **kwargs)  # type: ignore[misc]

@@ -191,6 +191,9 @@ def wrap_root(
     note_members(model)
     drawn = {call.draws for call in calls or ()} - {""}
     model._shardwright_draws = "always" if "always" in drawn else "".join(drawn)  # type: ignore[assignment]
+    for module in model.modules() if "always" in drawn else ():
+        if "_shardwright_parts" in vars(module):
+            module._shardwright_always = True  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]
     if original not in ROOT_CLASSES:
         # The same name: checkpoints and configs record it as the architecture.

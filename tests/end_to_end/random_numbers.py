@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import (
     BartConfig,
@@ -79,6 +81,30 @@ def drops(model: Any, **options: Any) -> None:
         )
 
 
+class Always(nn.Module):
+    """Drops in eval mode, too: of parts that are not equal, and then of what is whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 15), nn.Linear(15, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.down(F.dropout(F.gelu(self.up(x)), 0.3, True))
+        return F.dropout(x, 0.3, True)
+
+
+def drops_always(model: Any) -> None:
+    """In eval mode, from another seed on each rank."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(2)).double()
+    plan = planning.plan(copy.deepcopy(model), tp=2, args=(x,))
+    split: Any = shardwright.apply(copy.deepcopy(model), plan, mesh)
+    torch.manual_seed(5)
+    want = model(x), model(x)
+    torch.manual_seed(5 + dist.get_rank())
+    torch.testing.assert_close((split(x), split(x)), want, rtol=0, atol=1e-9)
+
+
 def samples(model: Any) -> None:
     """Tokens that are drawn, from another seed on each rank: those of the unsplit model."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -96,6 +122,7 @@ CASES = {
     "blocks that drop of parts and of wholes": lambda: drops(made(bart)),
     "sequence parallel": lambda: drops(made(gpt2), sequence_parallel=True),
     "gradient checkpointing": lambda: drops(made(llama), checkpointing=True),
+    "eval mode": lambda: drops_always(made(Always).eval()),
     "sampling": lambda: samples(made(llama).eval()),
 }
 
