@@ -86,7 +86,7 @@ class Always(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(8, 15), nn.Linear(15, 8)
+        self.up, self.down = nn.Linear(8, 25), nn.Linear(25, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.down(F.dropout(F.gelu(self.up(x)), 0.3, True))
