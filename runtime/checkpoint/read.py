@@ -211,7 +211,7 @@ def _fill(
 ) -> None:
     """Copy this rank's part of `source` into `target`."""
     for box in boxes(ranges, entry.dtype.itemsize):
-        target[inside(box)].copy_(reader.get(source, box))
+        reader.fill(target, source, box)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor
 from shardwright.errors import CheckpointError
 from shardwright.planner.contract.dims import Range
 from shardwright.runtime.checkpoint.chunks import Box, box_bytes, boxes
-from shardwright.runtime.checkpoint.expressions import Index, part
+from shardwright.runtime.checkpoint.expressions import Index, part, place
 from shardwright.runtime.checkpoint.mapped import StoredFile, pieces
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.source import Checkpoint
@@ -47,8 +47,19 @@ class Reader:
         """
         if source.made is None:
             return self._box(source.key, box)
-        index = [torch.arange(s.start, s.stop) if s.picked is None else s.picked for s in box]
-        return part(source.made, tuple(index), self._part)
+        return part(source.made, _index(box), self._part)
+
+    def fill(self, target: Tensor, source: Source, box: Box) -> None:
+        """Copy what the rank holds of `box` of `source` to its place in `target`.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        to = target[inside(box)]
+        if source.made is None:
+            to.copy_(self._box(source.key, box))
+        else:
+            place(source.made, _index(box), self._part, to)
 
     def mapped(self, source: Source, ranges: Sequence[Sequence[Range]]) -> Tensor | None:
         """What a rank holds of `source` as the mapped file itself; None where that cannot be.
@@ -101,6 +112,10 @@ class Reader:
         if file not in self._open:
             self._open[file] = StoredFile(file)
         return self._open[file]
+
+
+def _index(box: Box) -> Index:
+    return tuple(torch.arange(s.start, s.stop) if s.picked is None else s.picked for s in box)
 
 
 def inside(box: Box) -> tuple[slice, ...]:
