@@ -100,18 +100,19 @@ def load(
     groups = _groups(plan, ranks)
 
     hub = Hub(revision, cache_dir, local_files_only, token)
-    checkpoint, failure = tried(lambda: Checkpoint.open(model, hub) if weights else None)
     alike = {"dtype": str(dtype), "device": where.type, "model arguments": repr(model_kwargs)}
-    alike["plan"] = facts.of_plan(plan)
+    if mesh is not None:  # else it was compared before there was a mesh
+        alike["plan"] = facts.of_plan(plan)
+    checkpoint, failure = tried(lambda: Checkpoint.open(model, hub) if weights else None)
+    stored = None
     if checkpoint is not None:
-        alike["weights"] = facts.of_checkpoint(checkpoint)
+        alike["weights"], stored = facts.of_checkpoint(checkpoint), checkpoint.dtype
+    out = None
+    if failure is None:
+        out, failure = tried(
+            lambda: _whole(model, plan, dtype or stored, trust_remote_code, hub, model_kwargs)
+        )
     agree("loading", failure, alike, groups)
-
-    stored = checkpoint.dtype if checkpoint is not None else None
-    out, failure = tried(
-        lambda: _whole(model, plan, dtype or stored, trust_remote_code, hub, model_kwargs)
-    )
-    agree("loading", failure, groups=groups)
     assert out is not None
     how = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress}
     split_and_read(out, plan, ranks, checkpoint, where, **how)

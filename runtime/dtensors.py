@@ -128,9 +128,10 @@ def distributed(
         key = placements, shape, tensor.shape, tensor.stride(), tensor.dtype
         if key not in specs:
             specs[key] = _spec_of(tensor, shape, DTensorSpec(device_mesh, placements))
-        made = DTensor(tensor.detach(), specs[key], requires_grad=False)
-        new = out[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad)
+        new: Any = DTensor(tensor.detach(), specs[key], requires_grad=tensor.requires_grad)
+        new._is_param = True  # all that nn.Parameter does, which would make another DTensor
         vars(new).update(vars(tensor))
+        out[id(tensor)] = new
     return out
 
 

@@ -68,7 +68,9 @@ class LocalState:
     inputs: list[Change] = field(default_factory=list)
     outputs: list[Change] = field(default_factory=list)
     rows: tuple[Range, ...] = ()
-    vocabulary: int = 0
+    """Of a table of tokens that is split by rows: those that this rank has."""
+    others: tuple[Range, ...] = ()
+    """And the rest."""
     padding: int | None = None
     scope: LossScope | None = None
     idle: tuple[bool, bool] = (True, True)
@@ -185,8 +187,10 @@ class LocalModule(Hooked):
         if state.inputs and (trains or not idle_in):
             args, kwargs = state.enter(args, kwargs)  # type: ignore[assignment]
         spent = state.linear and len(args) == 1 and not kwargs
-        if spent:
-            output: Any = F.linear(*args, self.weight, self.bias)  # type: ignore[attr-defined]
+        if spent:  # a bias that is not there needs no look-up, which is a call
+            bias: Any = self._parameters.get("bias", self)  # type: ignore[attr-defined]
+            bias = bias if bias is None else self.bias  # type: ignore[attr-defined]
+            output: Any = F.linear(*args, self.weight, bias)  # type: ignore[attr-defined]
         else:
             output = super().forward(*args, **kwargs)  # type: ignore[misc]
         if idle_out and not trains:

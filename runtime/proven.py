@@ -109,9 +109,13 @@ class Proven:
 
     def _new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
         """Arguments that no call had, and that matter: real tensors, and masks for padding."""
-        names = (*self.positions, *(f"*{n}" for n in range(len(args))))
+        names = (*self.positions, *map("*{}".format, range(len(args))))
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-            if value is None or is_own(value):
+            if value is None or type(value).__name__ in self.state.get(name, ()):
+                continue  # as in most calls, that are made for each token
+            if name in self.given and isinstance(value, Tensor):
+                continue
+            if is_own(value):
                 self._check_state(name, value)
                 continue
             if name in self.given or name == COUNT:
@@ -123,7 +127,7 @@ class Proven:
     def _check_state(self, name: str, value: Any) -> None:
         """Check that a cache may be given, with what calls before put into it."""
         known, kind = self.state.get(name, ()), type(value).__name__
-        if value is None or kind in known or (name in self.given and not known):
+        if name in self.given and not known:
             return
         if ALIKE.get(kind) in known:
             return

@@ -91,7 +91,7 @@ class RootModule:
                         caches.hide(cache)
             else:
                 along = lengths.forward() if lengths.axes else nullcontext()
-                with along, caches.open(given.get(name) for name in caches.names) as left:
+                with along, caches.open(map(given.get, caches.names)) as left:
                     output = super().forward(*args, **kwargs)  # type: ignore[misc]
                     if left is not None:
                         left += caches.among(output, takes)

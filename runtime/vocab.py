@@ -34,7 +34,8 @@ class VocabLookup(nn.Embedding):
             if getattr(self, option):
                 raise PlanError(f"'{state.path}' has {option} set: its rows cannot be split")
         state.rows = tuple(local_ranges(placement.dims[0], state.mesh.coords))
-        state.vocabulary = placement.shape[0] or 0
+        ends = [0, *(end for row in state.rows for end in row), placement.shape[0] or 0]
+        state.others = tuple((a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if a < b)
         state.padding = self._padding_row()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -42,17 +43,20 @@ class VocabLookup(nn.Embedding):
         state = self._shardwright
         if not state.rows:
             return self.weight.new_zeros((*input.shape, self.weight.shape[1]))
-        # Ids outside the vocabulary go on as they are, to raise what a whole embedding raises.
-        foreign = (input >= 0) & (input < state.vocabulary)
+        # Ids outside the vocabulary are outside of these rows, too, and raise what they always do.
         local, held = input, 0
         for start, stop in state.rows:
-            inside = (input >= start) & (input < stop)
-            local = torch.where(inside, input - start + held, local)
-            foreign = foreign & ~inside
+            if start > held:
+                moved = input - (start - held)
+                local = torch.where(input >= start, moved, local) if held else moved
             held += stop - start
-        outside = (input < 0) | (input >= state.vocabulary)
-        local = torch.where(outside, held, local).masked_fill(foreign, 0)
-        out = F.embedding(local, self.weight, state.padding)
+        foreign = None
+        for start, stop in state.others:
+            inside = (input >= start) & (input < stop)
+            foreign = inside if foreign is None else foreign | inside
+        if foreign is None:
+            return F.embedding(local, self.weight, state.padding)
+        out = F.embedding(local.masked_fill(foreign, 0), self.weight, state.padding)
         return out.masked_fill(foreign.unsqueeze(-1), 0)
 
     def _padding_row(self) -> int | None:

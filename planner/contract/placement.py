@@ -34,7 +34,7 @@ class Placement:
         """Every mesh dim and sub-axis that the placement names."""
         return self.meshes | {*self.partial, *self.grad_partial}
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int | None, ...]:
         """Whole shape, None where a size is known only at run time."""
         return tuple(dim_size(d) for d in self.dims)

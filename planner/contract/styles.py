@@ -8,6 +8,7 @@ installed. A module that none fits runs its own code on local parameters: `LOCAL
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
@@ -99,6 +100,7 @@ def needed(name: str) -> LayerStyle:
     return found
 
 
+@cache
 def _resolved(text: str) -> Any:
     """The class that a style names.
 

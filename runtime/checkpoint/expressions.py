@@ -115,21 +115,41 @@ def part(expression: Expression, index: Index, read: Read) -> Tensor:
     return _reshape(expression, index, read)
 
 
-def _join(expression: Joined, index: Index, read: Read) -> Tensor:
+def place(expression: Expression, index: Index, read: Read, out: Tensor) -> None:
+    """Write `part(expression, index, read)` to `out`; what is joined goes straight to its place."""
+    if isinstance(expression, Permuted):
+        whole = out.permute([expression.dims.index(d) for d in range(len(index))])
+        at = tuple(index[expression.dims.index(d)] for d in range(len(index)))
+        return place(expression.whole, at, read, whole)
+    if not isinstance(expression, Joined):
+        out.copy_(part(expression, index, read))
+        return None
+    for inner, at, places in _pieces(expression, index):
+        if _counts(places - places[0]):
+            place(inner, at, read, out.narrow(expression.dim, int(places[0]), len(places)))
+        else:
+            piece = part(inner, at, read).to(out.device, out.dtype)
+            out.index_copy_(expression.dim, places.to(out.device), piece)
+    return None
+
+
+def _pieces(expression: Joined, index: Index) -> Iterator[tuple[Expression, Index, Tensor]]:
+    """What is joined, the indices that are wanted of it, and where along `dim` these are."""
     d = expression.dim
-    pieces: list[Tensor] = []
-    places: list[Tensor] = []
     ends = accumulate(p.shape[d] for p in expression.parts)
     for inner, end in zip(expression.parts, ends, strict=True):
         start = end - inner.shape[d]
-        (place,) = torch.where((index[d] >= start) & (index[d] < end))
-        if len(place):
-            at = (*index[:d], index[d][place] - start, *index[d + 1 :])
-            pieces.append(part(inner, at, read))
-            places.append(place)
+        (places,) = torch.where((index[d] >= start) & (index[d] < end))
+        if len(places):
+            yield inner, (*index[:d], index[d][places] - start, *index[d + 1 :]), places
+
+
+def _join(expression: Joined, index: Index, read: Read) -> Tensor:
+    d, found = expression.dim, list(_pieces(expression, index))
+    pieces = [part(inner, at, read) for inner, at, _ in found]
     if len(pieces) == 1:
         return pieces[0]
-    joined, order = torch.cat(pieces, d), torch.cat(places)
+    joined, order = torch.cat(pieces, d), torch.cat([places for *_, places in found])
     return joined if _counts(order) else joined.index_select(d, order.argsort())
 
 

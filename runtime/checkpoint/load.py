@@ -79,25 +79,29 @@ def load_weights(
                     f"{checkpoint.directory}: {match.sources[name].key} and {twin.key} differ, but "
                     f"{names.title} ties them: set tie_word_embeddings to false in its config"
                 )
+    modules = dict(model.named_modules(remove_duplicate=False))
     for name, tensor in filled.items():
         if (there := tensor.to(device)) is not tensors[name]:
-            put(model, group_of[name], there)
+            put(modules, group_of[name], there)
     for name, value in made.items():
         assert value is not None
         part = held(value, _placement(placements, group_of[name]), coords)
-        put(model, group_of[name], part.to(device, dtype))
+        put(modules, group_of[name], part.to(device, dtype))
     kept = (*names.transient, *(name for name in match.computed if name not in made))
     for buffers in _together({name: tensors[name] for name in kept}):
-        put(model, buffers, tensors[buffers[0]].to(device))
+        put(modules, buffers, tensors[buffers[0]].to(device))
     return replace(report, unread=match.unread)
 
 
-def put(model: nn.Module, names: Iterable[str], tensor: torch.Tensor) -> None:
-    """Make `tensor` the parameter or buffer that the model has under each of `names`."""
+def put(modules: Mapping[str, nn.Module], names: Iterable[str], tensor: torch.Tensor) -> None:
+    """Make `tensor` the parameter or buffer that a model has under each of `names`.
+
+    `modules` are those of the model, by name.
+    """
     made: nn.Parameter | None = None
     for name in names:
         owner, _, leaf = name.rpartition(".")
-        module = model.get_submodule(owner)
+        module = modules[owner]
         if leaf in module._buffers:
             module._buffers[leaf] = tensor
             continue

@@ -1,8 +1,8 @@
-"""Pieces of a file as one tensor in memory: whole pages of them are the mapped file itself.
+"""Pieces of a mapped file as tensors: what is written to these stays in memory.
 
-What a rank holds of a fused weight is several pieces of a file. Where these lie as they should lie
-in memory, to the byte within a page, their pages are mapped one behind the other; the bytes at
-their ends, and pieces that lie otherwise, are read straight to their place.
+What a rank holds of a fused weight is several pieces of a file, and one tensor. Where these lie as
+they should lie in memory, to the byte within a page, their pages are mapped one behind the other;
+the bytes at their ends, and pieces that lie otherwise, are read straight to their place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from math import prod
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, PROT_READ, PROT_WRITE, mmap
+from mmap import ACCESS_COPY, MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, PROT_READ, PROT_WRITE, mmap
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ Piece = tuple[int, int]
 """Where it begins, and how much it is, in elements of a tensor or bytes of a file."""
 
 LEAST = 1 << 18
-"""Bytes of a piece that is worth a mapping of its own."""
+"""Bytes of each of several pieces that are worth a mapping of their own."""
 MOST = 64
 """Pieces of one tensor: a process may have some 65,000 mappings."""
 
@@ -40,14 +41,14 @@ def pieces(ranges: Sequence[Sequence[Range]], shape: Sequence[int], itemsize: in
         shape: of the whole tensor.
         itemsize: bytes of an element.
     """
-    if not (can_map() and ranges):
+    if not ranges:
         return []
     split = [d for d, held in enumerate(ranges) if [*held] != [(0, shape[d])]]
     last = max(split, default=0)
     each = prod(shape[last + 1 :])
-    before = prod(sum(b - a for a, b in held) for held in ranges[:last])
-    smallest = min((b - a for a, b in ranges[last]), default=0)
-    if before * len(ranges[last]) > MOST or smallest * each * itemsize < LEAST:
+    count = prod(sum(b - a for a, b in held) for held in ranges[:last]) * len(ranges[last])
+    smallest = min((b - a for a, b in ranges[last]), default=0) * each * itemsize
+    if not smallest or (count > 1 and (count > MOST or smallest < LEAST or not can_map())):
         return []
     rows = [0]
     for size, held in zip(shape, ranges[:last], strict=False):
@@ -57,20 +58,72 @@ def pieces(ranges: Sequence[Sequence[Range]], shape: Sequence[int], itemsize: in
     ]
 
 
-def joined(file: int, where: Sequence[Piece], dtype: torch.dtype) -> Tensor | None:
-    """The bytes of an open file at `where`, one piece behind the other, as a flat tensor.
-
-    What is written to it stays in memory. None where the file has them at odd addresses.
+class StoredFile:
+    """A safetensors file, mapped. Tensors of it may outlive it.
 
     Raises:
-        OSError: the file is shorter, or cannot be mapped.
+        OSError: it cannot be read.
     """
-    shift = where[0][0] % PAGESIZE
-    if shift % dtype.itemsize:
-        return None
+
+    def __init__(self, path: Path) -> None:
+        if sys.byteorder != "little":
+            raise OSError("its numbers are little-endian, those of this machine are not")
+        self._file = path.open("rb")
+        try:
+            self._memory = _mapped(self._file.fileno())
+            self._data = 8 + int.from_bytes(self._memory[:8], "little")
+        except Exception as error:
+            self._file.close()
+            raise OSError(str(error)) from None
+
+    def close(self) -> None:
+        """Close the file: what is mapped stays so for as long as it is used."""
+        self._file.close()
+
+    def read(self, start: int, nbytes: int, dtype: torch.dtype) -> Tensor:
+        """The bytes from `start` of its data on, as a flat tensor; maybe at an odd address.
+
+        Raises:
+            OSError: the file is shorter.
+        """
+        start += self._data
+        if start + nbytes > len(self._memory):
+            raise OSError("the file is truncated")
+        count = nbytes // dtype.itemsize
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
+
+    def joined(self, where: Sequence[Piece], dtype: torch.dtype) -> Tensor | None:
+        """The bytes at `where` of its data, one piece behind the other, as a flat tensor.
+
+        None where the file has them at odd addresses.
+
+        Raises:
+            OSError: the file is shorter, or cannot be mapped.
+        """
+        if (self._data + where[0][0]) % dtype.itemsize:
+            return None
+        if len(where) == 1:
+            return self.read(*where[0], dtype)
+        if any(self._data + start + length > len(self._memory) for start, length in where):
+            raise OSError("the file is truncated")
+        moved = [(self._data + start, length) for start, length in where]
+        return _joined(self._file.fileno(), moved, dtype)
+
+
+def _mapped(file: int) -> mmap:
+    """All of an open file."""
+    if not can_map():
+        return mmap(file, 0, access=ACCESS_COPY)
     size = os.fstat(file).st_size
-    if any(start + length > size for start, length in where):
-        raise OSError("the file is truncated")
+    memory = mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS)  # of the file itself it keeps a descriptor
+    _map(_address(memory), size, file, 0)
+    return memory
+
+
+def _joined(file: int, where: Sequence[Piece], dtype: torch.dtype) -> Tensor:
+    shift = where[0][0] % PAGESIZE
     total = sum(length for _, length in where)
     memory = mmap(-1, shift + total, MAP_PRIVATE | MAP_ANONYMOUS)  # unmapped with the tensor
     begin, view, at = _address(memory), memoryview(memory), shift

@@ -16,19 +16,22 @@ from pathlib import Path
 import torch
 
 from shardwright.errors import CheckpointError, PlanError
-from shardwright.planner.contract.dims import Atom, Range, resolve
+from shardwright.planner.contract.dims import Range, resolve
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.ranges import local_ranges
-from shardwright.runtime.checkpoint.chunks import Box, Span, boxes
+from shardwright.runtime.checkpoint.chunks import boxes
 from shardwright.runtime.checkpoint.expressions import stored
-from shardwright.runtime.checkpoint.mapped import pieces
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.reader import Reader, inside
+from shardwright.runtime.checkpoint.room import Room
 from shardwright.runtime.checkpoint.source import Checkpoint, Entry
 
 CASTABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """Dtypes between which a cast means the same number; 8-bit floats need their scales."""
+
+Ranges = Sequence[Sequence[Range]]
+"""Per dimension, the ascending ranges of indices that a rank holds."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,6 @@ class Report:
     read: int
     held: int
     unread: tuple[str, ...] = ()
-
-
-def whole_placement(shape: tuple[int, ...]) -> Placement:
-    """Of a tensor that every rank holds whole."""
-    return Placement(tuple(Atom(n) for n in shape))
 
 
 def read_shards(
@@ -87,28 +85,26 @@ def read_shards(
         CheckpointError: a shape or dtype is not the one wanted, or a file cannot be read.
     """
     out: dict[str, torch.Tensor] = {}
-    held = 0
     entries = {name: _entry(checkpoint, w.source) for name, w in wanted.items()}
-    reader = Reader(checkpoint)
+    reader, room = Reader(checkpoint), Room(torch.device(device))
+    on_cpu = room.device.type == "cpu"
     with _bar(progress, sum(e.nbytes for e in entries.values())) as advance:
         for names in _by_file(entries):
             with reader:
                 for name in names:
                     item, entry = wanted[name], entries[name]
-                    placement = _fitting(name, item, entry)
-                    target = _target(name, item, entry, placement, coords, device, dtype)
-                    stays = item.tensor.is_meta and target.is_cpu and target.dtype == entry.dtype
+                    ranges = _ranges(name, item, entry, coords)
+                    _check_shape(name, item, entry, ranges)
+                    to, target = _dtype(name, item, entry, dtype), item.tensor
                     mapped = None
-                    if stays and item.source.made is None:
-                        mapped = _mapped(reader, item.source, entry, placement, coords)
+                    if target.is_meta and on_cpu and to == entry.dtype:
+                        mapped = reader.mapped(item.source, ranges)
                     if mapped is None:
-                        _fill(target, reader, item.source, entry, placement, coords)
-                    else:
-                        target = mapped
-                    held += target.nbytes
-                    out[name] = target
+                        target = room.take(_local(ranges), to) if target.is_meta else target
+                        _fill(target, reader, item.source, entry, ranges)
+                    out[name] = target if mapped is None else mapped
                     advance(entry.nbytes)
-    return out, Report(len(out), reader.read, held)
+    return out, Report(len(out), reader.read, sum(tensor.nbytes for tensor in out.values()))
 
 
 def matches(
@@ -121,7 +117,7 @@ def matches(
     """Whether `tensor` already is what this rank holds of `source`."""
     entry = _entry(checkpoint, source)
     try:
-        placement = _fitting(source.key, Wanted(source, tensor, placement), entry)
+        ranges = _ranges(source.key, Wanted(source, tensor, placement), entry, coords)
     except CheckpointError:
         return False
     with Reader(checkpoint) as reader:
@@ -129,9 +125,7 @@ def matches(
             torch.equal(
                 reader.get(source, box).to(tensor.device, tensor.dtype), tensor[inside(box)]
             )
-            for box in boxes(
-                [local_ranges(d, coords) for d in placement.dims], entry.dtype.itemsize
-            )
+            for box in boxes(ranges, entry.dtype.itemsize)
         )
 
 
@@ -154,42 +148,35 @@ def _by_file(entries: Mapping[str, Entry]) -> list[list[str]]:
     return list(out.values())
 
 
-def _fitting(name: str, item: Wanted, entry: Entry) -> Placement:
-    """The placement with its run-time sizes filled in, if it is one of a tensor of this shape."""
+def _ranges(name: str, item: Wanted, entry: Entry, coords: Coords) -> Ranges:
+    """What this rank holds of each dimension, if the tensor may be placed as is wanted."""
     if item.placement is None:
-        return whole_placement(entry.shape)
+        return [[(0, size)] for size in entry.shape]
     try:
         if len(item.placement.dims) != len(entry.shape):
             raise PlanError("")
-        dims = tuple(resolve(d, n) for d, n in zip(item.placement.dims, entry.shape, strict=True))
+        dims = [resolve(d, n) for d, n in zip(item.placement.dims, entry.shape, strict=True)]
     except PlanError:
         raise CheckpointError(
             f"{entry.file}: {item.source.key} has shape {list(entry.shape)}, but {name} "
             f"is laid out as '{item.placement}': use the config that belongs to this checkpoint"
         ) from None
-    return Placement(dims)
+    return [local_ranges(dim, coords) for dim in dims]
 
 
-def _target(
-    name: str,
-    item: Wanted,
-    entry: Entry,
-    placement: Placement,
-    coords: Coords,
-    device: torch.device | str,
-    dtype: torch.dtype | None,
-) -> torch.Tensor:
-    """The tensor to fill, made real if it is on meta."""
-    local = tuple(n or 0 for n in placement.local_shape(coords))
-    tensor = item.tensor
-    if tuple(tensor.shape) != local and not (tensor.is_meta and tensor.shape == entry.shape):
+def _local(ranges: Ranges) -> list[int]:
+    """The shape of what this rank holds."""
+    return [sum(stop - start for start, stop in dim) for dim in ranges]
+
+
+def _check_shape(name: str, item: Wanted, entry: Entry, ranges: Ranges) -> None:
+    tensor, local = item.tensor, _local(ranges)
+    if [*tensor.shape] != local and not (tensor.is_meta and tensor.shape == entry.shape):
         raise CheckpointError(
             f"{entry.file}: {item.source.key} has shape {list(entry.shape)}, of which this rank "
-            f"holds {list(local)}, but the model's {name} has {list(tensor.shape)}: use the config "
+            f"holds {local}, but the model's {name} has {list(tensor.shape)}: use the config "
             "that belongs to this checkpoint"
         )
-    to = _dtype(name, item, entry, dtype)
-    return torch.empty(local, dtype=to, device=device) if tensor.is_meta else tensor
 
 
 def _dtype(name: str, item: Wanted, entry: Entry, dtype: torch.dtype | None) -> torch.dtype:
@@ -218,41 +205,13 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _mapped(
-    reader: Reader, source: Source, entry: Entry, placement: Placement, coords: Coords
-) -> torch.Tensor | None:
-    """What this rank holds of a stored tensor, mapped; None where it lies in too many pieces."""
-    held = [local_ranges(dim, coords) for dim in placement.dims]
-    if (piece := _piece(held, entry.shape)) is not None:
-        return reader.get(source, piece)
-    where = pieces(held, entry.shape, entry.dtype.itemsize)
-    flat = reader.joined(entry, where) if where else None
-    return None if flat is None else flat.view([sum(b - a for a, b in d) for d in held])
-
-
-def _piece(held: Sequence[Sequence[Range]], shape: tuple[int, ...]) -> Box | None:
-    """What this rank holds of a stored tensor, if it lies in one piece in the file."""
-    if not held or any(len(ranges) != 1 for ranges in held):
-        return None
-    box = tuple(Span(start, stop, 0) for ((start, stop),) in held)
-    parts = [d for d, span in enumerate(box) if span.held != shape[d]]
-    if any(span.held > 1 for span in box[: max(parts, default=0)]):
-        return None
-    return box
-
-
 @torch.no_grad()
 def _fill(
-    target: torch.Tensor,
-    reader: Reader,
-    source: Source,
-    entry: Entry,
-    placement: Placement,
-    coords: Coords,
+    target: torch.Tensor, reader: Reader, source: Source, entry: Entry, ranges: Ranges
 ) -> None:
     """Copy this rank's part of `source` into `target`."""
-    for box in boxes([local_ranges(d, coords) for d in placement.dims], entry.dtype.itemsize):
-        target[inside(box)].copy_(reader.get(source, box))
+    for box in boxes(ranges, entry.dtype.itemsize):
+        reader.fill(target, source, box)
 
 
 @contextmanager

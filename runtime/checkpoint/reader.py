@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from torch import Tensor
 from shardwright.errors import CheckpointError
 from shardwright.planner.contract.dims import Range
 from shardwright.runtime.checkpoint.chunks import Box, box_bytes, boxes
-from shardwright.runtime.checkpoint.expressions import Index, part
-from shardwright.runtime.checkpoint.mapped import Piece, joined
+from shardwright.runtime.checkpoint.expressions import Index, part, place
+from shardwright.runtime.checkpoint.mapped import StoredFile, pieces
 from shardwright.runtime.checkpoint.names import Source
-from shardwright.runtime.checkpoint.source import Checkpoint, Entry
+from shardwright.runtime.checkpoint.source import Checkpoint
 
 
 class Reader:
@@ -30,17 +29,15 @@ class Reader:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.read = 0
         self._tensors = checkpoint.tensors
-        self._open: dict[Path, Any] = {}
-        self._raw: dict[Path, tuple[int, int]] = {}
-        self._stack = ExitStack()
+        self._open: dict[Path, StoredFile] = {}
 
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for file in self._open.values():
+            file.close()
         self._open.clear()
-        self._raw.clear()
-        self._stack.close()
 
     def get(self, source: Source, box: Box) -> Tensor:
         """What the rank holds of `box` of `source`.
@@ -50,22 +47,43 @@ class Reader:
         """
         if source.made is None:
             return self._box(source.key, box)
-        index = [torch.arange(s.start, s.stop) if s.picked is None else s.picked for s in box]
-        return part(source.made, tuple(index), self._part)
+        return part(source.made, _index(box), self._part)
 
-    def joined(self, entry: Entry, where: Sequence[Piece]) -> Tensor | None:
-        """The elements `where` of a stored tensor, one piece behind the other, as `mapped.joined`.
+    def fill(self, target: Tensor, source: Source, box: Box) -> None:
+        """Copy what the rank holds of `box` of `source` to its place in `target`.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        to = target[inside(box)]
+        if source.made is None:
+            to.copy_(self._box(source.key, box))
+        else:
+            place(source.made, _index(box), self._part, to)
+
+    def mapped(self, source: Source, ranges: Sequence[Sequence[Range]]) -> Tensor | None:
+        """What a rank holds of `source` as the mapped file itself; None where that cannot be.
+
+        Args:
+            source: a stored tensor, or what is made of several.
+            ranges: per dimension, the ascending ranges of indices that the rank holds.
 
         Raises:
             CheckpointError: the file cannot be read.
         """
+        if source.made is not None:
+            return None
+        entry = self._tensors[source.key]
         size = entry.dtype.itemsize
+        where = [(entry.offset + a * size, n * size) for a, n in pieces(ranges, entry.shape, size)]
+        if not where:
+            return None
         with _reading(entry.file):
-            file, begin = self._bytes(entry.file)
-            begin += entry.offset
-            out = joined(file, [(begin + a * size, n * size) for a, n in where], entry.dtype)
-        self.read += 0 if out is None else out.nbytes
-        return out
+            flat = self._file(entry.file).joined(where, entry.dtype)
+        if flat is None:
+            return None
+        self.read += flat.nbytes
+        return flat.view([sum(b - a for a, b in dim) for dim in ranges])
 
     def _part(self, key: str, index: Index) -> Tensor:
         """The stored tensor `key` at `index`, whose indices may come in any order."""
@@ -87,23 +105,17 @@ class Reader:
         entry = self._tensors[key]
         self.read += box_bytes(box, entry.dtype.itemsize)
         with _reading(entry.file):
-            return get(self._file(entry.file).get_slice(key), box)
+            flat = self._file(entry.file).read(entry.offset, entry.nbytes, entry.dtype)
+        return get(flat.view(entry.shape), box)
 
-    def _file(self, file: Path) -> Any:
-        from safetensors import safe_open
-
+    def _file(self, file: Path) -> StoredFile:
         if file not in self._open:
-            handle = safe_open(str(file), framework="pt", device="cpu")
-            self._open[file] = self._stack.enter_context(handle)
+            self._open[file] = StoredFile(file)
         return self._open[file]
 
-    def _bytes(self, file: Path) -> tuple[int, int]:
-        """The open file, and where its data begin behind the header."""
-        if file not in self._raw:
-            number = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            self._stack.callback(os.close, number)
-            self._raw[file] = number, 8 + int.from_bytes(os.pread(number, 8, 0), "little")
-        return self._raw[file]
+
+def _index(box: Box) -> Index:
+    return tuple(torch.arange(s.start, s.stop) if s.picked is None else s.picked for s in box)
 
 
 def inside(box: Box) -> tuple[slice, ...]:
@@ -112,7 +124,7 @@ def inside(box: Box) -> tuple[slice, ...]:
 
 
 def get(slab: Any, box: Box) -> Tensor:
-    """What the rank holds of `box`, read from a safetensors slice."""
+    """What the rank holds of `box` of a whole tensor."""
     piece = slab[tuple(slice(s.start, s.stop) for s in box)]
     for dim, span in enumerate(box):
         if span.picked is not None:
@@ -135,9 +147,7 @@ def _ranges(index: Tensor) -> list[Range]:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
     try:
         yield
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
         raise CheckpointError(f"cannot read {file} ({error}): fetch the file again") from None

@@ -23,12 +23,13 @@ def without_weights(model: nn.Module, device: torch.device | str) -> None:
     for named in (model.named_parameters, model.named_buffers):
         for name, tensor in named(remove_duplicate=False):
             groups.setdefault(id(tensor), (tensor, []))[1].append(name)
+    modules = dict(model.named_modules(remove_duplicate=False))
     for tensor, names in groups.values():
         if not tensor.is_meta:
-            put(model, names, tensor.detach().to(device))
+            put(modules, names, tensor.detach().to(device))
             continue
         made = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
         if made.is_floating_point() or made.is_complex():
             generator = torch.Generator(device).manual_seed(zlib.crc32(names[0].encode()))
             made.normal_(0, SPREAD, generator=generator)
-        put(model, names, made)
+        put(modules, names, made)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.runtime.checkpoint.expressions import Index, part, stored
+from shardwright.runtime.checkpoint.expressions import Index, part, place, stored
 from shardwright.runtime.checkpoint.record import Recorder, Unexpressed
 
 Make = Callable[..., Tensor]
@@ -90,6 +90,10 @@ def test_parts(name: str) -> None:
         got = part(expression, index, read)
         assert torch.equal(got, take(expected, index))
         assert taken == got.numel(), "no more is read than is asked for"
+        placed = torch.full(got.shape, torch.nan, dtype=torch.float64)
+        place(expression, index, read, placed)
+        assert torch.equal(placed, got.double()), "straight to its place, and cast there"
+        assert taken == 2 * got.numel()
 
 
 def test_what_is_not_moved_is_refused() -> None:
