@@ -5,7 +5,8 @@
 
 Each model is planned at full size, for a prefill and 128 steps of decoding of 8 sequences of 2048
 tokens, on the fewest H100 of which its parameters take three quarters at most, and on twice as
-many: one page for both, with what other placements would cost. Needs no network, no weights and no GPU.
+many: one page for both, with what other placements would cost. Needs no network, no weights and no
+GPU.
 """
 
 from __future__ import annotations
