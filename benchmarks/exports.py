@@ -3,6 +3,7 @@
     python -m benchmarks.exports --json F            every architecture that F has no row of yet
     python -m benchmarks.exports --json F --refused  and those again that were refused
     python -m benchmarks.exports llama gpt2          some
+    python -m benchmarks.exports --plans DIR         with plans that `benchmarks.plans DIR` wrote
 
 Each tiny model is planned, saved, and read by transformers on real gloo ranks: by the tables of its
 own styles that `planner/exports/stock` makes of the plan, one after the other until one passes, and
@@ -36,7 +37,7 @@ from benchmarks.compare import of_all
 from benchmarks.zoo import FIRST, SAMPLE, in_order, write
 from benchmarks.zoo_case import build
 from benchmarks.zoo_ranks import sweep
-from shardwright.errors import ShardwrightError
+from shardwright.errors import ShardwrightError, UsageError
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.table import MOST, candidates, held
@@ -95,10 +96,17 @@ def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh:
 
 
 def _planned(plans: Path | None, kind: str, name: str, config: Any, model: Any, tp: int) -> Plan:
-    """The plan of a model: that which was kept, if it is, else one that is kept."""
-    kept = plans and plans / f"{kind}-{name}-tp{tp}.json"
+    """The plan of a model: that which was kept, if it is, else one that is kept.
+
+    Raises:
+        UsageError: it is for another number of ranks.
+    """
+    kept = plans and plans / f"{kind}-{name}.json"
     if kept and kept.exists():
-        return Plan.load(kept)
+        found = Plan.load(kept)
+        if found.world_size != tp:
+            raise UsageError(f"{kept} is for {found.world_size} ranks: keep others elsewhere")
+        return found
     plan = planning.plan(model, tp=tp, kwargs=zoo.example(name, config, kind))
     if kept:
         write_atomically(kept, plan.to_json())
@@ -169,7 +177,9 @@ def summary(rows: list[Row]) -> str:
 @click.option("--limit", default=180.0, help="Seconds for a model.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Results; what it has stays.")
 @click.option("--refused", is_flag=True, help="Run again what the results have as refused.")
-@click.option("--plans", type=click.Path(path_type=Path), help="A directory to keep plans in.")
+@click.option(
+    "--plans", type=click.Path(path_type=Path), help="A directory of plans, which takes in others."
+)
 def main(
     names: tuple[str, ...],
     tp: int,

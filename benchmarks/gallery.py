@@ -5,7 +5,8 @@
 
 Each model is planned at full size, for a prefill and 128 steps of decoding of 8 sequences of 2048
 tokens, on the fewest H100 of which its parameters take three quarters at most, and on twice as
-many: one page for both. Needs no network, no weights and no GPU.
+many: one page for both, with what other placements would cost. Needs no network, no weights and no
+GPU.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ def ranks(parameters: int) -> tuple[int, int]:
 
 def page_of(name: str) -> str:
     """The page of a model."""
-    import shardwright
     from benchmarks.planning_models import MODELS
-    from shardwright.planner.picture.facts import Shown
+    from shardwright.planner.api import prepare
+    from shardwright.planner.picture.beside import beside
     from shardwright.planner.picture.page import page
+    from shardwright.planner.search.ladder import search
 
     model, work = MODELS[name], {"phase": "prefill,decode:128", "batch": 8, "seq": 2048}
-    sizes = ranks(model.parameters)
-    plans = [shardwright.plan(model.config(), tp, **work) for tp in sizes]
-    return page([Shown(p, f"{name} on {n}") for n, p in zip(sizes, plans, strict=True)])
+    made = {tp: search(prepare(model.config(), tp, **work)) for tp in ranks(model.parameters)}
+    return page([beside(found.plan, f"{name} on {tp}", found) for tp, found in made.items()])
 
 
 @click.command()

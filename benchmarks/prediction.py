@@ -88,7 +88,7 @@ VARIANTS = {
 def planned(model: torch.nn.Module, variant: Variant, tp: int, device: str) -> Plan:
     """The cheapest plan that `variant` allows."""
     task = prepare(model, tp, batch=BATCH, seq=SEQ, device=device, pins=variant.pins)
-    costs, _ = bare(task, Restrictions())
+    states = bare(task, Restrictions()).costs.states
     stored = {use.used: use.stored for use in task.graph.uses}
     names = {
         name
@@ -97,7 +97,7 @@ def planned(model: torch.nn.Module, variant: Variant, tp: int, device: str) -> P
         for name in (*op.inputs, *op.outputs)
     }
     names |= {stored[name] for name in names & stored.keys()}
-    forbidden = frozenset((n, s) for n in names for s in costs.states.splits(n))
+    forbidden = frozenset((n, s) for n in names for s in states.splits(n))
     return climb(start(task, Asked(objective="memory"), Restrictions(task.pins, forbidden))).plan
 
 

@@ -13,11 +13,12 @@ from shardwright.planner.cli.shared import check_folder
 
 
 @click.command(
+    short_help="Measure this machine: collectives, matrix products and memory.",
     epilog="""\b
 Examples:
   torchrun --nproc-per-node 2 -m shardwright calibrate -o profile.json
   shardwright plan ./my-model --tp 2 --device profile.json
-"""
+""",
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True,
               help="File for the profile.")  # fmt: skip

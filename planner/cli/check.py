@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    short_help="Prove that a plan is right for its model.",
     epilog="""\b
 Examples:
   shardwright check plan.json ./my-model
   shardwright check plan.json ./my-model --numeric --layers 2 --dtype float64
   shardwright check --accept edited.json ./my-model
-"""
+""",
 )
 @click.argument("file", metavar="PLAN.JSON", type=click.Path())
 @click.argument("model")

@@ -16,7 +16,14 @@ from shardwright.errors import ShardwrightError
 
 
 class Commands(click.Group):
-    """A group that prints an error of ours, or of the machine, as one line."""
+    """A group that prints an error of ours, or of the machine, as one line.
+
+    Its commands are listed in the order in which they were added.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        return [*self.commands]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; unknown exceptions keep their traceback."""
@@ -55,6 +62,19 @@ def _drop_output() -> None:
     """Leave what could not be written, which Python would try to write again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Count(click.ParamType):
+    """How many, from `least` on. The largest that can be meant is no news in a list of options."""
+
+    name = "count"
+
+    def __init__(self, least: int = 1) -> None:
+        self.range = click.IntRange(least, 2**40)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """The number that `value` is."""
+        return self.range.convert(value, param, ctx)
 
 
 class Size(click.ParamType):

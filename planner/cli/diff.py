@@ -9,11 +9,12 @@ from shardwright.planner.cli.shared import as_json
 
 
 @click.command(
+    short_help="Compare two plans: what they split how, and what that costs.",
     epilog="""\b
 Examples:
   shardwright diff before.json after.json
   shardwright diff before.json after.json --json
-"""
+""",
 )
 @click.argument("first", metavar="A.JSON", type=click.Path())
 @click.argument("second", metavar="B.JSON", type=click.Path())

@@ -11,11 +11,12 @@ from shardwright.planner.cli.shared import as_json, example_inputs, from_hub, gi
 
 
 @click.command(
+    short_help="Say what holds a parameter in place, and what else would cost.",
     epilog="""\b
 Examples:
   shardwright explain plan.json lm_head.weight ./my-model
   shardwright explain plan.json 'model.layers.*.mlp' ./my-model
-"""
+""",
 )
 @click.argument("file", metavar="PLAN.JSON", type=click.Path())
 @click.argument("name")

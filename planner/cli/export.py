@@ -13,10 +13,11 @@ from shardwright.planner.cli.shared import check_folder, from_hub, trusting
 
 
 @click.command(
+    short_help="Write a plan for another runtime, or as a table.",
     epilog="\b\nExamples:\n  shardwright export plan.json --to markdown\n"
     "  shardwright export plan.json --to csv -o plan.csv\n"
     "  shardwright export plan.json ./my-model --to transformers -o tp_plan.json\n"
-    "  shardwright export plan.json ./my-model --to torch -o parallelize.py"
+    "  shardwright export plan.json ./my-model --to torch -o parallelize.py",
 )
 @click.argument("file", metavar="PLAN.JSON", type=click.Path())
 @click.argument("model", required=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.planner.cli.console import Size, compact, say, working
+from shardwright.planner.cli.console import Count, Size, compact, say, working
 from shardwright.planner.cli.shared import (
     COUNT,
     DTYPES,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    short_help="Plan a model; no weights are read.",
     epilog="""\b
 Examples:
   shardwright plan some-org/some-model --tp 4 -o plan.json
@@ -36,7 +37,7 @@ Examples:
   shardwright plan ./my-model --tp 2 --pin 'model.layers.*.mlp=replicate'
   shardwright plan ./my-model --tp 4 -o plan.json --html plan.html
   shardwright plan my_net.py:Net --tp 2 --inputs my_net.py:example
-"""
+""",
 )
 @click.argument("model")
 @click.option("--tp", type=COUNT, metavar="N", help="Ranks to split over.")
@@ -62,7 +63,7 @@ Examples:
               help="Tokens of each; when decoding, in its KV cache.")  # fmt: skip
 @click.option("--phase", metavar="NAME,...", default="prefill", show_default=True,
               help="prefill, decode, train, or several: prefill,decode:128.")  # fmt: skip
-@click.option("--optimizer-bytes", type=click.IntRange(0, 2**40), metavar="N", default=8,
+@click.option("--optimizer-bytes", type=Count(0), metavar="N", default=8,
               show_default=True, help="State an element of a parameter, if training.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
 @click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
@@ -147,7 +148,7 @@ def plan(
         from shardwright.planner.problem.pins import gather, read_table
         from shardwright.planner.problem.tp_plan import OWN, table_of
         from shardwright.planner.report.hand_written import price
-        from shardwright.planner.search.ladder import run
+        from shardwright.planner.search.ladder import search
         from shardwright.planner.search.solution import Asked
 
         dims = read_mesh(tp, None) if mesh is None else parse_mesh(mesh)
@@ -165,7 +166,8 @@ def plan(
         )  # fmt: skip
         table = table_of(named, task.source.module) if compare else {}
         with dumping(dump, task, write_model) as tell:
-            result = run(task, Asked(solver, time_limit, memory, objective), tell)
+            ended = search(task, Asked(solver, time_limit, memory, objective), tell)
+            result = ended.plan
         hand = price(task, table) if compare else None
     if output is not None:
         save(result, Path(output))
@@ -175,8 +177,7 @@ def plan(
         with working(f"pricing alternatives for {html}"):
             from shardwright.planner.picture.beside import beside
 
-            more = {"trust_remote_code": trust, **example_inputs(inputs)}
-            shown = beside(result, name, model, **more)
+            shown = beside(result, name, ended)
         save_page([shown], Path(html))
     if quiet:
         for path in filter(None, (output, html)):
@@ -207,6 +208,11 @@ def show_both(result: Plan, hand: HandWritten, as_json: bool) -> None:
 
 def warn(result: Plan) -> None:
     """Say on stderr what the user should know beside the plan."""
+    if not result.modules and result.objective.name == "time" and result.mesh["tp"] > 1:
+        say(
+            "Hint: for least time this model is best whole on each rank; --objective memory "
+            "shards it, for fewest bytes"
+        )
     if result.solver.note:
         say(f"Note: {result.solver.note}")
     if result.opaque:

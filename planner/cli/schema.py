@@ -8,11 +8,12 @@ import click
 
 
 @click.command(
+    short_help="Print the JSON Schema of a plan.",
     epilog="""\b
 Examples:
   shardwright schema
   shardwright schema > plan.schema.json
-"""
+""",
 )
 def schema() -> None:
     """Print the JSON Schema of a plan."""

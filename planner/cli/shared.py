@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shardwright.errors import PlanError, UsageError
-from shardwright.planner.cli.console import compact
+from shardwright.planner.cli.console import Count, compact
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 given = click.option("--inputs", metavar="MODULE:FUNCTION",
                      help="What gives inputs for MODEL, or a file of torch.save.")  # fmt: skip
-COUNT = click.IntRange(1, 2**40)
+COUNT = Count()
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 trusting = click.option("--trust-remote-code", "trust", is_flag=True,
                         help="Run code that comes with the model.")  # fmt: skip

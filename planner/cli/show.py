@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    short_help="Print a plan again, or draw it as a page of HTML.",
     epilog="""\b
 Examples:
   shardwright show plan.json
@@ -31,7 +32,7 @@ Examples:
   shardwright show plan.json --html plan.html
   shardwright show plan.json --html plan.html --model ./my-model
   shardwright show tp2.json tp4.json tp8.json --html plans.html
-"""
+""",
 )
 @click.argument("files", metavar="PLAN.JSON...", type=click.Path(), nargs=-1, required=True)
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE",
@@ -70,6 +71,6 @@ def _shown(plan: Plan, name: str, model: str | None, inputs: str | None, trust: 
     if model is None:
         return Shown(plan, name)
     with working(f"pricing alternatives to {name}"):
-        from shardwright.planner.picture.beside import beside
+        from shardwright.planner.picture.beside import beside_model
 
-        return beside(plan, name, model, trust_remote_code=trust, **example_inputs(inputs))
+        return beside_model(plan, name, model, trust_remote_code=trust, **example_inputs(inputs))

@@ -57,13 +57,17 @@ class BlockDrawing:
         """The whole of it."""
         items = self.block.items
         shown = {str(i): item for i, item in enumerate(items) if not is_aside(item)}
-        slots = dict.fromkeys(k for item in shown.values() for k in item.takes if k not in shown)
+        slots = dict.fromkeys(
+            k for item in shown.values() for k in sorted(item.takes) if k not in shown
+        )
         nodes = {f"in {slot}": self._end(slot) for slot in slots}
         takes: dict[str, list[str]] = {}
         edges: dict[tuple[str, str], str] = {}
         for key, item in shown.items():
             nodes[key] = self._node(int(key), item)
-            sources = [(k if k in shown else f"in {k}", v) for k, v in item.takes.items()]
+            inner = sorted((k for k in item.takes if k in shown), key=int)
+            sources = [(f"in {k}", item.takes[k]) for k in slots if k in item.takes]
+            sources += [(k, item.takes[k]) for k in inner]
             takes[key] = [k for k, _ in sources]
             edges |= {(k, key): text for k, text in sources}
         for key, text in self.block.gives.items():

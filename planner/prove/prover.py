@@ -155,8 +155,8 @@ class Prover:
         sent = gathered(task.graph, plan)
 
         def pose() -> tuple[Formulation, ReadBack]:
-            costs, network = bare(task, Restrictions(task.pins, gathered=sent))
-            return Formulation(costs, network, {}), ReadBack(network, task.graph)
+            found = bare(task, Restrictions(task.pins, gathered=sent))
+            return Formulation(found, found.network, {}), ReadBack(found.network, task.graph)
 
         return self._posed.get((id(task), sent), pose)
 

@@ -17,18 +17,22 @@ from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan, Prediction
 from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.garbage import uncollected
 from shardwright.planner.problem.conventions import TABLES, token_tables
 from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.pins import Pin, matches, parameters
 from shardwright.planner.report.tied import Link, tied_to
 from shardwright.planner.search.ladder import LADDER, SOLVING, climb
 from shardwright.planner.search.restrictions import Restrictions, formulate
-from shardwright.planner.search.situation import start
+from shardwright.planner.search.situation import Situation, start
 from shardwright.planner.search.solution import Asked, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.strategies.states import States
 from shardwright.planner.wording import objective_in_words, placement_in_words
 from shardwright.runtime.identity import check_identity
+
+BY = "backtracking"
+"""Who solves alternatives: nobody else needs to prove them."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +98,37 @@ def explain(
         PlanError: the plan is for another model.
     """
     how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code, **hub}
-    task = prepare(model, **as_planned(plan), **how)
+    return explained(plan, made(plan, model, **how), [name])
+
+
+@uncollected()
+def made(plan: Plan, model: Any, **how: Any) -> Situation:
+    """Where the search for a plan ended: `model` is traced for that, as `prepare` takes it.
+
+    What failed its dry run then is forbidden there, too.
+
+    Raises:
+        PlanError: the plan is for another model.
+        ModelError: the model cannot be read or traced.
+    """
+    task, asked = prepare(model, **as_planned(plan), **how), asked_for(plan)
     check_identity(task.source.module, plan)
-    return explained(plan, task, [name])
+    now = climb(start(task, asked), SOLVING)
+    if now.solution.report.objective != plan.solver.objective:
+        learnt = Restrictions(task.pins, gathered=now.restrictions.gathered)
+        now = climb(start(task, asked, learnt, now.formulation), LADDER)
+        now.plan  # noqa: B018 there is one, or this says why not
+    return now
 
 
-def explained(plan: Plan, task: Task, names: Sequence[str]) -> list[Explanation]:
-    """The same of several names, for a model that is traced as the plan was made for it.
+@uncollected()
+def explained(plan: Plan, made: Situation, names: Sequence[str]) -> list[Explanation]:
+    """The same of several names, from where the search of the plan ended.
 
     Raises:
         UsageError: nothing has one of these names.
     """
+    task = made.task
     # Of blocks that are alike the graph may have one alone, so names are those of the module.
     every = [n for n, _ in task.source.module.named_parameters(remove_duplicate=False)]
     counts = Counter(_group(plan, fqn) for fqn in every)
@@ -115,12 +139,11 @@ def explained(plan: Plan, task: Task, names: Sequence[str]) -> list[Explanation]
             parameters(task.graph, name)
             raise UsageError(f"'{name}' has buffers only, and those stay replicated")
         asked |= found
-    learnt = _restrictions(task, plan)
-    posed = formulate(task, replace(learnt, conventions=frozenset()))
-    states = posed.network.states
-    usual = token_tables(task.graph, states).keys() - posed.pinned.keys()
-    usual = usual if TABLES in _asked(plan).conventions else set()
-    return [_explain(task, plan, learnt, states, g, counts[g], usual) for g in asked]
+    free = replace(made.restrictions, conventions=frozenset())
+    posed = formulate(task, free, made.formulation)
+    usual = token_tables(task.graph, posed.network.states).keys() - posed.pinned.keys()
+    usual = usual if TABLES in asked_for(plan).conventions else set()
+    return [_explain(plan, made, posed.network.states, g, counts[g], usual) for g in asked]
 
 
 def from_plan(plan: Plan, name: str) -> list[Explanation]:
@@ -155,32 +178,20 @@ def _group(plan: Plan, fqn: str) -> str:
     return fqn if owner in plan.modules and owner != pattern(owner) else pattern(fqn)
 
 
-def _asked(plan: Plan) -> Asked:
+def asked_for(plan: Plan) -> Asked:
     """What was asked for."""
     return Asked(memory=plan.objective.memory_bytes, objective=plan.objective.name)
 
 
-def _restrictions(task: Task, plan: Plan) -> Restrictions:
-    """What the plan was made under: also what failed its dry run then is forbidden."""
-    asked = _asked(plan)
-    now = climb(start(task, asked), SOLVING)
-    if now.solution.report.objective != plan.solver.objective:
-        learnt = Restrictions(task.pins, gathered=now.restrictions.gathered)
-        now = climb(start(task, asked, learnt), LADDER)
-        now.plan  # noqa: B018 there is one, or this says why not
-    found = now.restrictions
-    return Restrictions(found.pins, found.forbidden, found.gathered)
-
-
 def _explain(
-    task: Task,
     plan: Plan,
-    learnt: Restrictions,
+    made: Situation,
     states: States,
     group: str,
     count: int,
     usual: Collection[str],
 ) -> Explanation:
+    task = made.task
     traced = [u.fqn for u in task.graph.uses if not u.is_buffer]
     names = [n for n in traced if _group(plan, n) == group]
     names = names or [n for n in traced if pattern(n) == pattern(group)]
@@ -204,7 +215,7 @@ def _explain(
         convention=stored in usual and now == 0,
         together=[*tied],
         ties=tied,
-        alternatives=[_alternative(task, plan, learnt, names, dim) for dim in others],
+        alternatives=[_alternative(plan, made, names, dim) for dim in others],
     )
 
 
@@ -219,10 +230,9 @@ def _placement(plan: Plan, fqn: str) -> tuple[str, int | None]:
     return placement_in_words(spec.layer, entry), cut[0] if cut else None
 
 
-def _alternative(
-    task: Task, plan: Plan, learnt: Restrictions, names: list[str], dim: int | None
-) -> Alternative:
+def _alternative(plan: Plan, made: Situation, names: list[str], dim: int | None) -> Alternative:
     """What the best plan with these parameters placed otherwise would cost."""
+    task, learnt = made.task, made.restrictions
     kept = [
         Pin(fqn, pin.dim)
         for pin in learnt.pins
@@ -231,8 +241,10 @@ def _alternative(
     ]
     placement = Pin("", dim).placement
     pinned = replace(learnt, pins=(*kept, *(Pin(n, dim) for n in names)))
+    asked = replace(asked_for(plan), solver=BY)
     try:
-        found = predicted(task, climb(start(task, _asked(plan), pinned), SOLVING).solution)
+        there = climb(start(task, asked, pinned, made.formulation), SOLVING)
+        found = predicted(task, there.solution)
     except Contradiction as error:
         return Alternative(placement, impossible=error.reasons)
     except InfeasibleError as error:

@@ -45,8 +45,10 @@ def _one(one: Explanation) -> RenderableType:
             _convention(one) if one.convention else f"it is the cheapest: {one.objective}",
         )
     if one.together:
-        lines = (f"{other}\n  {chain_in_words(one.ties[other])}" for other in one.together)
-        grid.add_row("  same axis", "\n".join(lines))
+        lines: list[RenderableType] = []
+        for other in one.together:
+            lines += [Text(other), Padding(chain_in_words(one.ties[other]), (0, 0, 0, 2))]
+        grid.add_row("  same axis", Group(*lines))
     rows: list[RenderableType] = [title, grid]
     priced = [a for a in one.alternatives if not a.impossible]
     if priced:

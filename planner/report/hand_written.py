@@ -46,8 +46,13 @@ class HandWritten:
     replicated: dict[str, int]
 
 
-def price(task: Task, table: Mapping[str, str]) -> HandWritten:
+def price(task: Task, table: Mapping[str, str], earlier: Formulation | None = None) -> HandWritten:
     """Price the plan `table` on the model, ranks and workload of `task`.
+
+    Args:
+        task: For which the plan is.
+        table: Patterns of modules and parameters -> names of styles.
+        earlier: A problem of the same task: what is true of any is not worked out again.
 
     Raises:
         UsageError: no rule of it fits anything.
@@ -57,9 +62,10 @@ def price(task: Task, table: Mapping[str, str]) -> HandWritten:
     problem, found = None, None
     try:
         styles = {name: style_of(s) for name, s in (rules.modules | rules.parameters).items()}
-        costs, network = bare(task, Restrictions())
+        posed = bare(task, Restrictions(), earlier)
+        network = posed.network.copy()
         wanted = _Styles(task, network, rules, styles).add()
-        found = predicted(task, solve(task, Formulation(costs, network, wanted), FREE))
+        found = predicted(task, solve(task, Formulation(posed, network, wanted), FREE))
     except (UsageError, InfeasibleError) as error:
         problem = str(error)
     return HandWritten(len(table), rules.unused, problem, found, replicated)

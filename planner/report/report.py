@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from shardwright.planner.contract.mesh import CP, Coords
+from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Plan, Redistribution
 from shardwright.planner.units import human_bytes, human_time
@@ -23,6 +24,7 @@ from shardwright.planner.wording import (
 )
 
 WIDTH = 100
+LONG = 40
 
 
 def print_report(plan: Plan) -> None:
@@ -202,10 +204,23 @@ def _wholes(plan: Plan) -> RenderableType:
     if not plan.replicated:
         return Text("No large parameter stays replicated.")
     table = _table(
-        Column("LARGE_AND_WHOLE", overflow="fold", max_width=40),
+        Column("LARGE_AND_WHOLE", overflow="fold", max_width=48),
         Column("BYTES", justify="right", no_wrap=True),
         Column("REASON", overflow="fold"),
     )
+    alike: dict[tuple[str, int, str], list[str]] = {}
     for entry in plan.replicated:
-        table.add_row(entry.parameter, human_bytes(entry.bytes), entry.reason)
+        key = pattern(entry.parameter), entry.bytes, entry.reason
+        alike.setdefault(key, []).append(entry.parameter)
+    before = ""
+    for (group, size, reason), names in alike.items():
+        many = f"{len(names)} x " if len(names) > 1 else ""
+        name = group if many else names[0]
+        table.add_row(name, many + human_bytes(size), once(reason, before))
+        before = reason
     return table
+
+
+def once(text: str, before: str) -> str:
+    """What a cell says below one that says `before`: what is long is not said again."""
+    return "the same" if text == before and len(text) > LONG else text

@@ -73,6 +73,15 @@ def climb(now: Situation, ladder: Sequence[Step] = LADDER, tell: Tell | None = N
 
 @apart
 @uncollected()
+def search(task: Task, asked: Asked | None = None, tell: Tell | None = None) -> Situation:
+    """Where a search ends: its `plan` is the cheapest that passes its dry run.
+
+    Raises:
+        ModelError, UsageError, SolverError: as `climb`.
+    """
+    return climb(start(task, asked), LADDER, tell)
+
+
 def run(task: Task, asked: Asked | None = None, tell: Tell | None = None) -> Plan:
     """The cheapest plan that passes its dry run.
 
@@ -81,4 +90,4 @@ def run(task: Task, asked: Asked | None = None, tell: Tell | None = None) -> Pla
             of both. Or the pins cannot hold, or hidden states cannot be split along the sequence.
         ModelError, UsageError, SolverError: as `climb`.
     """
-    return climb(start(task, asked), LADDER, tell).plan
+    return search(task, asked, tell).plan

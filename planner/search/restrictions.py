@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.dry_run.conflict import Splits
@@ -11,6 +12,7 @@ from shardwright.planner.problem.builder import CostFunctionNetwork, build_netwo
 from shardwright.planner.problem.conventions import CONVENTIONS, Usual, follow
 from shardwright.planner.problem.pins import Pin, resolve, restrict
 from shardwright.planner.search.task import Task
+from shardwright.planner.solvers.presolve import Presolved, narrowed, presolve
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.states import States
 
@@ -39,28 +41,54 @@ class Restrictions:
 
 
 @dataclass(frozen=True, eq=False)
+class Bare:
+    """Prices, and the problem without pins and conventions; `splits` is what it depends on."""
+
+    costs: Costs
+    network: CostFunctionNetwork
+    splits: tuple[Splits, frozenset[str]]
+
+    @cached_property
+    def small(self) -> Presolved | None:
+        """The problem, presolved; None where it has no solution."""
+        return presolve(self.network.problem)
+
+
+@dataclass(frozen=True, eq=False)
 class Formulation:
     """A problem that can be solved: prices, the network, and what was left out of it.
 
     `pinned` has the pin of each stored tensor, `followed` the conventions that took choices away.
-    `unrestricted` is the network without both; what that depends on is in `splits`.
+    `bare` is the problem without both.
     """
 
-    costs: Costs
+    bare: Bare
     network: CostFunctionNetwork
     pinned: Mapping[str, Pin]
     followed: frozenset[str] = frozenset()
-    unrestricted: CostFunctionNetwork | None = None
-    splits: tuple[Splits, frozenset[str]] = (frozenset(), frozenset())
+
+    @property
+    def costs(self) -> Costs:
+        """Prices."""
+        return self.bare.costs
+
+    @cached_property
+    def small(self) -> Presolved | None:
+        """The problem, presolved; None where it has no solution."""
+        whole, small = self.bare.network.problem, self.bare.small
+        return small and narrowed(small, self.network.problem.factors[len(whole.factors) :])
 
 
-def bare(task: Task, restrictions: Restrictions) -> tuple[Costs, CostFunctionNetwork]:
-    """Prices, and the problem without pins and conventions."""
+def bare(task: Task, restrictions: Restrictions, earlier: Formulation | None = None) -> Bare:
+    """The problem of a task without pins and conventions; `earlier` is another of the same task."""
+    if earlier is not None and earlier.bare.splits == restrictions.splits:
+        return earlier.bare
     forbidden, gathered = restrictions.forbidden, restrictions.gathered
     given = task.graph, task.axes, task.tp, task.lookups, forbidden, task.sequence, task.sub
     states = States(*given)
     costs = Costs(task.graph, task.axes, states, task.workload, task.caches, gathered)
-    return costs, build_network(task.graph, states, costs, task.rigid)
+    network = build_network(task.graph, states, costs, task.rigid)
+    return Bare(costs, network, restrictions.splits)
 
 
 def formulate(
@@ -73,11 +101,8 @@ def formulate(
         InfeasibleError: a dim that is pinned cannot be split.
     """
     stage("problem")
-    if earlier and earlier.unrestricted and earlier.splits == restrictions.splits:
-        costs, unrestricted = earlier.costs, earlier.unrestricted
-    else:
-        costs, unrestricted = bare(task, restrictions)
-    network = unrestricted.copy()
+    found = bare(task, restrictions, earlier)
+    costs, network = found.costs, found.network.copy()
     pinned = resolve(restrictions.pins, task.graph, costs.states)
     restrict(network, pinned)
     usual: dict[str, Usual] = {
@@ -87,4 +112,4 @@ def formulate(
     }
     follow(network, {k: v for found in usual.values() for k, v in found.items()}, pinned)
     followed = frozenset(name for name, found in usual.items() if found.keys() - pinned.keys())
-    return Formulation(costs, network, pinned, followed, unrestricted, restrictions.splits)
+    return Formulation(found, network, pinned, followed)

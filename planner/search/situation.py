@@ -81,12 +81,16 @@ class Situation:
 
 
 def start(
-    task: Task, asked: Asked | None = None, restrictions: Restrictions | None = None
+    task: Task,
+    asked: Asked | None = None,
+    restrictions: Restrictions | None = None,
+    earlier: Formulation | None = None,
 ) -> Situation:
     """Nothing tried yet; by default the task's own pins are all that restricts it.
 
-    The conventions are those of what is asked for.
+    The conventions are those of what is asked for. Of an earlier problem of the same task what is
+    still true is not worked out again.
     """
     asked = asked or Asked()
-    given = restrictions or Restrictions(task.pins)
-    return Situation(task, asked, replace(given, conventions=asked.conventions))
+    given = replace(restrictions or Restrictions(task.pins), conventions=asked.conventions)
+    return Situation(task, asked, given, formulation=earlier)

@@ -29,7 +29,7 @@ from shardwright.planner.search.checked import checked
 from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import memory_of, unfolded_bill, unfolded_layouts
-from shardwright.planner.solvers.presolve import Presolved, presolve
+from shardwright.planner.solvers.presolve import Presolved
 from shardwright.planner.stages import figures, stage
 from shardwright.planner.verify.largest import largest
 from shardwright.planner.verify.recost import Bill
@@ -105,7 +105,7 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
     costs, network, pinned = formulation.costs, formulation.network, formulation.pinned
     by = solvers.load(asked.solver) if asked.solver else None
     backup, note = (None, "") if by else solvers.backup()
-    small = presolve(network.problem)
+    small = formulation.small
     if small is None:
         refuse(network, task.graph, pinned)
         raise InfeasibleError("the rules contradict each other on this model: please report it")

@@ -11,11 +11,9 @@ from shardwright.planner.problem.gathered import unsplittable
 from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.planner.problem.optimize import SLACK
 from shardwright.planner.search.dry_run import dry_run
-from shardwright.planner.search.restrictions import Restrictions, bare, formulate
+from shardwright.planner.search.restrictions import Bare, Restrictions, formulate
 from shardwright.planner.search.situation import Situation, start
 from shardwright.planner.search.solution import Solution, possible, solve
-from shardwright.planner.search.task import Task
-from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.strategies.states import States
 
 ATTEMPTS = 40
@@ -72,7 +70,8 @@ def gather(now: Situation) -> Situation | None:
     if isinstance(found, Solution) and not restrictions.pins:
         states, can = found.layouts.states, found.possible
     else:
-        states, can = _without_pins(now.task, restrictions)
+        assert now.formulation is not None, "an outcome without a problem"
+        states, can = _without_pins(now.formulation.bare)
     least = SLACK if isinstance(found, Solution) else 0
     more = unsplittable(now.task.graph, states, can, least) - restrictions.gathered
     if not more:
@@ -82,11 +81,9 @@ def gather(now: Situation) -> Situation | None:
     return attempt(now, replace(restrictions, gathered=gathered, conventions=conventions))
 
 
-def _without_pins(task: Task, restrictions: Restrictions) -> tuple[States, dict[str, bool]]:
+def _without_pins(bare: Bare) -> tuple[States, dict[str, bool]]:
     """Domains, and which tensors a solution without pins and conventions could split."""
-    costs, network = bare(task, restrictions)
-    small = presolve(network.problem)
-    return costs.states, possible(network, small) if small else {}
+    return bare.costs.states, possible(bare.network, bare.small) if bare.small else {}
 
 
 def split_attention(now: Situation) -> Situation | None:

@@ -8,8 +8,8 @@ the same solutions and costs; `Presolved.expand` turns its assignments back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import contains
 
 from shardwright.planner.solvers.problem import Factor, Part, Problem, Row
@@ -37,6 +37,19 @@ class Presolved(Reduction):
             out[v] = new
         return tuple(out)
 
+    def factor(self, old: Factor) -> Factor:
+        """A factor over variables of the old problem, over those of the small one."""
+        places = [self.source[v] for v in old.scope]
+        back = [{own: new for new, own in values.items()} for _, values in places]
+        rows = [
+            Row(tuple(b[x] for b, x in zip(back, row.values, strict=True)), row.costs)
+            for row in old.rows
+            if all(map(contains, back, row.values))
+        ]
+        out = self.problem.without_factors(self.problem.components)
+        out.factor(old.name, [v for v, _ in places], rows)
+        return out.factors[0]
+
 
 def presolve(problem: Problem) -> Presolved | None:
     """The smaller problem; None where no value is left to a variable: it is infeasible."""
@@ -54,6 +67,24 @@ def presolve(problem: Problem) -> Presolved | None:
         if not merged and len(factors) == count:
             break
     return _rebuild(problem, domains, factors, parent, maps)
+
+
+def narrowed(small: Presolved, factors: Iterable[Factor]) -> Presolved | None:
+    """A presolved problem with more factors, over variables of the old one, presolved again.
+
+    None where it is infeasible then. As all else is small already, this takes no time.
+    """
+    more = [small.factor(f) for f in factors]
+    if not more:
+        return small
+    again = presolve(replace(small.problem, factors=[*small.problem.factors, *more]))
+    if again is None:
+        return None
+    back = [
+        (again.source[v][0], {new: own[x] for new, x in again.source[v][1].items()})
+        for v, own in small.source
+    ]
+    return Presolved(again.problem, back)
 
 
 def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:

@@ -231,13 +231,13 @@ def split_axes(
     rule: Rule, sides: Sequence[Dims], have: Sequence[State], states: States, op: Op
 ) -> OpShards | str:
     """The split axes that the states show; a text where two tensors disagree."""
-    trees = {x: {a.id for a in atoms_of(d)} for x, d in states.axes.axes[op.name].items()}
+    trees = states.axes.axes[op.name]
     split = {
         (x, a, m)
         for dims, s in zip(sides, have, strict=True)
         for d, a, m in s.shards
         for x in letters(dims[d])
-        if a in trees[x]
+        if any(atom.id == a for atom in atoms_of(trees[x]))
     }
     for dims, state in zip(sides, have, strict=True):
         want = {

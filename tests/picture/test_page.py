@@ -164,18 +164,21 @@ def test_errors_are_one_line(
 
 
 def test_plan_draws_with_alternatives(tmp_path: Path) -> None:
+    """What it knows from planning is what `show` learns from the plan and the model again."""
     source = tmp_path / "net.py"
     source.write_text(
         "from tests.picture.test_drawing import Net\nimport torch\n"
         "def example():\n    return (torch.zeros(3, 19, 64),)\n"
     )
-    out = tmp_path / "net.html"
-    result = CliRunner().invoke(
-        main,
-        ["plan", f"{source}:Net", "--tp", "2", "--inputs", f"{source}:example", "--objective",
-         "memory", "--html", str(out)],
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    words = " ".join(Parsed(out.read_text()).words)
+    file, out, again = (str(tmp_path / name) for name in ("net.json", "net.html", "again.html"))
+    how = ["--inputs", f"{source}:example"]
+    for command in (
+        ["plan", f"{source}:Net", "--tp", "2", "--objective", "memory", "-o", file, "--html", out],
+        ["show", file, "--model", f"{source}:Net", "--html", again],
+    ):
+        result = CliRunner().invoke(main, [*command, *how])
+        assert result.exit_code == 0, result.output
+    assert Path(again).read_text() == Path(out).read_text()
+    words = " ".join(Parsed(Path(out).read_text()).words)
     assert "What the alternatives would cost more" in words
     assert "has no tensor-parallel plan in transformers" in words

@@ -1,20 +1,23 @@
 """`presolve` and `eliminate`: smaller problems, the same solutions or the same best ones."""
 
+from dataclasses import replace
 from itertools import product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.planner.solvers.bucket_elimination import eliminate
-from shardwright.planner.solvers.presolve import presolve
+from shardwright.planner.solvers.presolve import narrowed, presolve
 from shardwright.planner.solvers.problem import Part, Problem, Row
 from tests.planner.problems import CAPS, all_prices, assignments, brute_force, problems
 
 
 @settings(deadline=None, max_examples=200)
-@given(problems())
-def test_presolve_keeps_solutions(problem: Problem):
-    small = presolve(problem)
+@given(problems(), st.integers(0, 12))
+def test_presolve_keeps_solutions(problem: Problem, at: int):
+    """All at once, and what some factors leave narrowed by the others."""
+    small = presolve(replace(problem, factors=problem.factors[:at]))
+    small = small and narrowed(small, problem.factors[at:])
     prices = sorted(all_prices(problem, {}))
     if small is None:
         assert not prices
