@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import shardwright
 from benchmarks.compare import compare, predicted, reference
 from benchmarks.ranks_case import kept_bytes
 from benchmarks.zoo_case import build
+from examples import train_3d
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.mesh import Mesh
 from tests import planning, zoo
 from tests.ranks import run_ranks
 
@@ -107,6 +110,30 @@ def test_the_loss_is_that_of_all_positions(checkpointing: bool) -> None:
     want = loss(whole)
     for got in on_ranks(loss):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("all_double")
+def test_copies_in_fsdp2_train_as_the_whole_model() -> None:
+    """2 x 2 x 2 ranks: the losses of copies add up, norms are those of the whole batch."""
+    model, plan = planned("llama", 2)
+    steps = [torch.randint(3, 90, (4, SEQ), generator=torch.manual_seed(i)) for i in range(3)]
+    whole = copy.deepcopy(model).train()
+    optimizer = train_3d.optimizer_of(whole)
+    want = [train_3d.one_step(whole, optimizer, ids) for ids in steps]
+
+    def work(mesh: Mesh) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        ranks: Any = mesh.device_mesh
+        local: Any = shardwright.apply(copy.deepcopy(model).train(), plan, ranks["cp", "tp"])
+        for part in (*local.model.layers, local):
+            fully_shard(part, mesh=ranks["dp"])
+        optimizer = train_3d.optimizer_of(local)
+        mine = ranks["dp"].get_local_rank()
+        return [train_3d.one_step(local, optimizer, ids[2 * mine :][:2]) for ids in steps]
+
+    ranks = run_ranks(8, work, {"dp": 2, **MESH})
+    for first, second in zip(ranks[:4], ranks[4:], strict=True):
+        found = [((a + b) / 2, norm) for (a, norm), (b, _) in zip(first, second, strict=True)]
+        torch.testing.assert_close(found, want, rtol=1e-9, atol=0)
 
 
 def test_what_is_not_proven_is_refused() -> None:
