@@ -1,7 +1,7 @@
 """Ten steps of examples/train_3d.py on meshes of dp, cp and tp: as one process makes them?
 
-    python -m benchmarks.training                              all models, meshes and dtypes
-    python -m benchmarks.training llama --mesh 2x2x2 --json FILE
+    python -m benchmarks.training --json FILE      all that FILE has no row of
+    python -m benchmarks.training llama --mesh 2x2x2 --dtype float64
 
 A mesh is dp x cp x tp, each rank a process of torchrun. The largest differences of the loss and of
 the norm of gradients over all steps are shown, as a share of what the unsplit model has. Exits with
@@ -16,6 +16,7 @@ import re
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -108,7 +109,7 @@ def described(row: dict[str, Any]) -> str:
 @click.option("--mesh", "meshes", multiple=True, default=MESHES, help="dp x cp x tp; repeatable.")
 @click.option("--dtype", "dtypes", multiple=True, default=DTYPES, help="Repeatable.")
 @click.option("--limit", default=600.0, help="Seconds for one.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the rows there.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Results; what it has stays.")
 def main(
     names: tuple[str, ...],
     meshes: tuple[str, ...],
@@ -117,16 +118,17 @@ def main(
     path: Path | None,
 ) -> None:
     """Train on each mesh, and compare with one process."""
-    rows: list[dict[str, Any]] = []
-    for name in names or MODELS:
-        for mesh in meshes:
-            for dtype in dtypes:
-                rows.append(row(name, dtype, mesh, limit))
-                print(described(rows[-1]), flush=True)
-                if path:
-                    path.write_text(json.dumps({"rows": rows}, indent=1))
-    print(f"{sum(map(equal, rows))} of {len(rows)} equal")
-    sys.exit(0 if all(map(equal, rows)) else 1)
+    kept = json.loads(path.read_text())["rows"] if path and path.exists() else []
+    rows: dict[Any, dict[str, Any]] = {(r["name"], r["dtype"], r["mesh"]): r for r in kept}
+    wanted = list(product(names or MODELS, dtypes, meshes))
+    for at in wanted if names else [at for at in wanted if at not in rows]:
+        rows[at] = row(*at, limit)
+        print(described(rows[at]), flush=True)
+        if path:
+            path.write_text(json.dumps({"rows": list(rows.values())}, indent=1))
+    found = [equal(rows[at]) for at in wanted]
+    print(f"{sum(found)} of {len(found)} equal")
+    sys.exit(0 if all(found) else 1)
 
 
 if __name__ == "__main__":
