@@ -85,10 +85,8 @@ def main(names: tuple[str, ...], cp: int, tp: int, limit: float, path: Path | No
     found = [rows[at] for at in wanted]
     wrong = [r["name"] for r in found if verdict(r) != "equal"]
     shares = [r["split"] for r in found if "split" in r]
-    print(
-        f"{len(found) - len(wrong)} of {len(found)} equal, median split {median(shares or [0]):.0%}, "
-        f"{sum(s <= 0 for s in shares)} whole" + f"; not: {', '.join(wrong)}" * bool(wrong)
-    )
+    print(f"{len(found) - len(wrong)} of {len(found)} equal", *wrong)
+    print(f"split: median {median(shares or [0]):.0%}, {sum(s <= 0 for s in shares)} whole")
     sys.exit(1 if wrong else 0)
 
 
