@@ -6,7 +6,8 @@
 Ranks are threads of one process, each architecture has a process of its own. Logits, without and
 with padding, and all gradients are compared with the whole model's; what models cast to float32
 stays in float64, so that nearly all are held to 1e-9. SPLIT is the share of what autograd keeps for
-the backward pass that the ranks share: 100 % where each keeps an equal part. Exits with 1 if anything differs.
+the backward pass that the ranks share: 100 % where each keeps an equal part. Exits with 1 if
+anything differs.
 """
 
 from __future__ import annotations
