@@ -37,9 +37,10 @@ DTYPES = ("float64", "float32")
 STEPS = 10
 
 
-def write_start(name: str, dtype: torch.dtype, directory: Path) -> None:
+def write_start(name: str, dtype: torch.dtype, directory: Path, **overrides: Any) -> None:
     """A tiny checkpoint of that architecture, where the example looks for one to begin with."""
-    config, model = zoo.build(name, attn=None, vocab_size=train_3d.CONFIG.vocab_size)
+    sizes = {"vocab_size": train_3d.CONFIG.vocab_size, **overrides}
+    config, model = zoo.build(name, attn=None, **sizes)
     start = directory / "start"
     model.to(dtype).save_pretrained(start)
     if dtype == torch.float64 and hasattr(config, "num_experts_per_tok"):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.distributed_checkpoints import watch_checkpoints
 from shardwright.runtime.dtensors import distributed
 from shardwright.runtime.guard import Guard, GuardedRoot, watch_registrations
 from shardwright.runtime.local import placements
@@ -100,6 +101,7 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     watch_propagation()
     watch_optimizers()
     watch_storages()
+    watch_checkpoints()
     running = model.__dict__.get("_shardwright_running") or Running()
     see_locals(model, made, Calls(mesh, running), GuardedRoot)
     model._shardwright_guard = Guard(model)  # type: ignore[assignment]
