@@ -60,7 +60,7 @@ def case(kind: str, name: str, dtype: torch.dtype = torch.float64) -> Case:
     inputs = zoo.inputs(name, config, kind=kind, dtype=dtype)
     example = zoo.example(name, config, kind, dtype)
     try:
-        with _Casts(dtype) as casts:
+        with Casts(dtype) as casts:
             expected = reference(model, inputs)
     except RuntimeError:
         if dtype == torch.float32:
@@ -178,7 +178,7 @@ def _planned(plan: Plan) -> dict[str, Any]:
     }
 
 
-class _Casts(TorchDispatchMode):
+class Casts(TorchDispatchMode):
     """Tells whether anything is computed in less precision than `dtype`."""
 
     def __init__(self, dtype: torch.dtype) -> None:

@@ -53,6 +53,11 @@ def batch(step: int) -> torch.Tensor:
     return torch.randint(CONFIG.vocab_size, (BATCH, SEQ), generator=torch.manual_seed(step))
 
 
+def optimizer_of(model: Any) -> torch.optim.Optimizer:
+    """A stock one."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
+
+
 def one_step(model: Any, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> tuple[Any, Any]:
     """The loss of these rows, and the norm of the gradients of the whole batch."""
     loss = model(ids, labels=ids).loss
@@ -93,7 +98,7 @@ def main(directory: Path, resume: bool) -> None:
     for block in model.model.layers:
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model.train(), mesh=mesh["dp"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
+    optimizer = optimizer_of(model)
 
     begun = last(directory) if resume else None
     if begun is not None:
@@ -106,7 +111,7 @@ def main(directory: Path, resume: bool) -> None:
         loss, norm = one_step(model, optimizer, batch(step)[copy * rows :][:rows])
         dist.all_reduce(loss, group=mesh.get_group("dp"))
         if dist.get_rank() == 0:
-            print(f"step {step} loss {loss.item() / dp:.6f} norm {norm.item():.6f}", flush=True)
+            print(f"step {step} loss {loss.item() / dp:.10f} norm {norm.item():.10f}", flush=True)
         if (step + 1) % EVERY == 0:
             weights, kept = get_state_dict(model, optimizer)
             state = {"model": weights, "optimizer": kept}

@@ -13,7 +13,13 @@ import torch
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
 from shardwright.planner.contract.mesh import CP, TP, read_mesh, replicas
-from shardwright.planner.contract.plan_file import ObjectiveName, Phase, Plan, Workload
+from shardwright.planner.contract.plan_file import (
+    DataParallel,
+    ObjectiveName,
+    Phase,
+    Plan,
+    Workload,
+)
 from shardwright.planner.cost.phases import parse_phases
 from shardwright.planner.dump.write import dumping
 from shardwright.planner.garbage import uncollected
@@ -55,6 +61,7 @@ def plan(
     tp_plan: Mapping[str, object] | str | None = None,
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
+    dp: DataParallel = "ddp",
     dump: str | Path | None = None,
     write_model: str | Path | None = None,
     trust_remote_code: bool = False,
@@ -105,6 +112,9 @@ def plan(
             where no plan fits `memory` without it; the plan has a note then.
         optimizer_bytes: State that the optimizer keeps for an element of a parameter, if training:
             8 for Adam's two in float32, 12 with a float32 copy of the parameter.
+        dp: What the copies of a mesh with several do. "ddp": each holds all, and gradients are
+            averaged. "fsdp": torch's `fully_shard`, which is put around the split model, shares out
+            parameters, gradients and optimizer state over them, and gathers as it goes.
         dump: A folder to write what the planner saw and decided into, as text.
         write_model: A file for the CP-SAT model, in CP-SAT's text format: an integer for each axis
             of a tensor, over which sub-axes it is split, and for what is Partial over each.
@@ -126,7 +136,7 @@ def plan(
     task = prepare(
         model, tp, mesh=mesh, args=args, kwargs=kwargs, batch=batch, seq=seq, dtype=dtype,
         device=device, pins=pins, tp_plan=tp_plan, phase=phase, sequence_parallel=sequence_parallel,
-        optimizer_bytes=optimizer_bytes, trust_remote_code=trust_remote_code,
+        optimizer_bytes=optimizer_bytes, dp=dp, trust_remote_code=trust_remote_code,
         revision=revision, cache_dir=cache_dir, local_files_only=local_files_only, token=token,
     )  # fmt: skip
     with dumping(dump, task, write_model) as tell:
@@ -147,6 +157,7 @@ def as_planned(plan: Plan) -> dict[str, Any]:
         "mesh": plan.mesh, "batch": load.batch, "seq": load.seq, "phase": load.phases,
         "dtype": dtype, "device": load.device, "pins": plan.pins,
         "sequence_parallel": load.sequence_parallel, "optimizer_bytes": load.optimizer_bytes,
+        "dp": load.dp,
     }  # fmt: skip
 
 
@@ -168,6 +179,7 @@ def prepare(
     phase: str | Mapping[Phase, int] = "prefill",
     sequence_parallel: bool | None = None,
     optimizer_bytes: int = 8,
+    dp: DataParallel = "ddp",
     trust_remote_code: bool = False,
     **hub: Any,
 ) -> Task:
@@ -189,6 +201,11 @@ def prepare(
             raise UsageError(f"{name} must be from {least} to {LARGEST:,}")
     if batch < copies:
         raise UsageError(f"a batch of {batch} cannot be shared by {copies} copies of the model")
+    if dp not in get_args(DataParallel) or (dp == "fsdp" and copies == 1):
+        raise UsageError(
+            f"dp={dp!r}: 'ddp', or 'fsdp' where a mesh has copies to share out a model over, as "
+            "dp=2,tp=4 has"
+        )
     phases, cp = parse_phases(phase), dims.get(CP, 1)
     if cp > 1 and (sequence_parallel or "decode" in phases):
         asked = "sequence_parallel" if sequence_parallel else "phase 'decode'"
@@ -211,6 +228,7 @@ def prepare(
         replicas=copies,
         sequence_parallel=bool(sequence_parallel),
         optimizer_bytes=optimizer_bytes,
+        dp=dp,
     )
     pinned = as_pins(wanted)
     several = dims[TP] > 1 == cp and phases.keys() != {"decode"}  # ranks, and tokens to share

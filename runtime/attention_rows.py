@@ -21,6 +21,9 @@ from shardwright.planner.contract.dims import shard_range
 from shardwright.runtime.lengths import Length
 from shardwright.runtime.mesh import Group
 
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""Of `scaled_dot_product_attention`, which may be given by position."""
+
 Reshards = Mapping[str, Callable[[Tensor], Tensor]]
 """Argument of attention -> what becomes of it."""
 
@@ -56,36 +59,28 @@ class AttentionRows(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not F.scaled_dot_product_attention or _attending.now:
             return func(*args, **kwargs)
-        args, kwargs = self.of_rows(*args, **kwargs)
+        given = self.of_rows(dict(zip(ARGUMENTS, args, strict=False)) | kwargs)
         _attending.now = True
         try:
-            return func(*args, **kwargs)
+            return func(**given)
         finally:
             _attending.now = False
 
-    def of_rows(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **how: Any,
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of `scaled_dot_product_attention` that give this rank's rows.
+    def of_rows(self, given: dict[str, Any]) -> dict[str, Any]:
+        """What gives this rank's rows in the place of these arguments; no other ones than needed.
 
         Raises:
             PlanError: there is a mask, and the plan has none; or a rank has less than two rows.
         """
-        given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
-        for name, x in given.items():
+        out = dict(given)
+        for name in ("query", "key", "value", "attn_mask"):
+            x = given.get(name)
             if x is None or (name == "attn_mask" and self.rows is None):
                 continue
             if name not in self.reshards:
                 raise PlanError(f"attention in '{self.path}' has a mask, in no call of the plan")
-            given[name] = self._reshard(name, x)
-        query, key, value, attn_mask = given.values()
+            out[name] = self._reshard(name, x)
+        query, key = out["query"], out["key"]
         if self.rows is not None:
             group, length = self.rows
             whole = length.find(query.shape[-2], group)
@@ -95,16 +90,16 @@ class AttentionRows(TorchFunctionMode):
                     f"{whole} tokens over cp={group.size}: each rank needs two at least; pad the "
                     "batch, or plan with fewer ranks"
                 )
-            if is_causal and key.shape[-2] != whole:
-                raise PlanError(
-                    f"causal attention in '{self.path}' has {whole} queries and {key.shape[-2]} "
-                    "keys: with cp there must be as many"
-                )
-            if is_causal:
+            if given.get("is_causal"):
+                if key.shape[-2] != whole:
+                    raise PlanError(
+                        f"causal attention in '{self.path}' has {whole} queries and "
+                        f"{key.shape[-2]} keys: with cp there must be as many"
+                    )
                 start, stop = shard_range(whole, group.rank, group.size)
-                seen = torch.ones(stop - start, key.shape[-2], dtype=torch.bool, device=key.device)
-                attn_mask, is_causal = seen.tril(start), False
-        return (query, key, value, attn_mask, dropout_p, is_causal), how
+                seen = torch.ones(stop - start, whole, dtype=torch.bool, device=key.device)
+                out |= {"attn_mask": seen.tril(start), "is_causal": False}
+        return out
 
     def _reshard(self, name: str, x: Tensor) -> Tensor:
         try:

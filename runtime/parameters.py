@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.distributed_checkpoints import watch_checkpoints
 from shardwright.runtime.dtensors import distributed
 from shardwright.runtime.guard import Guard, GuardedRoot, watch_registrations
 from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.optimizers import watch_optimizers
+from shardwright.runtime.part_files import watch_storages
 from shardwright.runtime.propagation import watch_propagation
 from shardwright.runtime.reshard import take_local
 from shardwright.runtime.running import Running
@@ -98,6 +100,8 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     watch_registrations()
     watch_propagation()
     watch_optimizers()
+    watch_storages()
+    watch_checkpoints()
     running = model.__dict__.get("_shardwright_running") or Running()
     see_locals(model, made, Calls(mesh, running), GuardedRoot)
     model._shardwright_guard = Guard(model)  # type: ignore[assignment]

@@ -23,7 +23,7 @@ from shardwright.planner.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from shardwright.planner.contract.plan_file import ObjectiveName, Plan
+    from shardwright.planner.contract.plan_file import DataParallel, ObjectiveName, Plan
     from shardwright.planner.report.hand_written import HandWritten
 
 
@@ -65,6 +65,9 @@ Examples:
               help="prefill, decode, train, or several: prefill,decode:128.")  # fmt: skip
 @click.option("--optimizer-bytes", type=Count(0), metavar="N", default=8,
               show_default=True, help="State an element of a parameter, if training.")  # fmt: skip
+@click.option("--dp", type=click.Choice(["ddp", "fsdp"]), default="ddp", show_default=True,
+              help="What copies do: average gradients, or share out parameters, gradients and "
+              "optimizer state, as torch's fully_shard does.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
 @click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
               help="Device that is priced: a known one, or a profile.json.")  # fmt: skip
@@ -105,6 +108,7 @@ def plan(
     seq: int,
     phase: str,
     optimizer_bytes: int,
+    dp: DataParallel,
     dtype: str | None,
     device: str,
     pins: tuple[str, ...],
@@ -159,7 +163,7 @@ def plan(
         named = OWN if table_file is None else read_table(table_file)
         task = prepare(
             model, mesh=dims, batch=batch, seq=seq, dtype=getattr(torch, dtype) if dtype else None,
-            device=device, phase=phase, optimizer_bytes=optimizer_bytes,
+            device=device, phase=phase, optimizer_bytes=optimizer_bytes, dp=dp,
             pins=gather(pins, pin_file),
             tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
             trust_remote_code=trust, **example_inputs(inputs), **hub,

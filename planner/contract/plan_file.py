@@ -195,6 +195,9 @@ class CollectiveCount(_Part):
     bytes: Count = Field(description="bytes that enter them on one rank")
 
 
+DataParallel = Literal["ddp", "fsdp"]
+
+
 class Workload(_Part):
     """What the plan was priced for."""
 
@@ -216,6 +219,15 @@ class Workload(_Part):
         le=consistency.LARGEST,
         description="state of a parameter's element: Adam's two in float32",
     )
+    dp: DataParallel = Field(
+        default="ddp",
+        description="what copies do: average gradients, or share out parameters, gradients and "
+        "optimizer state as torch's fully_shard does; left out where they average",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_ddp(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {k: v for k, v in write(self).items() if (k, v) != ("dp", "ddp")}
 
 
 class Objective(_Part):

@@ -74,16 +74,16 @@ class Holdings:
 
     def bytes(self, name: str, state: State) -> int:
         """Bytes held of tensor `name` in `state`, on the rank that holds most."""
-        size = self.sizes.bytes(name, state, self.full)
         if name not in self.stored:
+            size = self.sizes.bytes(name, state, self.full)
             return size * ((name in self.cached) + (name in self.kept))
-        return size + sum(self.training(name, state))
+        return self.sizes.at_rest(name, state) + sum(self.training(name, state))
 
     def training(self, name: str, state: State) -> tuple[int, int]:
         """Bytes of the gradient and of the optimizer's state of a parameter."""
         if not (self.trains and self.stored[name]):
             return 0, 0
-        size = self.sizes.bytes(name, state, self.full)
+        size = self.sizes.at_rest(name, state)
         elements = size // self.graph.tensors[name].dtype.itemsize
         return size, elements * self.workload.optimizer_bytes
 

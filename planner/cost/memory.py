@@ -38,13 +38,12 @@ def memory(
     """
     held = costs.holdings
     training = [held.training(n, assignment[n]) for n in held.stored]
-    size = {n: costs.sizes.bytes(n, assignment[n], held.full) for n in held.names}
     at = (costs, assignment) if held.trains or short is None else short
     return Memory(
-        parameters=sum(size[n] for n in held.stored),
+        parameters=sum(costs.sizes.at_rest(n, assignment[n]) for n in held.stored),
         gradients=sum(gradient for gradient, _ in training),
         optimizer=sum(state for _, state in training),
-        cache=sum(size[n] for n in held.cached),
+        cache=sum(costs.sizes.bytes(n, assignment[n], held.full) for n in held.cached),
         activations=max(peak(*at, run) for run in costs.passes),
     )
 

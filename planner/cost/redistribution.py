@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from shardwright.planner.contract.plan_file import Workload
 from shardwright.planner.contract.transitions import (
+    ALL_GATHER,
     ALL_REDUCE,
     APART,
     IDENTITY,
+    REDUCE_SCATTER,
     Action,
     Collective,
     Order,
@@ -171,21 +173,32 @@ class RedistributionCosts:
         return TransitionCost(time, 0 if trains else backward)
 
     def averaging(self, name: str, state: State) -> Traffic | None:
-        """What averages the gradient of a stored tensor over the copies of the model."""
-        copies = self.workload.replicas
-        if copies < 2 or not self.graph.tensors[name].differentiable or name not in self.read:
+        """What copies of the model send each other of a stored tensor, and of its gradient.
+
+        They average gradients. Or each holds a part: then a parameter is gathered for each pass,
+        and its gradient reduced and scattered.
+        """
+        copies, trained = self.workload.replicas, self.graph.tensors[name].differentiable
+        if copies < 2 or name not in self.read:
             return None
         size = self.sizes.bytes(name, state)
+        if name in self.sizes.shared_out:
+            work = Work(self.sizes.at_rest(name, state), size, copies)
+            ahead, copied = _done([(ALL_GATHER, work)])
+            back, copied_back = _done([(ALL_GATHER, work)] + [(REDUCE_SCATTER, work)] * trained)
+            return Traffic(ahead, back, copied, copied_back)
+        if not trained:
+            return None
         work = Work(size, size, copies)
         divided = 2 * size
         return Traffic((), _done([(ALL_REDUCE, work)])[0], 0, divided + ALL_REDUCE.copies(work))
 
     def averaging_cost(self, name: str, state: State) -> TransitionCost:
         """What that takes in all passes."""
-        found = self.averaging(name, state)
-        once = self.nanoseconds(found)[1] if found else 0
-        trained = sum(run.times for run in self.sizes.passes if run.trains)
-        return TransitionCost(trained * once, 0 if trained else once)
+        found, runs = self.averaging(name, state), self.sizes.passes
+        ahead, back = self.nanoseconds(found) if found else (0, 0)
+        time = sum(run.times * (ahead + back * run.trains) for run in runs)
+        return TransitionCost(time, 0 if any(run.trains for run in runs) else back)
 
     @cached_property
     def read(self) -> frozenset[str]:

@@ -32,7 +32,7 @@ class TensorSizes:
         self, graph: Graph, axes: Axes, sub: SubAxes, workload: Workload, keys: Keys | None = None
     ) -> None:
         self.graph, self.axes, self.sub = graph, axes, sub
-        self.passes = passes(workload)
+        self.workload, self.passes = workload, passes(workload)
         self._given_keys = keys
         self._counts: dict[int, bool] = {}
         self._bytes: dict[object, int] = {}
@@ -111,6 +111,24 @@ class TensorSizes:
         if at not in self._bytes:
             self._bytes[at] = self._measure(self.axes.dims[name], state, run, keys) * itemsize
         return self._bytes[at]
+
+    @cached_property
+    def shared_out(self) -> frozenset[str]:
+        """Parameters of which each copy of the model holds a part only, as FSDP2 has it."""
+        if self.workload.dp != "fsdp":
+            return frozenset()
+        return frozenset(u.stored for u in self.graph.uses if not u.is_buffer)
+
+    def at_rest(self, name: str, state: State) -> int:
+        """Bytes of a parameter or buffer while nobody computes with it, where most are held.
+
+        Copies that share it out cut along its first dim.
+        """
+        size, dims = self.bytes(name, state), self.axes.dims[name]
+        if name not in self.shared_out or not dims:
+            return size
+        rows = self.length(dims[0], cut_of(state.shards, 0), self.passes[0], False)
+        return size // max(rows, 1) * -(-rows // self.workload.replicas)
 
     def _measure(
         self, dims: Sequence[Dim], state: State, run: Pass, keys: frozenset[int] | None

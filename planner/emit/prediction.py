@@ -71,7 +71,9 @@ def flags(bill: Bill) -> Calls:
     """What copies of the model say before they average gradients: which they have. It is free."""
     costs, stored = bill.costs, bill.costs.holdings.stored
     trained = sum(
-        costs.redistributions.averaging(n, bill.assignment[n]) is not None for n in stored
+        costs.redistributions.averaging(n, bill.assignment[n]) is not None
+        for n in stored
+        if n not in costs.sizes.shared_out
     )
     flag = Collective("all_reduce", FLAG_BYTES * trained, costs.workload.replicas)
     return Calls({flag: 1} if trained else {})

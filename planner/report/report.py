@@ -94,6 +94,8 @@ def _summary(plan: Plan) -> RenderableType:
         f"{phases}, batch {load.batch}, seq {load.seq}, {load.dtype} on {load.device}",
     )
     grid.add_row("  objective", objective_in_words(plan.objective))
+    if load.dp == "fsdp":
+        grid.add_row("  copies", f"{load.replicas} share out parameters (fully_shard)")
     if load.sequence_parallel:
         grid.add_row("  sequence", "hidden states between blocks are sharded along it")
     if (cp := plan.mesh.get(CP, 1)) > 1:

@@ -44,17 +44,11 @@ class SplitAccelerator(Accelerator):
         mesh = mesh_of(model)
         if mesh is None:
             raise UsageError(f"this {type(model).__name__} is not split: use accelerate's own")
-        if mesh.coords.get(CP, (0, 1))[1] > 1:
-            raise UsageError(
-                "ranks that share sequences (cp) are not counted here yet: train with a loop of "
-                "your own, as examples/train_3d.py does, or plan with cp=1"
-            )
-        group = mesh[TP].pg
-        mine = min(dist.get_process_group_ranks(group)) if group else dist.get_rank()
-        firsts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(firsts, mine)
+        mine = dist.get_rank()
+        for group in mesh.process_groups(mesh.groups.keys() & {TP, CP}):
+            mine = min(_of_each(mine, group))
         self._split_model = model
-        self._firsts = sorted(set(firsts))
+        self._firsts = sorted(set(_of_each(mine)))
         """The first rank of each copy."""
         self._copy = self._firsts.index(mine)
 
@@ -102,6 +96,12 @@ class SplitAccelerator(Accelerator):
         """Parameters and buffers, whole on every rank; all ranks call it."""
         inner: Any = self.unwrap_model(model) if unwrap else model
         return full_tensors(inner, inner.state_dict())
+
+
+def _of_each(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    out: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(out, value, group)
+    return out
 
 
 def _all_tensors(value: Any) -> bool:

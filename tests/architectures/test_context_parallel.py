@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import shardwright
 from benchmarks.compare import compare, predicted, reference
 from benchmarks.ranks_case import kept_bytes
 from benchmarks.zoo_case import build
+from examples import train_3d
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.mesh import Mesh
 from tests import planning, zoo
 from tests.ranks import run_ranks
 
@@ -107,6 +110,35 @@ def test_the_loss_is_that_of_all_positions(checkpointing: bool) -> None:
     want = loss(whole)
     for got in on_ranks(loss):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("all_double")
+@pytest.mark.parametrize(("name", "blocks"), [("llama", "model.layers"), ("gpt2", "transformer.h")])
+def test_copies_in_fsdp2_train_as_the_whole_model(name: str, blocks: str) -> None:
+    """Ten steps on 2 x 2 x 2 ranks: losses, norms of the whole batch's gradients, parameters."""
+    model, plan = planned(name, 2)
+    steps = [torch.randint(3, 90, (4, SEQ), generator=torch.manual_seed(i)) for i in range(10)]
+    whole = copy.deepcopy(model)
+    optimizer = train_3d.optimizer_of(whole)
+    want = [train_3d.one_step(whole, optimizer, ids) for ids in steps]
+    after = dict(whole.named_parameters())
+
+    def work(mesh: Mesh) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        ranks: Any = mesh.device_mesh
+        local: Any = shardwright.apply(copy.deepcopy(model), plan, ranks["cp", "tp"])
+        for part in (*local.get_submodule(blocks), local):
+            fully_shard(part, mesh=ranks["dp"])
+        optimizer = train_3d.optimizer_of(local)
+        mine = ranks["dp"].get_local_rank()
+        made = [train_3d.one_step(local, optimizer, ids[2 * mine :][:2]) for ids in steps]
+        for key, found in full_tensors(local, dict(local.named_parameters())).items():
+            torch.testing.assert_close(found, after[key].detach(), rtol=0, atol=1e-9)
+        return made
+
+    ranks = run_ranks(8, work, {"dp": 2, **MESH})
+    for first, second in zip(ranks[:4], ranks[4:], strict=True):
+        found = [((a + b) / 2, norm) for (a, norm), (b, _) in zip(first, second, strict=True)]
+        torch.testing.assert_close(found, want, rtol=1e-9, atol=0)
 
 
 def test_what_is_not_proven_is_refused() -> None:

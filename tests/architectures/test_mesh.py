@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import shardwright
 from benchmarks.ranks_case import llama
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.mesh import parse_mesh
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.audit import count_collectives, counts
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
@@ -90,6 +93,35 @@ def test_the_batch_is_shared_and_its_gradients_priced() -> None:
     assert sum(averaged) == len(list(model.parameters())) + 1  # and who has which
 
 
+def test_copies_that_share_out_a_model_hold_what_is_priced() -> None:
+    """Parameters and gradients in FSDP2, of odd sizes too; what is sent for them is no less."""
+    model, sizes = llama(8, 4), {"dp": 2, "tp": 2}
+    plan = planning.plan(model, mesh=sizes, dp="fsdp", phase="train", batch=4, seq=11)
+    gradients(model, IDS)
+
+    def work(at: Mesh) -> tuple[int, int]:
+        local: Any = shardwright.apply(copy.deepcopy(model), plan, at)
+        assert at.device_mesh is not None
+        for part in (*local.model.layers, local):
+            fully_shard(part, mesh=at.device_mesh["dp"])
+        local.zero_grad()
+        gradients(local, IDS.chunk(2)[at["dp"].rank])
+        whole = full_tensors(local, {n: p.grad for n, p in local.named_parameters()})
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(whole[name], parameter.grad, rtol=1e-9, atol=1e-9)
+        return held(local), sum(p.grad.to_local().nbytes for p in local.parameters())
+
+    found, predicted = run_ranks(4, work, sizes), plan.predicted
+    assert predicted.memory is not None
+    most = (predicted.memory.parameters, predicted.memory.gradients)
+    assert (max(a for a, _ in found), max(b for _, b in found)) == most
+    assert most[0] < 0.51 * max(predicted.parameter_bytes)
+    calls = {(c.phase, c.kind): c for c in predicted.collectives}
+    assert calls["backward", "reduce_scatter"].bytes >= 2 * most[1]
+    assert calls["forward", "all_gather"].bytes >= most[1]
+    assert Plan.from_json(plan.to_json()).workload.dp == "fsdp"
+
+
 def test_tp_is_short_for_a_mesh_of_one_dim() -> None:
     model = llama(8, 4)
     assert planning.plan(model, 2) == planning.plan(model, mesh={"tp": 2})
@@ -110,6 +142,8 @@ def test_a_mesh_that_cannot_be_meant() -> None:
         planning.plan(llama(8, 4), 2, mesh={"tp": 2})
     with pytest.raises(UsageError, match="cannot be shared by 4 copies"):
         planning.plan(llama(8, 4), mesh={"dp": 4, "tp": 2}, batch=2)
+    with pytest.raises(UsageError, match="copies to share out a model over"):
+        planning.plan(llama(8, 4), mesh={"tp": 2}, dp="fsdp")
     plan = planning.plan(llama(8, 4), mesh={"dp": 2, "tp": 2})
     with pytest.raises(PlanError, match="2 ranks on mesh dim 'dp', the mesh has 0"):
         shardwright.apply(llama(8, 4), plan, Mesh.shape_only({"tp": (0, 2)}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 import shardwright
@@ -85,21 +85,20 @@ def close(got: Any, want: Any, name: str) -> None:
 
 
 def main(folder: Path, *resume: Path | None) -> None:
-    """Train once for each checkpoint that is to be resumed from, or none."""
+    """Train once for each checkpoint that is to be resumed from, then over cp, or none."""
     logging.disable(logging.WARNING)
     dist.init_process_group("gloo")
-    ranks = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
+    copies = dist.get_world_size() // 2
     for checkpoint in resume:
-        _as_unsplit(folder, mesh, checkpoint)
+        shared = {"tp": 2} if checkpoint is None else {"cp": 2, "tp": 1}
+        _as_unsplit(folder, {"dp": copies, **shared}, checkpoint)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _as_unsplit(folder: Path, mesh: DeviceMesh, resume: Path | None) -> None:
-    ranks = dist.get_world_size()
-    model = llama()
-    sizes = {"dp": ranks // 2, "tp": 2}
+def _as_unsplit(folder: Path, sizes: dict[str, int], resume: Path | None) -> None:
+    ranks, model = dist.get_world_size(), llama()
+    mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     plan = planning.plan(copy.deepcopy(model), mesh=sizes, phase="train", batch=4, seq=8)
     split = shardwright.apply(model, plan, mesh)
     out = folder / ("split" if resume is None else "resumed")

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.demo_launch import ROOT, free_port, torchrun
+from benchmarks.training import write_start
 from examples import train_3d
 
 SAYS = {
@@ -21,10 +22,9 @@ SAYS = {
     "own_rule": "outputs and gradients are equal",
     "restart": "3 starts, 8 steps, and the losses of a run without restart",
     "train": "saved, and read by transformers",
-    "train_3d": "step 5 loss",
     "trainer": "that of the checkpoint, as plain transformers reads it",
 }
-"""Example -> what it prints when it has compared all that it computes."""
+"""Example -> what it prints when it has compared all that it computes; `train_3d` is run below."""
 
 
 def command(name: str) -> str:
@@ -36,16 +36,13 @@ def command(name: str) -> str:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(SAYS)
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*SAYS, "train_3d"}
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))
-def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example(name: str, tmp_path: Path) -> None:
     how = re.sub(r" \[?DIRECTORY.*", "", command(name))
     arguments = [tmp_path] if how != command(name) else []
-    for variable, value in re.findall(r"(\w+)=(\w+) ", how):
-        monkeypatch.setenv(variable, value)
-    how = re.sub(r"\w+=\w+ ", "", how)
     if start := re.fullmatch(rf"torchrun --nproc-per-node (\d) (.* )?examples/{name}\.py", how):
         options = (start[2] or "").split()
         ranks = int(start[1])
@@ -58,7 +55,13 @@ def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_run_goes_on_in_another_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tp 2 on two nodes, then tp 4, then dp 2 x cp 2: as one process without a stop."""
+    """tp 2 on two nodes, tp 4, dp 2 x tp 2, dp 2 x cp 2: as one process without a stop.
+
+    Some weights are fused, which torch's checkpoints know nothing of.
+    """
+    assert command("train_3d") == (
+        "DP_SIZE=2 TP_SIZE=2 torchrun --nproc-per-node 4 examples/train_3d.py DIRECTORY [--resume]"
+    )
 
     def run(ranks: int, to: int, *resume: str, nodes: int = 1, **sizes: int) -> str:
         for name, size in {"DP": 1, "CP": 1, "TP": 1, **sizes}.items():
@@ -76,12 +79,14 @@ def test_a_run_goes_on_in_another_layout(tmp_path: Path, monkeypatch: pytest.Mon
         with ThreadPoolExecutor(nodes) as agents:
             return "".join(agents.map(node, range(nodes)))
 
+    write_start("phi3", torch.float32, tmp_path, num_key_value_heads=4)
     out = run(2, 2, nodes=2, TP=2)
-    out += run(4, 4, "--resume", TP=4) + run(4, 6, "--resume", DP=2, CP=2)
+    out += run(4, 4, "--resume", TP=4) + run(4, 6, "--resume", DP=2, TP=2)
+    out += run(4, 8, "--resume", DP=2, CP=2)
     found = [tuple(map(float, e)) for e in re.findall(r"step (\d) loss (\S+) norm (\S+)", out)]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "start").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
-    for step in range(6):
+    optimizer = train_3d.optimizer_of(model)
+    for step in range(8):
         want = train_3d.one_step(model, optimizer, train_3d.batch(step))
         torch.testing.assert_close(
             found[step], (float(step), *(x.item() for x in want)), rtol=0, atol=1e-4
