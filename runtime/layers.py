@@ -20,14 +20,14 @@ from shardwright.errors import PlanError, PluginError
 from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
-from shardwright.planner.contract.styles import LOCAL, needed
+from shardwright.planner.contract.styles import LOCAL, UNCHANGED, needed
 from shardwright.runtime.alone import Alone
 from shardwright.runtime.attention_rows import AttentionRows, with_attention_rows
 from shardwright.runtime.attributes import set_local, set_sizes
 from shardwright.runtime.classes import calls_super, check_forward, local_class, with_local_sizes
 from shardwright.runtime.draws import Part, drawing_class
 from shardwright.runtime.given_sizes import GivenSizes
-from shardwright.runtime.hooks import see_whole
+from shardwright.runtime.hooks import see_whole, watch_unchanged
 from shardwright.runtime.lengths import Length, Lengths
 from shardwright.runtime.local import Change, LocalModule, LocalState
 from shardwright.runtime.mesh import Group, Mesh
@@ -164,6 +164,9 @@ def apply_module(
     """
     if "_shardwright" in module.__dict__:
         raise PlanError(f"'{path}' is split already: a plan is applied to a whole model, once")
+    if spec.layer == UNCHANGED:
+        watch_unchanged(module, path, spec, mesh)
+        return
     check_forward(module, path)
     original, state = type(module), LocalState(mesh, spec.layer, path)
     lengths = lengths or Lengths()

@@ -172,7 +172,10 @@ def wrap_root(
     proven = None if calls is None else Proven.of(model, calls)
     for module in list(model.modules()) if caches.names else ():
         if module is not model and "_shardwright" not in module.__dict__:
-            watch_unchanged(module, running, caches)
+            watch_unchanged(module)
+    for module in model.modules():
+        if (unchanged := module.__dict__.get("_shardwright_unchanged")) is not None:
+            unchanged.running, unchanged.caches = running, caches
     for state in states:
         if state is not None:
             state.running, state.caches = running, caches
