@@ -27,7 +27,7 @@ from shardwright.runtime.attributes import set_local, set_sizes
 from shardwright.runtime.classes import calls_super, check_forward, local_class, with_local_sizes
 from shardwright.runtime.draws import Part, drawing_class
 from shardwright.runtime.given_sizes import GivenSizes
-from shardwright.runtime.hooks import see_whole, watch_unchanged
+from shardwright.runtime.hooks import see_whole
 from shardwright.runtime.lengths import Length, Lengths
 from shardwright.runtime.local import Change, LocalModule, LocalState
 from shardwright.runtime.mesh import Group, Mesh
@@ -35,6 +35,7 @@ from shardwright.runtime.parameters import LocalTensors
 from shardwright.runtime.reshard import ByDims, LastDim, Reshard
 from shardwright.runtime.slots import index_of, keys_of, positions
 from shardwright.runtime.split_logits import SplitHead
+from shardwright.runtime.unchanged import watch_unchanged
 from shardwright.runtime.vocab import VocabLookup
 
 

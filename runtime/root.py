@@ -22,12 +22,12 @@ from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.classes import like
 from shardwright.runtime.draws import draw_alike
-from shardwright.runtime.hooks import watch_unchanged
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.running import Running
 from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import LossScope, Seal
+from shardwright.runtime.unchanged import watch_unchanged
 
 ROOT_CLASSES: dict[type, type] = {}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
 
@@ -142,11 +144,11 @@ def test_hooks_in_what_runs_again_for_a_backward_pass() -> None:
 
 
 def test_what_hooks_may_not_do_is_refused() -> None:
-    """A change in place of what only the module sees whole; hooks of the old kind."""
+    """Changes in place of what only the module sees whole; the old kind; on all modules at once."""
     torch.manual_seed(0)
     model, x = Mlp().double(), torch.randn(3, 8).double()
     plan = planning.plan(model, tp=2, args=(x,))
-    want = model(x)
+    want, everywhere, barrier = model(x), [], threading.Barrier(2)
 
     def work(mesh: Mesh) -> None:
         local: Any = apply(copy.deepcopy(model), plan, mesh)
@@ -158,6 +160,14 @@ def test_what_hooks_may_not_do_is_refused() -> None:
         with pytest.raises(UsageError, match="register_full_backward_hook"):
             local(x)
         hook.remove()
+        if mesh["tp"].rank == 0:  # for all threads
+            everywhere.append(register_module_forward_hook(lambda *_: None))
+        barrier.wait()
+        with pytest.raises(UsageError, match="register_module_forward_hook"):
+            local(x)
+        barrier.wait()
+        everywhere[0].remove()
+        barrier.wait()
         same(local.act(want), torch.tanh(want))  # by itself, it takes what it is given
         same(local(x), want)
 
