@@ -41,8 +41,8 @@ def check_hooks_on_all() -> None:
     for hook in (*BEFORE_ALL.values(), *BEHIND_ALL.values()):
         if not _trusted(hook):
             raise UsageError(
-                "a hook on all modules (register_module_forward_hook, or the pre hook) sees parts of "
-                "tensors in a split model: put hooks on its modules, which see whole ones"
+                "a hook on all modules (register_module_forward_hook, or the pre hook) would see "
+                "parts of tensors in a split model: put hooks on its modules, which see whole ones"
             )
 
 

@@ -160,6 +160,7 @@ def test_what_hooks_may_not_do_is_refused() -> None:
         with pytest.raises(UsageError, match="register_full_backward_hook"):
             local(x)
         hook.remove()
+        barrier.wait()
         if mesh["tp"].rank == 0:  # for all threads
             everywhere.append(register_module_forward_hook(lambda *_: None))
         barrier.wait()
