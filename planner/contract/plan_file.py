@@ -98,6 +98,10 @@ class TracedCall(_Part):
         description="argument -> class of the cache that the call goes on with; left out where "
         "there is none",
     )
+    several: bool = Field(
+        default=False,
+        description="whether it goes on with that by several tokens; left out where it does not",
+    )
     training: bool = Field(
         default=False,
         description="whether it is proven in training mode; left out where it is not",
@@ -109,9 +113,10 @@ class TracedCall(_Part):
 
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """No state, no training mode and no draws are not written."""
+        """No state, one token, no training mode and no draws are not written."""
         out = write(self)
-        return {k: v for k, v in out.items() if v or k not in ("state", "training", "draws")}
+        seldom = ("state", "several", "training", "draws")
+        return {k: v for k, v in out.items() if v or k not in seldom}
 
 
 class ParameterPlan(_Part):
