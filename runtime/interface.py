@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.dims import Atom
-from shardwright.planner.contract.names import lookup
+from shardwright.planner.contract.names import slot_pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModulePlan
@@ -115,7 +115,7 @@ class Interface:
         """
         key = id(table), side, slot, ndim
         if key not in self.reshards:
-            inner = self._placement(lookup(table, slot), ndim)
+            inner = self._placement(table.get(slot, table.get(slot_pattern(slot))), ndim)
             if inner is None:
                 if not needed:
                     return None

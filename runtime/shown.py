@@ -86,9 +86,8 @@ class Shown(Interface):
 
     def _gradient(self, grad: Tensor, placed: Table, slot: str, way: str) -> Tensor:
         """A gradient as it is at the near end of a redistribution that has it at the far end."""
-        reshard = self.reshard(placed, way, slot, grad.ndim)
-        assert reshard is not None
-        if not reshard.steps:
+        reshard = self.reshard(placed, way, slot, grad.ndim, grad.is_floating_point())
+        if reshard is None or not reshard.steps:
             return grad
         sizes = reshard.source.local_shape(self.mesh.coords)
         given = (n if known is None else known for n, known in zip(grad.shape, sizes, strict=True))
