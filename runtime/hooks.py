@@ -103,7 +103,9 @@ def _behind(hook: Hook, with_kwargs: bool) -> Hook:
         shown.check()
         given, whole = shown.whole(args, kwargs), shown.whole_output(output)
         around, more = (args, kwargs), [given[1]] if with_kwargs else []
-        with state.caches.closed(*around, output), _untouched(shown.path, around, given):
+        same = _through(around, output), _through(around, output, whole)
+        alone = _untouched(shown.path, (around, same[0]), (given, same[1]))
+        with state.caches.closed(*around, output), alone:
             found = hook(module, given[0], *more, whole)
         if found is None and not _others(output, whole):
             return None
@@ -159,6 +161,8 @@ def _of_gradients(hook: Hook, shown: Shown, side: str) -> Hook:
 def _untouched(path: str, before: Any, given: Any) -> Iterator[None]:
     """Check that no tensor that is `given` in another's place is changed within.
 
+    Nor asked for its gradient, which is that of what this module makes of it, and not of others.
+
     Raises:
         UsageError: one was: the model would not see that.
     """
@@ -172,6 +176,18 @@ def _untouched(path: str, before: Any, given: Any) -> Iterator[None]:
                 f"a hook on '{path}' changed in place what the module was given, of which each "
                 "rank has a part: let it give another tensor instead"
             )
+        if x.retains_grad or x._backward_hooks:
+            raise UsageError(
+                f"a hook on '{path}' asks for the gradient of what the module was given, of which "
+                "each rank has a part: put register_full_backward_hook on the module"
+            )
+
+
+def _through(given: Any, output: Any, of: Any = None) -> list[Tensor]:
+    """The tensors that a module gives as it was given them; or those in their places in `of`."""
+    known = {id(x) for x in _tensors(given)}
+    pairs = zip(_tensors(output), _tensors(output if of is None else of), strict=True)
+    return [new for old, new in pairs if id(old) in known]
 
 
 def _others(before: Any, given: Any) -> list[Tensor]:

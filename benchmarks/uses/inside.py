@@ -69,9 +69,12 @@ def backward_hooks_on_all_modules(s: Subject) -> Any:
     return read
 
 
-@use()
+@use(may_refuse=True)
 def kept_gradients(s: Subject) -> Any:
-    """`retain_grad` on what hooks read, as saliency maps are made."""
+    """`retain_grad` on what hooks read, as saliency maps are made.
+
+    Refused where a module gives on what it was given: others have that, too.
+    """
     read: list[Tensor] = []
 
     def note(_: Any, __: Any, out: Any) -> None:

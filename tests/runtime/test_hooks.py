@@ -18,6 +18,7 @@ from shardwright.runtime.api import apply
 from shardwright.runtime.mesh import Mesh
 from tests import planning
 from tests.cli.conftest import tiny
+from tests.planner.modules import WIDTH, TorchAttention
 from tests.ranks import run_ranks
 
 
@@ -27,9 +28,10 @@ class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.act, self.down = nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 8)
+        self.same = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.up(x)))
+        return self.down(self.same(self.act(self.up(x))))
 
 
 def loss_with_hooks(model: Any, x: Tensor, hooked: Any) -> Tensor:
@@ -160,6 +162,15 @@ def test_what_hooks_may_not_do_is_refused() -> None:
         with pytest.raises(UsageError, match="register_full_backward_hook"):
             local(x)
         hook.remove()
+        for ask in (lambda x: x.retain_grad(), lambda x: x.register_hook(abs)):
+            hook = local.down.register_forward_pre_hook(lambda _, args, ask=ask: ask(args[0]))
+            with pytest.raises(UsageError, match="'down' asks for the gradient of what"):
+                local(x)
+            hook.remove()
+        hook = local.same.register_forward_hook(lambda _, __, out: out.retain_grad())
+        with pytest.raises(UsageError, match="'same' asks for the gradient of what"):
+            local(x)
+        hook.remove()
         barrier.wait()
         if mesh["tp"].rank == 0:  # for all threads
             everywhere.append(register_module_forward_hook(lambda *_: None))
@@ -173,6 +184,58 @@ def test_what_hooks_may_not_do_is_refused() -> None:
         same(local(x), want)
 
     run_ranks(2, work)
+
+
+class Nested(Mlp):
+    """Its activation gives more than one tensor, and one within a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = Both()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, (two, _) = self.act(self.up(x))
+        return self.down(one * two)
+
+
+class Both(nn.Module):
+    """Two of one."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x.tanh(), (x.cos(), None)
+
+
+def test_a_hook_sees_whole_what_is_in_a_tuple_in_a_tuple() -> None:
+    torch.manual_seed(0)
+    model, x = Nested().double(), torch.randn(3, 8).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    y = model.up(x)
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        seen: list[Any] = []
+        local.act.register_forward_hook(lambda _, __, out: seen.append(out))
+        same(local(x), model(x))
+        same([*seen[0][1][:1], seen[0][0]], [y.cos(), y.tanh()])
+
+    run_ranks(2, work)
+
+
+def test_a_hook_runs_only_where_that_of_the_whole_model_does() -> None:
+    """Torch's attention does not call the layer behind its heads as a module."""
+    torch.manual_seed(0)
+    model, x = TorchAttention().double(), torch.randn(3, 5, WIDTH).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    assert "a.out_proj" in plan.modules
+    seen: list[int] = []
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        local.a.out_proj.register_forward_hook(lambda *_: seen.append(1))
+        same(local(x), model(x))
+
+    run_ranks(2, work)
+    assert not seen
 
 
 class Shared(nn.Module):
