@@ -56,7 +56,8 @@ def attend(
     dropout = self.dropout if self.training else 0.0
     q, k, v = heads
     out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
-    out = self.out_proj(out.transpose(1, 2).flatten(2))
+    # Torch does not call it as a module: hooks on it do not run.
+    out = self.out_proj.forward(out.transpose(1, 2).flatten(2))
     return (out.squeeze(0) if alone else out.transpose(0, 1) if last else out), None
 
 

@@ -15,6 +15,7 @@ from torch.nn.modules.module import (
 
 from shardwright.errors import UsageError
 from shardwright.runtime.checkpoint.write import save
+from shardwright.runtime.hooks import BEFORE_ALL, BEHIND_ALL, check_hooks_on_all
 from shardwright.runtime.local import placements
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import note_members
@@ -84,6 +85,8 @@ class GuardedRoot(Seeing):
             self._shardwright_guard.check(self)  # type: ignore[arg-type]
             note_members(self)  # type: ignore[arg-type]
             calls.changed = False
+        if (BEFORE_ALL or BEHIND_ALL) and not torch.compiler.is_compiling():
+            check_hooks_on_all()
         running = calls.running
         outer, running.now = running.now, True
         try:

@@ -1,26 +1,49 @@
-"""Forward hooks on modules of a split model: they are given whole tensors, and may give whole ones.
+"""Hooks on modules of a split model: they are given whole tensors, and may give whole ones.
 
 In a forward pass of the model what a module takes and gives lies as the plan has it. A hook that
 somebody puts on a module sees it whole, value and gradient, as outside of the model; what it gives
-in its place is cut again. What is in a cache is hidden from it. Hooks of torch itself (of FSDP) see
-all as it is.
+in its place, or does to it, is cut again. What is in a cache is hidden from it. Hooks of torch
+itself (of FSDP) and of transformers (which note what the model then gives out, whole) see all as
+it is.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor
+from torch.nn.modules import module as modules
 
-if TYPE_CHECKING:
-    from shardwright.runtime.caches import Caches
-    from shardwright.runtime.running import Running
+from shardwright.errors import UsageError
+from shardwright.runtime.interface import Again
+from shardwright.runtime.shown import Shown
+from shardwright.runtime.slots import map_slots
 
 Hook = Callable[..., Any]
+
+TRUSTED = ("torch.", "transformers.")
+"""Packages whose own hooks know what they see."""
+
+BEFORE_ALL, BEHIND_ALL = modules._global_forward_pre_hooks, modules._global_forward_hooks
+"""Where torch keeps hooks that are on all modules at once."""
+
+
+def check_hooks_on_all() -> None:
+    """Check that nobody has put forward hooks on all modules at once.
+
+    Raises:
+        UsageError: somebody has: they would see parts.
+    """
+    for hook in (*BEFORE_ALL.values(), *BEHIND_ALL.values()):
+        if not _trusted(hook):
+            raise UsageError(
+                "a hook on all modules (register_module_forward_hook, or the pre hook) would see "
+                "parts of tensors in a split model: put hooks on its modules, which see whole ones"
+            )
 
 
 class Hooked:
@@ -38,30 +61,24 @@ class Hooked:
         seen = _before(hook, with_kwargs)
         return super().register_forward_pre_hook(seen, with_kwargs=with_kwargs, **how)  # type: ignore[misc]
 
+    def _get_backward_hooks(self) -> tuple[list[Hook], list[Hook]]:
+        """As in torch, for one call; those of a call by the model see whole gradients."""
+        full, old = super()._get_backward_hooks()  # type: ignore[misc]
+        shown = _shown(self)
+        if shown is None:
+            return full, old
+        if old:
+            raise UsageError(
+                f"'{shown.path}' has a backward hook of the old kind, which sees gradients of "
+                "whatever op came last: use register_full_backward_hook"
+            )
+        return [_of_gradients(hook, shown, "in") for hook in full], old
 
-@dataclass(frozen=True)
-class Unchanged:
-    """What hooks need on a module that the plan does not change: its tensors are whole."""
-
-    running: Running
-    caches: Caches
-    alone = None
-
-
-def watch_unchanged(module: nn.Module, running: Running, caches: Caches) -> None:
-    """Let hooks on a module that the plan does not change see no part of a cache."""
-    if type(module).forward is nn.Module.forward or isinstance(module, Hooked):
-        return
-    module._shardwright_unchanged = Unchanged(running, caches)  # type: ignore[assignment]
-    module.__class__ = _hooked(type(module))
-    see_whole(module)
-
-
-@functools.cache
-def _hooked(original: type) -> type:
-    names = ("__doc__", "__module__", "__qualname__")
-    members = {name: getattr(original, name) for name in names}
-    return type(original.__name__, (Hooked, original), members)
+    def _get_backward_pre_hooks(self) -> list[Hook]:
+        """The same for hooks that run before the module's own backward pass."""
+        found = super()._get_backward_pre_hooks()  # type: ignore[misc]
+        shown = _shown(self)
+        return found if shown is None else [_of_gradients(hook, shown, "out") for hook in found]
 
 
 def see_whole(module: Any) -> None:
@@ -73,56 +90,141 @@ def see_whole(module: Any) -> None:
 
 
 def _behind(hook: Hook, with_kwargs: bool) -> Hook:
-    trusted = _of("transformers", hook)  # it notes outputs
-
     @functools.wraps(hook)
     def seen(module: Any, args: Any, *rest: Any) -> Any:
         state = _state(module)
         if not _inside(state):
             return hook(module, args, *rest)
         kwargs, output = rest[0] if with_kwargs else {}, rest[-1]
-        if state.alone is not None:
-            args, kwargs = state.alone.show(args, kwargs)
-            output = state.alone.show_output(output)
-        with nullcontext() if trusted else state.caches.closed(args, kwargs, output):
-            found = hook(module, args, *([kwargs] if with_kwargs else []), output)
-        if found is None or state.alone is None:
-            return found
-        return state.alone.hide_output(found)
+        shown = state.shown
+        if shown is None:
+            with state.caches.closed(args, kwargs, output):
+                return hook(module, args, *rest)
+        shown.check()
+        given, whole = shown.whole(args, kwargs), shown.whole_output(output)
+        around, more = (args, kwargs), [given[1]] if with_kwargs else []
+        same = _through(around, output), _through(around, output, whole)
+        alone = _untouched(shown.path, (around, same[0]), (given, same[1]))
+        with state.caches.closed(*around, output), alone:
+            found = hook(module, given[0], *more, whole)
+        if found is None and not _others(output, whole):
+            return None
+        return shown.cut_output(whole if found is None else found)
 
-    return hook if _of("torch", hook) else seen
+    return hook if _trusted(hook) else seen
 
 
 def _before(hook: Hook, with_kwargs: bool) -> Hook:
-    trusted = _of("transformers", hook)
-
     @functools.wraps(hook)
     def seen(module: Any, args: Any, *rest: Any) -> Any:
         state = _state(module)
         if not _inside(state):
             return hook(module, args, *rest)
         kwargs = rest[0] if with_kwargs else {}
-        if state.alone is not None:
-            args, kwargs = state.alone.show(args, kwargs)
-        with nullcontext() if trusted else state.caches.closed(args, kwargs):
-            found = hook(module, args, *([kwargs] if with_kwargs else []))
-        if found is None or state.alone is None:
-            return found
+        shown = state.shown
+        if shown is None:
+            with state.caches.closed(args, kwargs):
+                return hook(module, args, *rest)
+        shown.check()
+        given = shown.whole(args, kwargs)
+        around, more = (args, kwargs), [given[1]] if with_kwargs else []
+        with state.caches.closed(*around), _untouched(shown.path, around, given):
+            found = hook(module, given[0], *more)
+        if found is None:
+            found = given if with_kwargs else given[0]
         if with_kwargs:
-            return state.alone.hide(*found)
-        return state.alone.hide(found if isinstance(found, tuple) else (found,), {})[0]
+            return shown.cut(*found)
+        return shown.cut(found if isinstance(found, tuple) else (found,), {})[0]
 
-    return hook if _of("torch", hook) else seen
+    return hook if _trusted(hook) else seen
+
+
+def _of_gradients(hook: Hook, shown: Shown, side: str) -> Hook:
+    """A hook on gradients that is given whole ones, and whose result is cut again."""
+    if _trusted(hook):
+        return hook
+    shown.check()
+
+    @functools.wraps(hook)
+    def seen(module: Any, *grads: Any) -> Any:
+        sides = ("in", "out")[-len(grads) :]  # one before its backward pass has no gradients in
+        given = [shown.whole_gradients(g, s) for g, s in zip(grads, sides, strict=True)]
+        found = hook(module, *given)
+        if found is None:
+            return None
+        return shown.cut_gradients(found if isinstance(found, tuple) else (found,), side)
+
+    return seen
+
+
+@contextmanager
+def _untouched(path: str, before: Any, given: Any) -> Iterator[None]:
+    """Check that no tensor that is `given` in another's place is changed within.
+
+    Nor asked for its gradient, which is that of what this module makes of it, and not of others.
+
+    Raises:
+        UsageError: one was: the model would not see that.
+    """
+    copies = [] if torch.compiler.is_compiling() else _others(before, given)
+    stamps = [x.clone() if x.is_inference() else x._version for x in copies]
+    yield
+    for x, stamp in zip(copies, stamps, strict=True):
+        same = torch.equal(x, stamp) if isinstance(stamp, Tensor) else x._version == stamp
+        if not same:
+            raise UsageError(
+                f"a hook on '{path}' changed in place what the module was given, of which each "
+                "rank has a part: let it give another tensor instead"
+            )
+        if x.retains_grad or x._backward_hooks:
+            raise UsageError(
+                f"a hook on '{path}' asks for the gradient of what the module was given, of which "
+                "each rank has a part: put register_full_backward_hook on the module"
+            )
+
+
+def _through(given: Any, output: Any, of: Any = None) -> list[Tensor]:
+    """The tensors that a module gives as it was given them; or those in their places in `of`."""
+    known = {id(x) for x in _tensors(given)}
+    pairs = zip(_tensors(output), _tensors(output if of is None else of), strict=True)
+    return [new for old, new in pairs if id(old) in known]
+
+
+def _others(before: Any, given: Any) -> list[Tensor]:
+    """The tensors in `given` that are not those of `before`, which is made alike."""
+    pairs = zip(_tensors(before), _tensors(given), strict=True)
+    return [new for old, new in pairs if new is not old]
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_slots(value, "", lambda x, _: found.append(x))
+    return found
 
 
 def _state(module: Any) -> Any:
     return module.__dict__.get("_shardwright") or module._shardwright_unchanged
 
 
+def _shown(module: Any) -> Shown | None:
+    """What hooks see in this call of a module; None where all is whole as it is."""
+    state = _state(module)
+    return state.shown if _inside(state) else None
+
+
 def _inside(state: Any) -> bool:
     """Whether the module is called by the model, so that tensors lie as the plan has them."""
-    return state.running.now or (state.alone is not None and state.alone.again())
+    alone: Again | None = state if isinstance(state, Again) else state.alone
+    if state.running.now:
+        if alone is not None:
+            alone.inside = True
+        return True
+    if alone is None or alone.again():
+        return alone is not None
+    if isinstance(state, Again) and torch._C._current_graph_task_id() == -1:
+        alone.called = True
+    return False
 
 
-def _of(package: str, hook: Hook) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith(f"{package}.")
+def _trusted(hook: Hook) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith(TRUSTED)

@@ -20,7 +20,7 @@ from shardwright.errors import PlanError, PluginError
 from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
-from shardwright.planner.contract.styles import LOCAL, needed
+from shardwright.planner.contract.styles import LOCAL, UNCHANGED, needed
 from shardwright.runtime.alone import Alone
 from shardwright.runtime.attention_rows import AttentionRows, with_attention_rows
 from shardwright.runtime.attributes import set_local, set_sizes
@@ -35,6 +35,7 @@ from shardwright.runtime.parameters import LocalTensors
 from shardwright.runtime.reshard import ByDims, LastDim, Reshard
 from shardwright.runtime.slots import index_of, keys_of, positions
 from shardwright.runtime.split_logits import SplitHead
+from shardwright.runtime.unchanged import watch_unchanged
 from shardwright.runtime.vocab import VocabLookup
 
 
@@ -164,6 +165,9 @@ def apply_module(
     """
     if "_shardwright" in module.__dict__:
         raise PlanError(f"'{path}' is split already: a plan is applied to a whole model, once")
+    if spec.layer == UNCHANGED:
+        watch_unchanged(module, path, spec, mesh)
+        return
     check_forward(module, path)
     original, state = type(module), LocalState(mesh, spec.layer, path)
     lengths = lengths or Lengths()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardwright.runtime.alone import Alone
     from shardwright.runtime.attention_rows import AttentionRows
     from shardwright.runtime.given_sizes import GivenSizes
+    from shardwright.runtime.shown import Shown
     from shardwright.runtime.split_logits import LossScope, SplitHead
 
 
@@ -87,6 +88,11 @@ class LocalState:
     kept: dict[str, Any] = field(default_factory=dict)
     """Arguments as they came in, while the module runs: modules within may want them so."""
     keeps: set[str] = field(default_factory=set)
+
+    @property
+    def shown(self) -> Shown | None:
+        """What hooks on the module see."""
+        return None if self.alone is None else self.alone.shown
 
     def settle(self) -> None:
         """See what `inputs` and `outputs` come to, when all of them are there."""

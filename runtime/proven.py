@@ -18,6 +18,9 @@ from shardwright.planner.contract.names import MASKS, slot_pattern
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.slots import is_own, leaves, positions, returned
 
+STEPS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
+"""What a step goes on with: the first of these that is given."""
+
 COUNT = "num_items_in_batch"
 """By what losses of transformers are divided, in place of the tokens at hand; they are whole."""
 
@@ -41,6 +44,7 @@ class Proven:
             then, joins what they give, whole, with whole tensors.
         named: Whether its outputs have names, even where a tuple is asked for.
         state: The classes of caches that calls handed on to each other, by argument.
+        several: Whether calls went on with such by several tokens.
         trains: Whether they are proven in training mode, too.
     """
 
@@ -52,6 +56,7 @@ class Proven:
     joins: bool
     named: bool
     state: dict[str, frozenset[str]]
+    several: bool
     trains: bool
 
     @classmethod
@@ -73,6 +78,7 @@ class Proven:
             any(call.module for call in calls),
             named and not any(slot[:1].isdigit() for slot in slots),
             _by_argument((n, kind) for call in calls for n, kind in call.state.items()),
+            any(call.several for call in calls),
             any(call.training for call in calls),
         )
 
@@ -96,8 +102,10 @@ class Proven:
 
         Raises:
             UsageError: it was not, and no part of the model takes it; or it is a cache that holds
-                something, in no call with one of its class.
+                something, in no call with one of its class, or in none by several tokens.
         """
+        if self.state and not self.several:
+            self._check_tokens(args, kwargs)
         new = list(self._new(args, kwargs))
         if not new or (self.joins and not {*new} & {*MASKS}):
             return not new
@@ -131,11 +139,21 @@ class Proven:
             return
         if ALIKE.get(kind) in known:
             return
-        if any(isinstance(x, Tensor) and x.is_floating_point() for _, x in leaves(value)):
+        if _filled(value):
             kinds = " or ".join(sorted(known)) or "none"
             raise UsageError(
                 f"argument '{name}' of {self.model} is a {kind}, and the plan is "
                 f"proven for steps with {kinds}: give such a cache, or call with use_cache=False"
+            )
+
+    def _check_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check that what is behind a cache that holds something is one token."""
+        given = {**dict(zip(self.positions, args, strict=False)), **kwargs}
+        found = [given[n] for n in STEPS if isinstance(given.get(n), Tensor)]
+        if found and found[0].shape[1] > 1 and any(map(_filled, map(given.get, self.state))):
+            raise UsageError(
+                f"{found[0].shape[1]} tokens behind what is in the cache of {self.model}, and the "
+                "plan is proven for steps by one token: give one at a time, or all without a cache"
             )
 
     def check_output(self, output: Any) -> None:
@@ -151,6 +169,11 @@ class Proven:
                     "for, so a rank may have a part of it or of its gradient: plan with example "
                     "inputs (kwargs) with which the model gives it"
                 )
+
+
+def _filled(state: Any) -> bool:
+    """Whether a cache holds something."""
+    return any(isinstance(x, Tensor) and x.is_floating_point() for _, x in leaves(state))
 
 
 def _by_argument(found: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]:

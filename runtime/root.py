@@ -22,12 +22,12 @@ from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.classes import like
 from shardwright.runtime.draws import draw_alike
-from shardwright.runtime.hooks import watch_unchanged
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.running import Running
 from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import LossScope, Seal
+from shardwright.runtime.unchanged import watch_unchanged
 
 ROOT_CLASSES: dict[type, type] = {}
 
@@ -172,7 +172,10 @@ def wrap_root(
     proven = None if calls is None else Proven.of(model, calls)
     for module in list(model.modules()) if caches.names else ():
         if module is not model and "_shardwright" not in module.__dict__:
-            watch_unchanged(module, running, caches)
+            watch_unchanged(module)
+    for module in model.modules():
+        if (unchanged := module.__dict__.get("_shardwright_unchanged")) is not None:
+            unchanged.running, unchanged.caches = running, caches
     for state in states:
         if state is not None:
             state.running, state.caches = running, caches

@@ -39,6 +39,69 @@ def hooks_on_blocks_with_gradients(s: Subject) -> Any:
     return read
 
 
+@use()
+def hooks_on_all_modules(s: Subject) -> Any:
+    """A loss of what forward hooks read and are given, on whatever module: activations, norms."""
+    read: list[Any] = []
+
+    def note(_: Any, args: Any, out: Any) -> None:
+        read.extend(t for t in (*_floats(args), *_floats(out)) if t.requires_grad)
+
+    for module in _called(s.model):
+        module.register_forward_hook(note)
+    s.call()
+    weigh(read).backward()
+    return read
+
+
+@use()
+def backward_hooks_on_all_modules(s: Subject) -> Any:
+    """Gradients that hooks read of all modules."""
+    read: list[Any] = []
+
+    def note(_: Any, *grads: Any) -> None:
+        read.extend(_floats(grads))
+
+    for module in _called(s.model):
+        module.register_full_backward_hook(note)
+        module.register_full_backward_pre_hook(note)
+    weigh(s.call()).backward()
+    return read
+
+
+@use(may_refuse=True)
+def kept_gradients(s: Subject) -> Any:
+    """`retain_grad` on what hooks read, as saliency maps are made.
+
+    Refused where a module gives on what it was given: others have that, too.
+    """
+    read: list[Tensor] = []
+
+    def note(_: Any, __: Any, out: Any) -> None:
+        if isinstance(out, Tensor) and out.requires_grad and not out.is_leaf:
+            out.retain_grad()
+            read.append(out)
+
+    for module in _called(s.model):
+        module.register_forward_hook(note)
+    weigh(s.call()).backward()
+    return [t.grad for t in read if t.grad is not None]
+
+
+def _called(model: nn.Module) -> list[nn.Module]:
+    """The modules within that have code."""
+    within = [m for m in model.modules() if m is not model]
+    return [m for m in within if type(m).forward is not nn.Module.forward]
+
+
+def _floats(value: Any) -> list[Tensor]:
+    """Real tensors among arguments or outputs, not those in caches."""
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    parts = value if isinstance(value, (tuple, list)) else ()
+    return [t for part in parts for t in _floats(part)]
+
+
 @use(may_refuse=True)
 def hooks_on_projections(s: Subject) -> Any:
     """What forward hooks read of linear layers: of split ones a part, unless it is refused."""

@@ -29,6 +29,7 @@ from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.ranges import MOST_PIECES, pieces
 from shardwright.planner.contract.redistribute import side, steps
+from shardwright.planner.contract.styles import UNCHANGED
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.mesh import Coords
@@ -138,6 +139,8 @@ def _tests(
     plan: Plan, name: str, module: ModulePlan, coords: Coords
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """What is to be tried of a module's entry, each with where that stands."""
+    if module.layer == UNCHANGED:
+        yield "layer", lambda: _need(not module.changes, f"what is {UNCHANGED} changes nothing")
     for key, entry in module.parameters.items():
         full = f"{name}.{key}" if name else key
         shape = lookup(plan.model.parameters, full)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardwright.planner.contract.dims import Dim, atoms, dim_size, unsplit
+from shardwright.planner.contract.dims import Atom, Dim, atoms, dim_size, unsplit
 from shardwright.planner.contract.mesh import Coords
 
 
@@ -42,6 +42,11 @@ class Placement:
     def local_shape(self, coords: Coords) -> tuple[int | None, ...]:
         """Shape of the part that the rank at `coords` holds."""
         return tuple(dim_size(d, coords) for d in self.dims)
+
+    def of_any_size(self) -> Placement:
+        """The same for any size of the dims that are not split."""
+        dims = (d if any(a.mesh for a in atoms(d)) else Atom(None) for d in self.dims)
+        return Placement(tuple(dims), self.partial, self.grad_partial)
 
     def replicated(self) -> Placement:
         """The same dims, nothing split and nothing pending."""

@@ -98,6 +98,10 @@ class TracedCall(_Part):
         description="argument -> class of the cache that the call goes on with; left out where "
         "there is none",
     )
+    several: bool = Field(
+        default=False,
+        description="whether it goes on with that by several tokens; left out where it does not",
+    )
     training: bool = Field(
         default=False,
         description="whether it is proven in training mode; left out where it is not",
@@ -109,9 +113,10 @@ class TracedCall(_Part):
 
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """No state, no training mode and no draws are not written."""
+        """No state, one token, no training mode and no draws are not written."""
         out = write(self)
-        return {k: v for k, v in out.items() if v or k not in ("state", "training", "draws")}
+        seldom = ("state", "several", "training", "draws")
+        return {k: v for k, v in out.items() if v or k not in seldom}
 
 
 class ParameterPlan(_Part):
@@ -130,12 +135,17 @@ class RandomNumbers(_Part):
     )
 
 
+SELDOM = ("attention", "draws", "sizes", "varies")
+"""Keys of a module's plan that are not written where they say nothing."""
+
+
 class ModulePlan(_Part):
     """What changes in one module; modules that are not named in a plan stay as they are."""
 
     layer: str = Field(
         default="LocalModule",
-        description="layer style; 'package:name' for one that another package brings",
+        description="layer style; 'package:name' for one that another package brings; 'Unchanged' "
+        "for a module that stays as it is, of which `takes` and `gives` are needed for hooks",
     )
     parameters: dict[str, ParameterPlan] = {}
     inputs: list[Redistribution] = []
@@ -149,6 +159,11 @@ class ModulePlan(_Part):
         default=[], description="what enters as it is: needed where it is called by itself"
     )
     gives: list[Placed] = Field(default=[], description="what leaves as it is")
+    varies: bool = Field(
+        default=False,
+        description="whether tensors lie otherwise in some call of it than `takes` and `gives` "
+        "say, so that hooks on it are refused; left out where they do not",
+    )
     attributes: dict[str, str] = Field(
         default={},
         description="integers to replace by local ones, as dims: {'num_heads': '4@tp'}; "
@@ -166,11 +181,17 @@ class ModulePlan(_Part):
         "of some of it; left out where there is none",
     )
 
+    @property
+    def changes(self) -> bool:
+        """Whether it says of anything that it changes."""
+        said = (self.parameters, self.inputs, self.outputs, self.attention, self.attributes)
+        return any((*said, self.sizes, self.draws))
+
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """No sizes, no draws and no attention are not written."""
+        """What is not, of keys that are seldom needed, is not written."""
         out = write(self)
-        return {k: v for k, v in out.items() if v or k not in ("attention", "draws", "sizes")}
+        return {k: v for k, v in out.items() if v or k not in SELDOM}
 
 
 class Replicated(_Part):

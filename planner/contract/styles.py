@@ -16,6 +16,8 @@ from shardwright import plugins
 from shardwright.errors import PlanError, PluginError
 
 LOCAL = "LocalModule"
+UNCHANGED = "Unchanged"
+"""What stays as it is, among tensors that do not lie whole: what its hooks are told is whole."""
 
 
 class LayerStyle(NamedTuple):
@@ -95,7 +97,7 @@ def needed(name: str) -> LayerStyle:
         raise PlanError(f"layer style '{short}' is of package {package}: install it on each rank")
     if found is None:
         raise PlanError(
-            f"there is no layer style '{name}'; known are {', '.join((*STYLES, LOCAL))}"
+            f"there is no layer style '{name}'; known are {', '.join((*STYLES, LOCAL, UNCHANGED))}"
         )
     return found
 

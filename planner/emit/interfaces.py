@@ -1,7 +1,7 @@
 """How tensors lie where they enter and leave a module: what it needs to be called by itself.
 
 A module that is called from outside of the model's forward takes whole tensors and gives whole
-ones. So the plan says how those lie that do not change at its boundary, too.
+ones, and so do hooks on it. So the plan says how those lie that do not change at its boundary, too.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from shardwright.planner.contract.names import pattern, slot_pattern
+from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import Placed
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import ATTENDS, Boundary, Graph, Slot
-from shardwright.planner.strategies.state import State
+from shardwright.planner.strategies.state import REPLICATED, State
 
 
 class Interface(NamedTuple):
-    """What a module takes and gives as it is."""
+    """What a module takes and gives as it is, and whether it does otherwise in some calls."""
 
     takes: list[Placed]
     gives: list[Placed]
+    varies: bool
 
 
 Call = dict[Slot, str]
@@ -32,8 +34,17 @@ def interfaces(layouts: Layouts, modules: Collection[str]) -> dict[str, Interfac
     found = {m: _states(calls, layouts) for m, calls in _calls(layouts.graph, modules).items()}
     found |= {m: found[twin] for m, twin in _twins(layouts, found) if m in modules}
     return {
-        module: Interface(_side(placed, "in"), _side(placed, "out"))
-        for module, placed in found.items()
+        module: Interface(_side(placed, "in"), _side(placed, "out"), varies)
+        for module, (placed, varies) in found.items()
+    }
+
+
+def between(layouts: Layouts) -> set[str]:
+    """The modules that take or give, as it is, something that is not Replicate."""
+    return {
+        b.module
+        for b in layouts.graph.crossed
+        if b.side != ATTENDS and layouts.assignment[_inner(b)] != REPLICATED
     }
 
 
@@ -79,19 +90,24 @@ def _inner(boundary: Boundary) -> str:
     return boundary.target if boundary.side == "in" else boundary.source
 
 
-def _states(calls: Iterable[Call], layouts: Layouts) -> dict[Slot, str]:
+def _states(calls: Iterable[Call], layouts: Layouts) -> tuple[dict[Slot, str], bool]:
     """How tensors lie in the first call, and in those that are like it where they have the same.
 
-    A tensor that is only in another is left out: nothing is known of it beside those.
+    A tensor that is only in another is left out: nothing is known of it beside those. And whether
+    there is another.
     """
     states: dict[Slot, State] = {}
-    out: dict[Slot, str] = {}
+    known: dict[Slot, Placement] = {}
+    varies = False
     for call in calls:
         now = {slot: layouts.assignment[name] for slot, name in call.items()}
         if all(states.get(slot, state) == state for slot, state in now.items()):
             states = now | states
-            out = {slot: str(layouts.placement(name)) for slot, name in call.items()} | out
-    return out
+            known = {slot: layouts.placement(name) for slot, name in call.items()} | known
+            continue
+        lies = {slot: layouts.placement(name).of_any_size() for slot, name in call.items()}
+        varies |= not all(s in known and known[s].of_any_size() == p for s, p in lies.items())
+    return {slot: str(placement) for slot, placement in known.items()}, varies
 
 
 def _side(placed: Mapping[Slot, str], side: str) -> list[Placed]:

@@ -11,9 +11,9 @@ from shardwright.planner.contract.dims import is_split, simplify
 from shardwright.planner.contract.names import fold, slot_pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Placed
-from shardwright.planner.contract.styles import LOCAL, styles
+from shardwright.planner.contract.styles import LOCAL, UNCHANGED, styles
 from shardwright.planner.emit.draws import draws_of
-from shardwright.planner.emit.interfaces import gates, interfaces
+from shardwright.planner.emit.interfaces import between, gates, interfaces
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
 from shardwright.planner.graph.graph import ATTENDS, Use
@@ -26,7 +26,7 @@ def module_plans(
     attributes: Mapping[tuple[str, str], layout.Dim],
     sizes: Mapping[tuple[str, str], str],
 ) -> dict[str, ModulePlan]:
-    """The plan of every module that changes, by its full name.
+    """The plan of every module that changes, or is between such, by its full name.
 
     Args:
         root: The model.
@@ -47,7 +47,8 @@ def module_plans(
     drawn = draws_of(layouts)
     changed = parameters.keys() | {module for module, _ in changes}
     changed |= local.keys() | given.keys() | drawn.keys()
-    every = interfaces(layouts, changed | gates(changed))
+    around = changed | gates(changed)
+    every = interfaces(layouts, around | between(layouts))
 
     def as_it_is(name: str, side: str, placed: list[Placed]) -> list[Placed]:
         changing = {slot_pattern(c.slot) for c in changes.get((name, side), [])}
@@ -55,7 +56,9 @@ def module_plans(
 
     return {
         name: ModulePlan(
-            layer=_layer(root.get_submodule(name), parameters.get(name, {})),
+            layer=_layer(root.get_submodule(name), parameters.get(name, {}))
+            if name in around
+            else UNCHANGED,
             parameters=parameters.get(name, {}),
             inputs=changes.get((name, "in"), []),
             outputs=changes.get((name, "out"), []),
@@ -65,6 +68,7 @@ def module_plans(
             draws=drawn.get(name, []),
             takes=as_it_is(name, "in", every[name].takes) if name in every else [],
             gives=as_it_is(name, "out", every[name].gives) if name in every else [],
+            varies=name in every and every[name].varies,
         )
         for name in sorted({n for n, _ in root.named_modules()} & (changed | every.keys()))
     }

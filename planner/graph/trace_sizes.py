@@ -5,5 +5,8 @@ TRACE_BATCH, TRACE_SEQ = 3, 19
 TRACE_SOURCE = 23
 """The length of a sequence that another model encoded."""
 
+TRACE_STEP = 5
+"""How many tokens go on behind a cache, where it is not one."""
+
 TRACE_ROWS = 1009
 """How many rows data selects of tokens."""

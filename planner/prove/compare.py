@@ -11,6 +11,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.names import lookup, pattern
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
+from shardwright.planner.contract.styles import LOCAL, UNCHANGED
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.layouts import Layouts
@@ -82,7 +83,7 @@ def same(root: nn.Module, plan: Plan, found: Mapping[str, Any], figures: bool) -
         plan: The plan.
         found: Those of `of_solution`.
         figures: Whether to compare what follows from others, too: what it says of its costs, and of
-            calls of modules by themselves, of which older plans say nothing.
+            calls of modules by themselves and hooks on them, of which older plans say nothing.
 
     Raises:
         PlanError: a key is not what it should be; says which.
@@ -123,18 +124,20 @@ def rewritten(plan: Plan, found: Mapping[str, Any]) -> Plan:
 
 
 def done(root: nn.Module, modules: Mapping[str, ModulePlan]) -> dict[str, Any]:
-    """What modules do in the model, without what is only said of calls of them by themselves."""
+    """What modules do in the model, without what is said of calls by themselves and hooks alone."""
     names = [n for n, _ in root.named_modules()]
     found = {n: m for n in names if (m := lookup(modules, n)) is not None}
-    bare = {n: m.model_copy(update={"takes": [], "gives": []}) for n, m in found.items()}
-    spoken = folded(root, {n: m for n, m in bare.items() if m != ModulePlan()})
+    said = {"takes": [], "gives": [], "varies": False}
+    does = {n: m for n, m in found.items() if m.changes or m.layer not in (LOCAL, UNCHANGED)}
+    bare = {n: m.model_copy(update=said) for n, m in does.items()}
+    spoken = folded(root, bare)
     known = {n if n in modules else pattern(n) for n in found}
     spoken |= {n: m for n, m in modules.items() if n not in known}  # of no module: that differs
     return {n: m.model_dump() for n, m in spoken.items()}
 
 
 def _follows(place: str) -> bool:
-    return place.startswith("calls") or bool({"takes", "gives"} & {*place.split(".")})
+    return place.startswith("calls") or bool({"takes", "gives", "varies"} & {*place.split(".")})
 
 
 def _differs(have: Mapping[str, Any], key: str, want: Any) -> tuple[str, str, str] | None:

@@ -32,6 +32,7 @@ from shardwright.planner.problem.pins import as_table
 from shardwright.planner.search.solution import Solution, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.trace.boundaries import argument_names
+from shardwright.planner.trace.decoding import tokens_of
 
 UNPROVEN = (
     "calls with a mask for padding cannot be traced, and are refused: give one with example inputs"
@@ -129,6 +130,7 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             ),
             outputs=sorted({slot_pattern(slot) for slot in given}),
             state=state,
+            several=bool(state) and tokens_of(run.kwargs) > 1,
             draws=draws,
         )
         alike = call.model_copy(update={"training": True, "draws": draws or drawn})

@@ -21,6 +21,9 @@ SWITCH = "use_cache"
 GROWING = ("decoder_input_ids", "input_ids")
 """The argument that a step goes on with: the first of these that is given."""
 
+EMBEDDED = {"inputs_embeds": "input_ids", "decoder_inputs_embeds": "decoder_input_ids"}
+"""Arguments for what tokens are looked up as -> that with the tokens."""
+
 ENCODED = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")
 """What an encoder made: steps are given it again."""
 
@@ -32,16 +35,25 @@ def grows(inputs: Mapping[str, Any]) -> str | None:
     return next((name for name in GROWING if isinstance(inputs.get(name), Tensor)), None)
 
 
-def steps(inputs: Mapping[str, Any], grows: str, tokens: int) -> Iterator[dict[str, Any]]:
+def tokens_of(inputs: Mapping[str, Any]) -> int:
+    """By how many tokens, or embeddings of such, a call goes on."""
+    names = (n for n in (*GROWING, *EMBEDDED) if isinstance(inputs.get(n), Tensor))
+    return next((inputs[n].shape[1] for n in names), 0)
+
+
+def steps(
+    inputs: Mapping[str, Any], grows: str, tokens: int, between: int = 0
+) -> Iterator[dict[str, Any]]:
     """The calls of which one is to be traced, by `tokens`, behind one that left a cache.
 
     First without images and the like, which are in the cache, but for those of an encoder. Masks
-    for padding cover what is in the cache, too.
+    for padding cover what is in the cache, too: what `inputs` put there, and as many tokens as came
+    `between`.
     """
     token = {SWITCH: True, grows: inputs[grows][:, :tokens].clone()}
     for name, mask in inputs.items():
         if MASKS.get(name) == grows and isinstance(mask, Tensor):
-            token[name] = torch.cat([mask, mask[:, :tokens]], 1)
+            token[name] = torch.cat([mask, mask[:, : between + tokens]], 1)
     known = {*GROWING, *MASKS, *ENCODED}
     if grows == GROWING[-1] and any(
         isinstance(v, Tensor) and name not in known for name, v in inputs.items()

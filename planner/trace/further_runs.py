@@ -7,7 +7,7 @@ where that cannot be traced.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,16 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.planner.contract.names import MASKS
+from shardwright.planner.graph.trace_sizes import TRACE_STEP
 from shardwright.planner.trace import decoding
-from shardwright.planner.trace.decoding import SWITCH
+from shardwright.planner.trace.decoding import EMBEDDED, SWITCH
 from shardwright.planner.trace.duplicate import duplicated
 from shardwright.planner.trace.traced_calls import Run
 
 Wish = tuple[Run, ...]
 """Calls of which one is traced, the first that can be."""
-
-EMBEDDED = {"inputs_embeds": "input_ids", "decoder_inputs_embeds": "decoder_input_ids"}
-"""Arguments for what tokens are looked up as -> that with the tokens."""
 
 ENCODED = "encoder_outputs"
 """The argument for what an encoder gave, in place of what it is given."""
@@ -50,8 +48,11 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
     full = [*({**masks, **more, **found} for found in labels), {**masks, **more}]
     full += [*({**masks, **found} for found in labels), masks]
     found = [tuple(_run({**inputs, **more}) for more in full if more)]
+    embedded, seen = _embedded(module, inputs), _seen(module, inputs)
     encoded = _encoded(module, inputs)
-    for instead in (_embedded(module, inputs), _seen(module, inputs), encoded):
+    if not (seen or encoded) and (steps := decoded(module, inputs, found[0], embedded)):
+        return tuple(steps)
+    for instead in (embedded, seen, encoded):
         if instead:
             found.append((_run(_without(inputs, instead)),))
     # The last of them fills a cache as well; if there is none, a call that does that alone.
@@ -61,15 +62,29 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
 
 
 def decoded(
-    module: nn.Module, inputs: Mapping[str, Any], before: Wish = (), tokens: int = 1
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    before: Wish = (),
+    embedded: Mapping[str, Tensor | None] | None = None,
+    tokens: Sequence[int] = (TRACE_STEP, 1),
 ) -> list[Wish]:
-    """A call that fills a cache, `before` or else that with `inputs`, and a step behind it."""
+    """A call that fills a cache, `before` or else that with `inputs`, and steps behind it.
+
+    By several tokens, as prompts come in parts and guesses are tried, and by one: code may do
+    something else for each. That by several is one by what is `embedded`, if that can be.
+    """
     grows = decoding.grows(inputs)
     if grows is None or not (SWITCH in inputs or _switch(module, SWITCH)):
         return []
     filling = [_run({**given, SWITCH: True}) for given in (*(b.kwargs for b in before), inputs)]
-    steps = decoding.steps({**inputs, **padding(module, inputs)}, grows, tokens)
-    return [(*filling, *before), tuple(_run(step)._replace(resumes=True) for step in steps)]
+    given, found = {**inputs, **padding(module, inputs)}, [(*filling, *before)]
+    for n, several in enumerate(tokens):
+        steps = [*decoding.steps(given, grows, several, sum(tokens[:n]))]
+        if several > 1 and embedded:
+            part = {k: v if v is None else v[:, :several] for k, v in embedded.items()}
+            steps = [*(_without(step, part) for step in steps), *steps]
+        found.append(tuple(_run(step)._replace(resumes=True) for step in steps))
+    return found
 
 
 def _without(inputs: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 from shardwright.planner.trace import by_name
+from shardwright.planner.trace.decoding import SWITCH
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.further_runs import SHOWS, Wish, decoded, wishes
 from shardwright.planner.trace.one_at_a_time import alone
@@ -72,10 +73,13 @@ class Source:
         where each rank attends `by_rows`, with its part of the queries.
         """
         kept = tuple(
-            run for wish in self.wishes[:1] for run in wish if not run.kwargs.keys() & SHOWS
+            run
+            for wish in self.wishes[:1]
+            for run in wish
+            if not run.kwargs.keys() & SHOWS and not run.kwargs.get(SWITCH)
         )
         inputs = named_inputs(self.module, self.args, self.kwargs) or {}
-        steps = () if by_rows else decoded(self.module, inputs, tokens=TRACE_SEQ)
+        steps = () if by_rows else decoded(self.module, inputs, tokens=(TRACE_SEQ,))
         wishes = tuple(wish for wish in (kept, *steps) if wish)
         found = replace(self, more=(), further=tuple(wish[0] for wish in wishes), wishes=wishes)
         return replace(found, by_rows=by_rows)

@@ -161,9 +161,9 @@ class Other:
 
 
 class Keeps(nn.Module):
-    """Attention with a cache of its own; what it keeps of the keys is one step's `kept`."""
+    """Attention with a cache of its own; of the keys in it a step by some tokens takes `kept`."""
 
-    def __init__(self, kept: Any = lambda keys: keys) -> None:
+    def __init__(self, kept: Any) -> None:
         super().__init__()
         self.heads, self.kept = 4, kept
         self.embed = nn.Embedding(60, 32)
@@ -175,7 +175,7 @@ class Keeps(nn.Module):
         parts = self.qkv(x).chunk(3, -1)
         q, k, v = (p.view(batch, tokens, self.heads, -1).transpose(1, 2) for p in parts)
         if state is not None:
-            k, v = torch.cat([self.kept(state.k), k], 2), torch.cat([state.v, v], 2)
+            k, v = torch.cat([self.kept(state.k, tokens), k], 2), torch.cat([state.v, v], 2)
         y = nn.functional.scaled_dot_product_attention(q, k, v)
         out = x + self.out(y.transpose(1, 2).flatten(2))
         return {"hidden": out, "state": Kept(k, v)} if use_cache else {"hidden": out}
@@ -188,19 +188,33 @@ class Kept:
         self.k, self.v = k, v
 
 
-def keeping(kept: Any = lambda keys: keys) -> tuple[nn.Module, Plan]:
+def mixed(keys: torch.Tensor, tokens: int = 1) -> torch.Tensor:
+    return keys.flip(1).cumsum(1)
+
+
+KEEPS = {
+    "nothing": lambda keys, tokens: keys,
+    "each": mixed,
+    "several": lambda keys, tokens: mixed(keys) if tokens > 1 else keys,
+}
+"""Which steps mix heads."""
+
+
+def keeping(kept: Any = KEEPS["nothing"]) -> tuple[nn.Module, Plan]:
     torch.manual_seed(0)
     model = Keeps(kept).double().eval()
     given = {"input_ids": torch.zeros(3, 19, dtype=torch.int64), "use_cache": False}
     return model, planning.plan(model, tp=2, kwargs=given)
 
 
-@pytest.mark.parametrize("mixes", [False, True])
-def test_a_step_that_mixes_heads_keeps_attention_whole(mixes: bool) -> None:
-    """Without the step nothing shows that heads are not each for itself."""
-    model, plan = keeping((lambda keys: keys.flip(1).cumsum(1)) if mixes else lambda keys: keys)
-    assert [call.state for call in plan.calls if call.state] == [{"state": "Kept"}]
-    assert ("" in plan.modules and "heads" in plan.modules[""].attributes) != mixes
+@pytest.mark.parametrize("mixes", KEEPS)
+def test_a_step_that_mixes_heads_keeps_attention_whole(mixes: str) -> None:
+    """Without the step nothing shows that heads are not each for itself; nor with another one."""
+    model, plan = keeping(KEEPS[mixes])
+    known = [(call.state, call.several) for call in plan.calls if call.state]
+    assert known == [({"state": "Kept"}, True), ({"state": "Kept"}, False)]
+    split = "" in plan.modules and "heads" in plan.modules[""].attributes
+    assert split == (mixes == "nothing")
     want = steps_of(model)
 
     def work(mesh: Mesh) -> None:
@@ -221,10 +235,26 @@ def steps_of(model: nn.Module) -> list[torch.Tensor]:
 def test_a_plan_that_a_step_forbids_is_refused() -> None:
     """That of the model whose step leaves heads alone, for the one whose step mixes them."""
     _, plan = keeping()
-    model, _ = keeping(lambda keys: keys.flip(1).cumsum(1))
+    model, _ = keeping(mixed)
     given = {"input_ids": torch.zeros(3, 19, dtype=torch.int64), "use_cache": False}
     with pytest.raises(PlanError, match="does not hold|which no plan of this model can"):
         shardwright.check(plan, model, kwargs=given)
+
+
+def test_several_tokens_that_were_in_no_step_are_refused() -> None:
+    """One behind a cache is not, nor several behind none."""
+    model, plan = keeping()
+    calls = [call.model_copy(update={"several": False}) for call in plan.calls]
+    plan = plan.model_copy(update={"calls": calls}).sealed()
+
+    def work(mesh: Mesh) -> None:
+        local = apply(copy.deepcopy(model), plan, mesh)
+        state = local(ids(5), use_cache=True)["state"]
+        local(ids(1), state=state)
+        with pytest.raises(UsageError, match="2 tokens behind what is in the cache of .*Keeps"):
+            local(ids(2), state=state)
+
+    run_ranks(2, work)
 
 
 @pytest.mark.parametrize(("name", "like"), ALIKE.items())

@@ -76,6 +76,11 @@ def of_module(plan: Plan, **keys: Any) -> str:
     return refused(plan, modules={**modules, "up": modules["up"] | keys})
 
 
+def test_what_stays_as_it_is_changes_nothing(plan: Plan) -> None:
+    text = of_module(plan, layer="Unchanged")
+    assert text.startswith("modules.up.layer: what is Unchanged changes nothing")
+
+
 @pytest.mark.parametrize(
     ("placement", "text"),
     [

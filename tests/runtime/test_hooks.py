@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
 
 from shardwright.errors import UsageError
@@ -15,18 +18,20 @@ from shardwright.runtime.api import apply
 from shardwright.runtime.mesh import Mesh
 from tests import planning
 from tests.cli.conftest import tiny
+from tests.planner.modules import WIDTH, TorchAttention
 from tests.ranks import run_ranks
 
 
 class Mlp(nn.Module):
-    """One split by rows, one by columns."""
+    """One split by rows, one by columns; between them what the plan does not change."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(8, 24), nn.Linear(24, 8)
+        self.up, self.act, self.down = nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 8)
+        self.same = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.relu(self.up(x)))
+        return self.down(self.same(self.act(self.up(x))))
 
 
 def loss_with_hooks(model: Any, x: Tensor, hooked: Any) -> Tensor:
@@ -49,36 +54,217 @@ def put_hooks(model: Any) -> list[Tensor]:
     def named(_: Any, args: Any, kwargs: Any, out: Tensor) -> None:
         seen.append(out)
 
+    def kept(_: Any, __: Any, out: Tensor) -> None:
+        out.retain_grad()
+        seen.append(out)
+
     model.up.register_forward_hook(behind)
+    model.act.register_forward_hook(kept)
+    model.act.register_forward_hook(behind)
+    model.act.register_forward_pre_hook(before)
     model.down.register_forward_pre_hook(before)
     model.down.register_forward_hook(named, with_kwargs=True)
     return seen
 
 
+def put_gradient_hooks(model: Any) -> list[Tensor]:
+    read: list[Tensor] = []
+
+    def behind(_: Any, given: Any, out: Any) -> Any:
+        read.extend((*given, *out))
+        return tuple(2 * g for g in given)
+
+    def before(_: Any, out: Any) -> Any:
+        read.extend(out)
+        return (out[0] - out[0].mean(-1, keepdim=True),)
+
+    for part in (model.up, model.act, model.down):
+        part.register_full_backward_hook(behind)
+        part.register_full_backward_pre_hook(before)
+    return read
+
+
+def same(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("tp", [2, 3])
 def test_hooks_see_and_give_whole_tensors(tp: int, early: bool) -> None:
-    """Also those that were there before the model was split."""
+    """Also those that were there before the model was split; and gradients, kept and read."""
     torch.manual_seed(0)
     model, x = Mlp().double(), torch.randn(3, 5, 8).double()
     plan = planning.plan(model, tp=tp, args=(x,))
     assert plan.predicted.collectives
     whole = copy.deepcopy(model)
-    want = loss_with_hooks(whole, x, put_hooks)
+    x.requires_grad_()
+    read, seen = put_gradient_hooks(whole), put_hooks(whole)
+    want = loss_with_hooks(whole, x, lambda _: seen)
     want.backward()
+    kept = next(t.grad for t in seen if t.retains_grad)
+    assert len(read) == 3 * 3
 
     def work(mesh: Mesh) -> None:
         local: Any = copy.deepcopy(model)
-        seen = put_hooks(local) if early else None
+        given = x.detach().clone().requires_grad_()
+        found = (put_gradient_hooks(local), put_hooks(local)) if early else None
         local = apply(local, plan, mesh)
-        got = loss_with_hooks(local, x, lambda m: put_hooks(m) if seen is None else seen)
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=0)
+        found = found or (put_gradient_hooks(local), put_hooks(local))
+        got = loss_with_hooks(local, given, lambda _: found[1])
+        same(got, want)
         got.backward()
+        same(given.grad, x.grad)
+        same(found[0], read)
+        same(next(t.grad for t in found[1] if t.retains_grad), kept)
         for name, p in local.named_parameters():
-            expected = whole.get_parameter(name).grad
-            torch.testing.assert_close(p.grad.full_tensor(), expected, rtol=0, atol=1e-9)
+            same(p.grad.full_tensor(), whole.get_parameter(name).grad)
 
     run_ranks(tp, work)
+
+
+class Again(Mlp):
+    """It keeps nothing of the activation for its backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(checkpoint(self.act, self.up(x), use_reentrant=False))  # type: ignore[arg-type]
+
+
+def test_hooks_in_what_runs_again_for_a_backward_pass() -> None:
+    """There, too, they see whole tensors: each twice."""
+    torch.manual_seed(0)
+    model, x = Again().double(), torch.randn(3, 8).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    sizes: list[int] = []
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        local.act.register_forward_pre_hook(lambda _, args: sizes.append(args[0].shape[-1]))
+        local(x).sum().backward()
+
+    run_ranks(2, work)
+    assert sizes == [24] * 4
+
+
+def test_what_hooks_may_not_do_is_refused() -> None:
+    """Changes in place of what only the module sees whole; the old kind; on all modules at once."""
+    torch.manual_seed(0)
+    model, x = Mlp().double(), torch.randn(3, 8).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    want, everywhere, barrier = model(x), [], threading.Barrier(2)
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        hook = local.down.register_forward_pre_hook(lambda _, args: (args[0].mul_(2),))
+        with torch.no_grad(), pytest.raises(UsageError, match="'down' changed in place"):
+            local(x)
+        hook.remove()
+        hook = local.act.register_backward_hook(lambda *_: None)
+        with pytest.raises(UsageError, match="register_full_backward_hook"):
+            local(x)
+        hook.remove()
+        for ask in (lambda x: x.retain_grad(), lambda x: x.register_hook(abs)):
+            hook = local.down.register_forward_pre_hook(lambda _, args, ask=ask: ask(args[0]))
+            with pytest.raises(UsageError, match="'down' asks for the gradient of what"):
+                local(x)
+            hook.remove()
+        hook = local.same.register_forward_hook(lambda _, __, out: out.retain_grad())
+        with pytest.raises(UsageError, match="'same' asks for the gradient of what"):
+            local(x)
+        hook.remove()
+        barrier.wait()
+        if mesh["tp"].rank == 0:  # for all threads
+            everywhere.append(register_module_forward_hook(lambda *_: None))
+        barrier.wait()
+        with pytest.raises(UsageError, match="register_module_forward_hook"):
+            local(x)
+        barrier.wait()
+        everywhere[0].remove()
+        barrier.wait()
+        same(local.act(want), torch.tanh(want))  # by itself, it takes what it is given
+        same(local(x), want)
+
+    run_ranks(2, work)
+
+
+class Nested(Mlp):
+    """Its activation gives more than one tensor, and one within a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = Both()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, (two, _) = self.act(self.up(x))
+        return self.down(one * two)
+
+
+class Both(nn.Module):
+    """Two of one."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x.tanh(), (x.cos(), None)
+
+
+def test_a_hook_sees_whole_what_is_in_a_tuple_in_a_tuple() -> None:
+    torch.manual_seed(0)
+    model, x = Nested().double(), torch.randn(3, 8).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    y = model.up(x)
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        seen: list[Any] = []
+        local.act.register_forward_hook(lambda _, __, out: seen.append(out))
+        same(local(x), model(x))
+        same([*seen[0][1][:1], seen[0][0]], [y.cos(), y.tanh()])
+
+    run_ranks(2, work)
+
+
+def test_a_hook_runs_only_where_that_of_the_whole_model_does() -> None:
+    """Torch's attention does not call the layer behind its heads as a module."""
+    torch.manual_seed(0)
+    model, x = TorchAttention().double(), torch.randn(3, 5, WIDTH).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    assert "a.out_proj" in plan.modules
+    seen: list[int] = []
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        local.a.out_proj.register_forward_hook(lambda *_: seen.append(1))
+        same(local(x), model(x))
+
+    run_ranks(2, work)
+    assert not seen
+
+
+class Shared(nn.Module):
+    """One activation for what is split, and for what is whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.down(self.act(self.up(x))))
+
+
+def test_a_hook_on_what_is_called_otherwise_each_time_is_refused() -> None:
+    """Nobody can tell there whether a tensor is a part."""
+    torch.manual_seed(0)
+    model, x = Shared().double(), torch.randn(3, 8).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    assert plan.modules["act"].varies
+    want = model(x)
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        same(local(x), want)
+        local.act.register_forward_hook(lambda *_: None)
+        with pytest.raises(UsageError, match="'act' has a hook.*several times"):
+            local(x)
+
+    run_ranks(2, work)
 
 
 def test_hooks_do_not_take_a_part_of_a_cache_for_the_whole() -> None:
