@@ -40,7 +40,8 @@ STEPS = 10
 def write_start(name: str, dtype: torch.dtype, directory: Path, **overrides: Any) -> None:
     """A tiny checkpoint of that architecture, where the example looks for one to begin with."""
     sizes = {"vocab_size": train_3d.CONFIG.vocab_size, **overrides}
-    config, model = zoo.build(name, attn=None, **sizes)
+    config, built = zoo.build(name, attn=None, **sizes)
+    model: Any = built
     start = directory / "start"
     model.to(dtype).save_pretrained(start)
     if dtype == torch.float64 and hasattr(config, "num_experts_per_tok"):

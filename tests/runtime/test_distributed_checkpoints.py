@@ -1,5 +1,6 @@
 """Chunks of tensors in an order of their own, as `torch.distributed.checkpoint` asks for them."""
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportOptionalSubscript=false
 
 from math import prod
 from typing import Any
