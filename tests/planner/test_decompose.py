@@ -20,6 +20,7 @@ from shardwright.planner.solvers.decompose.network import Network, Spans
 from shardwright.planner.solvers.decompose.parallel import side_by_side
 from shardwright.planner.solvers.decompose.part import Free, improve
 from shardwright.planner.solvers.decompose.rows import scarce
+from shardwright.planner.solvers.decompose.search import Hints, Search
 from shardwright.planner.solvers.limits import Limits, Use
 from shardwright.planner.solvers.problem import Problem, Result, Row
 
@@ -208,6 +209,28 @@ def test_a_part_gets_better_and_mends_what_is_broken():
         assert score.whole and score.cost == min(solutions(network))[0]
         mended += not network.score(x).whole
     assert mended
+
+
+def test_a_part_is_not_solved_once_the_time_is_over():
+    network = networks()[0][1]
+    x = [0] * len(network.costs)
+    free = Free(list(range(len(x))), [np.arange(len(c)) for c in network.costs])
+    assert improve(network, x, free, 10, time.monotonic()) is None
+
+
+def test_parts_stay_small_where_rows_hold_many_that_share_no_table():
+    """A part of all that a row holds had millions of terms, and took minutes to write down."""
+    count, rows = 4_000, 400
+    ends = np.sort(np.random.default_rng(1).integers(0, rows, (count, 2)), axis=1)
+    weights = [np.array([1.0, 0.0])] * count
+    bounds = np.full(rows, count / 8)
+    limits = Spans(np.arange(count), ends[:, 0], ends[:, 1] + 1, weights, bounds, bounds)
+    network = Network([np.array([0.0, 1.0])] * count, [], [], limits)
+    hints = Hints([np.zeros(2)] * count, np.ones(rows))
+    search = Search(network, [0] * count, hints)
+    parts = [search.part() for _ in range(20)]
+    assert 20 < max(len(part.variables) for part in parts) < count / 4
+    assert search.run(2, 0.0, time.monotonic() + 60).x != [0] * count
 
 
 def test_tasks_run_in_processes_and_keep_their_order():

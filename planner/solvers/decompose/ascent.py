@@ -19,6 +19,8 @@ import numpy as np
 from shardwright.planner.solvers.decompose.network import Array, Network
 
 ULPS = 2.0**-50
+PAIR, ENTRY = 1.6e-5, 1e-9
+"""Seconds that a pair of variables and an entry of its table take of a send, about."""
 FAR = 2.0**40
 """The most that a message moves: what a thousand neighbours send is far below 2^52."""
 

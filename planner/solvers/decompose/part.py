@@ -10,6 +10,7 @@ mends, and improves what is whole.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ PARTS = 1000
 
 BITS = 60
 """CP-SAT counts to 2^63."""
+
+SOLVING, BUILDING = 3.0, 2e-5
+"""Seconds that a unit of CP-SAT's deterministic time and a literal take, about."""
 
 
 class Free(NamedTuple):
@@ -36,6 +40,8 @@ class Found(NamedTuple):
 
     values: list[int]
     proven: bool
+    work: float
+    """Seconds that this takes, about: from counts, the same every time."""
 
 
 def improve(
@@ -43,17 +49,17 @@ def improve(
     x: Sequence[int],
     free: Free,
     effort: float,
-    seconds: float = 3600,
+    deadline: float = np.inf,
     ceiling: float = np.inf,
 ) -> Found | None:
-    """The best values of `free.variables` that CP-SAT finds at an effort; None: none found.
+    """The best values of `free.variables` that CP-SAT finds at an effort; None: none in time.
 
     Args:
         network: The whole.
         x: An assignment; it may break tables and limits.
         free: Variables and values; those of `x` are among them.
         effort: CP-SAT's deterministic time.
-        seconds: The most time to take.
+        deadline: When to end, by the clock of `time.monotonic`.
         ceiling: What x costs, where it breaks nothing: what alone costs more is left out.
     """
     from ortools.sat.python import cp_model as cp
@@ -95,10 +101,13 @@ def improve(
     if shift:  # about what it costs: who asked knows how much it is
         terms.weights = [max(w >> shift, 1) for w in terms.weights]
     model.minimize(cp.LinearExpr.weighted_sum(terms.literals, terms.weights))
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return None
     solver = cp.CpSolver()
     parameters = solver.parameters
     parameters.max_deterministic_time = effort
-    parameters.max_time_in_seconds = max(seconds, 0.01)
+    parameters.max_time_in_seconds = min(left, 3600)
     parameters.num_workers, parameters.random_seed = 1, 0
     parameters.linearization_level = 2
     parameters.symmetry_level = parameters.cp_model_probing_level = 0
@@ -109,7 +118,8 @@ def improve(
         int(own[next(i for i, q in enumerate(group) if solver.value(q))])
         for own, group in zip(free.values, literals, strict=True)
     ]
-    return Found(values, status == cp.OPTIMAL and not shift)
+    work = SOLVING * solver.response_proto.deterministic_time + BUILDING * len(terms.literals)
+    return Found(values, status == cp.OPTIMAL and not shift, work)
 
 
 BROKEN = -np.inf
@@ -186,44 +196,46 @@ def _limits(
     literals: list[list[Any]],
 ) -> list[Any]:
     """Rows that what is free may pass; what they are passed by now stays possible at a price."""
+    from ortools.sat.python.cp_model import LinearExpr
+
     limits = network.limits
     spans = [k for v in free.variables for k in limits.of.get(v, ())]
     if not spans:
         return []
     usage = limits.usage(x)
+    first, last = limits.first[spans], limits.last[spans]
     own, most = np.zeros(len(usage) + 1), np.zeros(len(usage) + 1)
-    taken: dict[int, Array] = {}
+    taken: list[list[int]] = []
+    held: list[list[Any]] = []
     for k in spans:
         v = int(limits.variable[k])
-        taken[k] = limits.weights[k][free.values[at[v]]]
-        for change, value in ((own, limits.weights[k][x[v]]), (most, taken[k].max())):
+        weights = limits.weights[k][free.values[at[v]]]
+        taken.append([int(w) for w in weights])
+        held.append(literals[at[v]])
+        for change, value in ((own, limits.weights[k][x[v]]), (most, weights.max())):
             change[limits.first[k]] += value
             change[limits.last[k]] -= value
     left = limits.bounds - (usage - np.cumsum(own)[:-1])
     tight = np.cumsum(most)[:-1] > left
-    ends = sorted({int(e) for k in spans for e in (limits.first[k], limits.last[k])})
-    out: list[Any] = []
-    seen: dict[tuple[int, ...], float] = {}
-    for start, stop in zip(ends, ends[1:], strict=False):
+    ends = np.unique([first, last])
+    fullest: dict[bytes, int] = {}
+    for start, stop in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         if tight[start:stop].any():
             row = start + int(left[start:stop].argmin())
-            users = tuple(k for k in spans if limits.first[k] <= row < limits.last[k])
-            seen.setdefault(users, row)
-            if left[row] < left[int(seen[users])]:
-                seen[users] = row
-    for users, at_row in seen.items():
-        row = int(at_row)
-        used: list[Any] = []
-        weights: list[int] = []
-        for k in users:
-            used += literals[at[int(limits.variable[k])]]
-            weights += [int(w) for w in taken[k]]
+            users = ((first <= row) & (row < last)).tobytes()
+            if left[row] < left[fullest.setdefault(users, row)]:
+                fullest[users] = row
+    out: list[Any] = []
+    for users, row in fullest.items():
+        using = np.flatnonzero(np.frombuffer(users, dtype=bool)).tolist()
+        used = [literal for k in using for literal in held[k]]
+        amounts = [w for k in using for w in taken[k]]
         past = usage[row] - limits.bounds[row]
         if past > 0:
             part = max(int(limits.units[row]) // PARTS, 1)
             excess = model.new_int_var(0, int(past) // part + 1, "")
             out.append(excess)
             used.append(excess)
-            weights.append(-part)
-        model.add(sum(w * q for w, q in zip(weights, used, strict=True)) <= int(left[row]))
+            amounts.append(-part)
+        model.add(LinearExpr.weighted_sum(used, amounts) <= int(left[row]))
     return out

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.planner.solvers.decompose.ascent import Ascent, Reduced
+from shardwright.planner.solvers.decompose.ascent import ENTRY, PAIR, Ascent, Reduced
 from shardwright.planner.solvers.decompose.network import Array, Network
 
 PATIENCE = 8
@@ -59,6 +59,8 @@ class Prices:
     def __post_init__(self) -> None:
         self.ascent = Ascent(self.network)
         entries = sum(t.size for t in self.network.tables) + 1
+        self.send = PAIR * len(self.network.tables) + ENTRY * entries
+        self.work = 0.0
         self.sends = min(max(ENTRIES // entries, FEWEST), MOST)
         limits = self.network.limits
         self.rough = self.start is None  # what fits is looked for first
@@ -82,8 +84,7 @@ class Prices:
         paid = float(self.now @ self.room)
         sent: list[float] = []
         while True:
-            self._cut(self.ascent.forward())
-            sent.append(self.ascent.backward() - paid)
+            sent.append(self._send() - paid)
             if sent[-1] > self.ceiling - 1 + HALF or time.monotonic() > self.deadline:
                 break
             gained = sent[-1] - sent[-PATIENCE] if len(sent) >= PATIENCE else np.inf
@@ -124,11 +125,16 @@ class Prices:
         """Send messages at the best prices, and give what they prove."""
         self.ascent.price(self.best / self.scale)
         for _ in range(sends if time.monotonic() < self.deadline else 1):
-            self._cut(self.ascent.forward())
-            self.ascent.backward()
+            self._send()
         reduced = self.ascent.reduced(float(self.best @ self.room))
         self.bound = max(self.bound, reduced.bound)
         return reduced
+
+    def _send(self) -> float:
+        """Send messages there and back; the sum of the least entries."""
+        self.work += self.send
+        self._cut(self.ascent.forward())
+        return self.ascent.backward()
 
     def _cut(self, found: list[int]) -> None:
         """Note what an assignment says of prices."""

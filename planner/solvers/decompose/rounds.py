@@ -25,6 +25,8 @@ from shardwright.planner.solvers.problem import Problem, Result
 
 ROOT, VISIT = 0.4, 0.1
 """Parts of the time for the first visit and for each other one, at most."""
+SPLIT = 3
+"""What a node's splitting takes at most, in times that it took to make the root small."""
 PARTS, DIVE = 12, 4
 """What a worker does in a round: parts of the best assignment solved, or nodes visited."""
 EFFORT = 8.0
@@ -52,6 +54,8 @@ class _State:
     """Of the first visit."""
     leads: list[list[int]] = field(default_factory=list)
     """Assignments that pass bounds, for workers to mend."""
+    setup: float = 0.0
+    """Seconds that it took to make the root small."""
     most: float = math.inf
     """No assignment costs more."""
     target: float = math.inf
@@ -61,8 +65,8 @@ class _State:
     """For a part: it doubles while nothing is gained."""
     fresh: bool = True
     """Whether the best assignment is not one of a search."""
-    useful: bool = True
-    """Whether search is worth half of the workers: it found something when it was last tried."""
+    work: float = 0.0
+    """What the last visits took."""
     rounds: int = 0
 
     @property
@@ -117,19 +121,20 @@ class _State:
             lambda node=node: dive(node, count, ceiling, deadline) for node in self.chosen(nodes)
         ]
         if self.best is not None:
-            parts = max(round(PARTS / self.effort), 2)
+            parts, work = max(round(PARTS / self.effort), 2), 0.0
+            if tasks or self.workers == 1:  # as long as a visit
+                work = self.work
             for k in range(self.workers - len(tasks)):
                 search = self.searching(k)
-                tasks.append(lambda search=search: search.run(parts, deadline))
+                tasks.append(lambda search=search: search.run(parts, work, deadline))
         self.rounds += 1
-        self.useful = nodes == self.workers  # then it is time to search again
         before = self.best
         for found in side_by_side(tasks):
             if isinstance(found, Visited):
                 self.visited(found)
             else:
                 self.size = found.size
-                self.useful |= self.offer(found.x)
+                self.offer(found.x)
                 self.fresh = False
                 if before is not None and self.best is not None:  # what another worker changed
                     both = zip(before[1], found.x, self.best[1], strict=True)
@@ -137,8 +142,9 @@ class _State:
 
     def chosen(self, count: int) -> list[Node]:
         """Open nodes to visit, by turns the one of the least bound and the last one made."""
-        if self.best is not None and self.until(1.5 * VISIT) == self.began + self.seconds:
-            return []  # a visit of a large one ends late
+        late = max(VISIT * self.seconds / 2, SPLIT * self.setup)  # by which a visit may end
+        if self.best is not None and self.until(VISIT) + late > self.began + self.seconds:
+            return []
         out: list[Node] = []
         while self.open and len(out) < count:
             least = min(range(len(self.open)), key=lambda k: (self.open[k].bound, -k))
@@ -149,15 +155,12 @@ class _State:
         """A search from the best assignment, with a seed of its own."""
         assert self.best is not None and self.hints is not None
         seed = (self.seed * 1_000_003 + self.rounds) * 64 + worker
-        if self.leads:
-            lead = self.leads.pop(0)
-            return Search(self.root.network, lead, self.hints, seed)
-        x = list(self.best[1])
-        return Search(self.root.network, x, self.hints, seed, self.size, self.effort, self.fresh)
+        x, fresh = (self.leads.pop(0), True) if self.leads else (list(self.best[1]), self.fresh)
+        return Search(self.root.network, x, self.hints, seed, self.size, self.effort, fresh)
 
     def visited(self, seen: Visited) -> None:
         """Take over what a visit found."""
-        self.leads = seen.leads
+        self.leads, self.work = seen.leads, seen.work
         if seen.best is not None and self.offer(seen.best):
             self.fresh = True
         self.hints = self.hints or seen.hints
@@ -204,6 +207,7 @@ def solve(
     root = Node(-math.inf, whole.network, 0.0, (), None)
     cores = workers or len(os.sched_getaffinity(0))
     state = _State(root, began, seconds, cores, seed, [root])
+    state.setup = time.monotonic() - began
     state.most = root.network.most()
     state.round(1)
     searching = True
@@ -211,7 +215,7 @@ def solve(
         before = state.cost
         if not searching:
             state.aim()
-        state.round(0 if searching else max(cores // 2, 1) if state.useful else cores)
+        state.round(0 if searching else max(cores // 2, 1))
         gained = state.cost < (1 - MUCH) * before
         state.effort = 1.0 if gained else min(2 * state.effort, EFFORT)
         searching = gained or (cores == 1 and not searching)

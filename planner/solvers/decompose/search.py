@@ -18,10 +18,12 @@ import numpy as np
 
 from shardwright.planner.solvers.decompose.mend import mend
 from shardwright.planner.solvers.decompose.network import Array, Network
-from shardwright.planner.solvers.decompose.part import Found, Free, improve
+from shardwright.planner.solvers.decompose.part import SOLVING, Found, Free, improve
 
 FEWEST, MOST = 2_000, 60_000
 """Pairs of values in a part at an effort of one."""
+TERMS = 32
+"""Terms in rows of the limits that take as long as a pair of values."""
 
 
 class Searched(NamedTuple):
@@ -58,20 +60,18 @@ class Search:
         self.random = random.Random(self.seed)
         self.score = self.network.score(self.x)
 
-    def run(self, count: int, deadline: float) -> Searched:
-        """Solve so many parts one after another, fewer where the time is over."""
+    def run(self, count: int, work: float, deadline: float) -> Searched:
+        """Solve parts one after another: so many and so much, less where the time is over."""
         if not self.score.broken and (self.fresh or self.score.over):
             self.x = mend(self.network, self.x, deadline)
             self.score = self.network.score(self.x)
-        for _ in range(count):
-            part = self.part()
+        while (count > 0 or work > 0) and time.monotonic() < deadline:
+            part, count = self.part(), count - 1
             if part.variables:
-                left = deadline - time.monotonic()
                 ceiling = self.score.cost if self.score.whole else np.inf
-                found = improve(self.network, self.x, part, self.effort, left, ceiling)
+                found = improve(self.network, self.x, part, self.effort, deadline, ceiling)
                 self.take(part, found)
-            if time.monotonic() > deadline:
-                break
+                work -= found.work if found is not None else SOLVING * self.effort
         return Searched(self.x, self.size)
 
     def take(self, part: Free, found: Found | None) -> None:
@@ -91,7 +91,7 @@ class Search:
         """Variables about a centre, with the most promising of their values."""
         network, most = self.network, self.random.choice([3, 5, 8, 16, 32, 10_000])
         values: dict[int, Array] = {}
-        entries = 0.0
+        entries, users = 0.0, 0
         for v in self._about(self._centre()):
             if len(network.costs[v]) == 1:
                 continue
@@ -102,6 +102,10 @@ class Search:
             entries += sum(
                 len(values[v]) * len(values[w]) for _, w, _ in network.near[v] if w in values
             )
+            spans = network.limits.of.get(v, [])
+            rows = int((network.limits.last[spans] - network.limits.first[spans]).sum())
+            users += len(spans)
+            entries += len(values[v]) * min(rows, users) / TERMS
             if entries > self.size:
                 break
         return Free(list(values), list(values.values()))
