@@ -249,7 +249,6 @@ FROM_RUNTIME = {
     "planner.on_ranks.stock": {
         "runtime.config", "runtime.gather", "runtime.in_transformers", "runtime.local",
     },
-    "planner.picture.beside": {"runtime.identity"},
     "planner.prove.prover": {"runtime.identity"},
     "planner.report.explain": {"runtime.identity"},
     "planner.trace.callers": {"runtime.call_sites"},
