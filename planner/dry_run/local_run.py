@@ -7,7 +7,7 @@ a wrong shape or an exception, and becomes a constraint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,29 +50,32 @@ def run_local(
 
     With `whole_calls`, compare what its code calls as well. Of `blocks`, like ones run once.
     """
-    with duplicated(root) as local:
-        return _run(local, runs, plan, coords, predicted, opaque, whole_calls, blocks)
-
-
-def _run(
-    local: nn.Module,
-    runs: Sequence[Run],
-    plan: Plan,
-    coords: Coords,
-    predicted: Mapping[tuple[str, str], list[tuple[int, ...]]],
-    opaque: Opaque,
-    whole_calls: Calls | None,
-    blocks: LikeBlocks,
-) -> Mismatch | None:
-    """`run_local` on a copy."""
-    calls = [c.model_copy(update={"training": True}) for c in plan.calls]
-    plan = plan.model_copy(update={"calls": calls})  # whatever else ranks draw random numbers for
-    try:
-        apply_modules(local, plan, Mesh.shape_only(coords), defer=False)  # as it was traced
-    except PlanError as error:
-        return Mismatch("", str(error))
-    times: dict[tuple[str, str], int] = {}
+    training = [c.model_copy(update={"training": True}) for c in plan.calls]
+    drawing = plan.model_copy(update={"calls": training})  # whatever ranks draw random numbers for
     found: list[Mismatch] = []
+    with duplicated(root) as local:
+        try:
+            apply_modules(local, drawing, Mesh.shape_only(coords), defer=False)  # as it was traced
+        except PlanError as error:
+            return Mismatch("", str(error))
+        blocks.put_in(local)
+        entered = follow(local, _comparing(predicted, found))
+        try:
+            noted = run_and_note(local, runs, entered, opaque)
+            if whole_calls is not None and (other := difference(whole_calls, noted)) is not None:
+                found.append(Mismatch(*other))
+        except Exception as error:  # whatever model code raises on sizes it does not expect
+            first = str(error).strip().split("\n")[0]
+            text = f"{type(error).__name__}: {first}"
+            found.append(Mismatch(entered[-1] if entered else "", text))
+    return found[0] if found else None
+
+
+def _comparing(
+    predicted: Mapping[tuple[str, str], list[tuple[int, ...]]], found: list[Mismatch]
+) -> Callable[[str, Any], None]:
+    """What a module gives, each time, against what is predicted; what differs is `found`."""
+    times: dict[tuple[str, str], int] = {}
 
     def leave(name: str, output: Any) -> None:
         def compare(x: torch.Tensor, slot: str) -> torch.Tensor:
@@ -86,13 +89,4 @@ def _run(
 
         map_slots(output, "", compare)
 
-    blocks.put_in(local)
-    entered = follow(local, leave)
-    try:
-        noted = run_and_note(local, runs, entered, opaque)
-        if whole_calls is not None and (other := difference(whole_calls, noted)) is not None:
-            found.append(Mismatch(*other))
-    except Exception as error:  # whatever model code raises on sizes it does not expect
-        text = str(error).strip().split("\n")[0]
-        found.append(Mismatch(entered[-1] if entered else "", f"{type(error).__name__}: {text}"))
-    return found[0] if found else None
+    return leave

@@ -58,15 +58,21 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
     Raises:
         ModelError: the first run cannot be traced.
     """
-    with suppress(ModelError, Unfoldable):
+    whole = False
+    try:
         return tried(len(source.more), source.further, False)
+    except Unfoldable:
+        pass
+    except ModelError:
+        whole = True  # so it was with all blocks
     best = tried(0, (), True)
     for count in range(len(source.more), 0, -1):
         with suppress(ModelError):
             best = tried(count, (), True)
             break
     more = len(best[0].more)
-    if source.further and not best[1].stacks:
+    again = whole and more == len(source.more)
+    if source.further and not best[1].stacks and not again:
         with suppress(ModelError):
             return tried(more, source.further, True)
     for wish in source.wishes:
