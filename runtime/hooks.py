@@ -214,14 +214,15 @@ def _shown(module: Any) -> Shown | None:
 
 def _inside(state: Any) -> bool:
     """Whether the module is called by the model, so that tensors lie as the plan has them."""
-    alone: Again | None = state if isinstance(state, Again) else state.alone
-    if state.running.now:
+    running, unchanged = state.running, isinstance(state, Again)
+    alone: Again | None = state if unchanged else state.alone
+    if running.now:
         if alone is not None:
             alone.inside = True
         return True
     if alone is None or alone.again():
         return alone is not None
-    if isinstance(state, Again) and torch._C._current_graph_task_id() == -1:
+    if unchanged and torch._C._current_graph_task_id() == -1:
         alone.called = True
     return False
 

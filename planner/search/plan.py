@@ -32,7 +32,7 @@ from shardwright.planner.problem.pins import as_table
 from shardwright.planner.search.solution import Solution, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.trace.boundaries import argument_names
-from shardwright.planner.trace.decoding import tokens_of
+from shardwright.planner.trace.decoding import tokens_of, without_state
 
 UNPROVEN = (
     "calls with a mask for padding cannot be traced, and are refused: give one with example inputs"
@@ -119,18 +119,17 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
     kept = zip(graph.taken, graph.states, strict=True)
     for number, given, (taken, state) in zip(numbers, graph.given, kept, strict=True):
         run = runs[number]
-        if run.resumes and not taken:
+        inputs = run.kwargs if taken or not run.resumes else without_state(run.kwargs)
+        if inputs is None:
             continue
         names = [*argument_names(task.source.module.get_submodule(run.module).forward)]
         positions = (*names, *(f"*{i}" for i in range(len(run.args))))[: len(run.args)]
         call = TracedCall(
             module=run.module,
-            inputs=sorted(
-                {*positions, *taken, *(k for k, v in run.kwargs.items() if v is not None)}
-            ),
+            inputs=sorted({*positions, *taken, *(k for k, v in inputs.items() if v is not None)}),
             outputs=sorted({slot_pattern(slot) for slot in given}),
             state=state,
-            several=bool(state) and tokens_of(run.kwargs) > 1,
+            several=bool(state) and tokens_of(inputs) > 1,
             draws=draws,
         )
         alike = call.model_copy(update={"training": True, "draws": draws or drawn})

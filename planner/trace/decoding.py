@@ -41,6 +41,16 @@ def tokens_of(inputs: Mapping[str, Any]) -> int:
     return next((inputs[n].shape[1] for n in names), 0)
 
 
+def without_state(step: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The call that a step is where none before it left a cache: that with embeddings.
+
+    None for one by tokens, which other calls have.
+    """
+    if all(step.get(name) is None for name in EMBEDDED):
+        return None
+    return {name: v for name, v in step.items() if name not in (*MASKS, SWITCH)}
+
+
 def steps(
     inputs: Mapping[str, Any], grows: str, tokens: int, between: int = 0
 ) -> Iterator[dict[str, Any]]:

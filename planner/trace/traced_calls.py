@@ -15,6 +15,7 @@ from torch import nn
 
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.trace.data_dependent import branch_paths
+from shardwright.planner.trace.decoding import without_state
 from shardwright.runtime.slots import state_of
 
 State = Mapping[str, Any]
@@ -29,10 +30,11 @@ class Run(NamedTuple):
     questions that only data answers, `answers` are those of the first of them (see
     `branch_paths.py`). One that is not `priced` only says what must hold besides; the last dim of
     what is real in it is the model's, not one of run-time size. One that
-    `resumes` is given the state that the last run before it gave; where none gave any it is not
-    made. One that is `training` is made in training mode, and not priced either; any other in the
-    mode that the modules are in. Where the first is `by_rows`, attention in all is traced as what
-    each rank does with its part of the queries (see `attention_rows.py`).
+    `resumes` is given the state that the last run before it gave; where none gave any it is made
+    as `without_state` has it, or not. One that is `training` is made in training mode, and not
+    priced either; any other in the mode that the modules are in. Where the first is `by_rows`,
+    attention in all is traced as what each rank does with its part of the queries (see
+    `attention_rows.py`).
     """
 
     module: str
@@ -107,13 +109,14 @@ class Runner(nn.Module):
         for traced_call, run in enumerate(runs):
             state = left if run.resumes else {}
             self.begin(traced_call, state)
-            if run.resumes and not state:
+            given = run.kwargs if state or not run.resumes else without_state(run.kwargs)
+            if given is None:
                 found.append(None)
                 continue
             module = self.root.get_submodule(run.module)
             taken = branch_paths.taken(traced_call, run.answers, not self.on_fake)
             with taken, in_mode(self.root, run.training):
-                found.append(module(*run.args, **{**run.kwargs, **state}))
+                found.append(module(*run.args, **{**given, **state}))
             self.end(state)
             left = left if run.module else state_of(found[-1], module) or left
         return found

@@ -241,6 +241,14 @@ def test_a_plan_that_a_step_forbids_is_refused() -> None:
         shardwright.check(plan, model, kwargs=given)
 
 
+def test_embeddings_are_proven_where_no_cache_is_left() -> None:
+    """Elsewhere they are a step's."""
+    _, model = zoo.build("recurrent_gemma")
+    calls = planning.plan(model, tp=2).calls
+    assert not any(call.state for call in calls)
+    assert [c.inputs for c in calls if "inputs_embeds" in c.inputs] == [["inputs_embeds"]]
+
+
 def test_several_tokens_that_were_in_no_step_are_refused() -> None:
     """One behind a cache is not, nor several behind none."""
     model, plan = keeping()
