@@ -112,7 +112,7 @@ class _Drawing:
     # --- blocks
 
     def blocks(self) -> list[DrawnBlock]:
-        """All that are unlike, in the order in which they first run."""
+        """All that are unlike, in the order in which they first run, behind those around them."""
         kinds: dict[Place, DrawnBlock] = {}
         alike: dict[str, list[Place]] = {}
         like: dict[str, Place] = {}
@@ -124,6 +124,7 @@ class _Drawing:
             kinds[place] = drawn
             like[place[-1]] = alike[key][0]
         groups = sorted(alike.values(), key=lambda p: (self._first(p[0]), len(p[0])))
+        groups = _outside_in(groups, kinds)
         numbers = {places[0][-1]: str(i) for i, places in enumerate(groups)}
         return [_numbered(kinds[places[0]], places, numbers) for places in groups]
 
@@ -191,6 +192,19 @@ def _numbered(block: DrawnBlock, places: list[Place], numbers: dict[str, str]) -
     ]
     names = [*_ranges(place[-1] for place in places)]
     return block.model_copy(update={"modules": names, "count": len(places), "items": items})
+
+
+def _outside_in(groups: list[list[Place]], kinds: dict[Place, DrawnBlock]) -> list[list[Place]]:
+    """Groups of like blocks in the same order, but each behind all that have such blocks in them.
+
+    Blocks that are unlike may have like ones in them.
+    """
+    out, left = [], [*groups]
+    while left:
+        within = {name for g in left for item in kinds[g[0]].items for name in item.blocks}
+        out.append(next(g for g in left if g[0][-1] not in within))
+        left.remove(out[-1])
+    return out
 
 
 def _ranges(names: Iterable[str]) -> Iterator[str]:

@@ -12,7 +12,8 @@ from torch import nn
 
 from benchmarks.zoo_case import build
 from shardwright.errors import PlanError
-from shardwright.planner.contract.plan_file import DrawnItem, Plan
+from shardwright.planner.contract.plan_file import DrawnBlock, DrawnItem, Plan
+from shardwright.planner.emit.drawing import _outside_in
 from tests import zoo
 from tests.planning import plan
 
@@ -174,3 +175,18 @@ def test_check_compares_the_drawing(net: Plan) -> None:
     with pytest.raises(PlanError, match="drawing"):
         shardwright.check(edited, Net(), args=args)
     assert shardwright.check(edited, Net(), args=args, accept=True).drawing == net.drawing
+
+
+def test_a_part_of_several_blocks_is_drawn_behind_all_of_them() -> None:
+    """Where these are unlike, too: adapters make them so."""
+
+    def block(*within: str) -> DrawnBlock:
+        items = [DrawnItem(blocks={name: 1}) for name in within]
+        return DrawnBlock(modules=[], count=0, items=items)
+
+    kinds = {("", "a"): block("p"), ("", "a", "p"): block(), ("", "b"): block("p")}
+    assert _outside_in([[place] for place in kinds], kinds) == [
+        [("", "a")],
+        [("", "b")],
+        [("", "a", "p")],
+    ]
