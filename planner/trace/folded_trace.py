@@ -14,6 +14,7 @@ from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
+from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.source import Source
 from shardwright.planner.trace.trace import trace_runs
 from shardwright.planner.trace.traced_calls import Run
@@ -136,7 +137,7 @@ def traced(source: Source) -> Graph:
     Raises:
         ModelError: the model cannot be traced.
     """
-    with noted() as reads:
+    with alone(), noted() as reads:  # all modules tell, whoever's
         graph = trace_runs(source.module, source.runs)
     note_training(graph, source, reads)
     return graph

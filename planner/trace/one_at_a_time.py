@@ -1,10 +1,11 @@
 """The code of one model runs at a time, and what it plans itself is planned apart from it.
 
 While model code is traced, or tried, some of what all threads share is changed: what torch says of
-exporting, the default dtype, filters of warnings and logs, random numbers. So it runs `alone`:
-other threads that plan wait until it is through, and solve meanwhile. All else of a plan is its
-own: its copy of the model, modes and context variables, which belong to their thread. (Ids of axes
-are counted for all; those of a plan grow as its axes are made, and nothing else counts.)
+exporting, the default dtype, filters of warnings and logs, random numbers, who asks for modes. So
+it runs `alone`: other threads that plan wait until it is through, and solve meanwhile. All else of
+a plan is its own: its copy of the model, modes and context variables, which belong to their thread.
+(Ids of axes are counted for all; those of a plan grow as its axes are made, and nothing else
+counts.)
 
 Model code may plan another model, in a thread of its own, where no mode of the outer trace is on:
 `apart`. (Threads that it starts itself must not plan: they would wait for it.)

@@ -67,6 +67,7 @@ def restless() -> Iterator[None]:
     yield
     sys.setswitchinterval(before)
     assert gc.isenabled()
+    assert "training" not in vars(nn.Module)
     assert not torch.compiler.is_exporting() and not torch.compiler.is_compiling()
 
 
