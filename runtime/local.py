@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Range
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime import buffers
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.hooks import Hooked
 from shardwright.runtime.mesh import Mesh
@@ -172,6 +173,14 @@ class LocalModule(Hooked):
     """Mixin in front of a module's own class; its `_shardwright` is set by `apply_module`."""
 
     _shardwright: LocalState
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
+        buffers.show(self, destination, prefix)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        buffers.cut(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward between the redistributions in and out.

@@ -6,6 +6,7 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
@@ -81,3 +82,35 @@ def test_training_moves_them() -> None:
         for name, buffer in whole.named_buffers():
             torch.testing.assert_close(buffers[name], buffer, rtol=1e-12, atol=1e-12)
             assert not torch.equal(buffer, dict(model.named_buffers())[name])
+
+
+def test_state_dicts_show_and_take_them_whole() -> None:
+    """As parameters: as DTensors of the whole shape; whole ones that are loaded are cut."""
+    model, plan = made()
+    other = copy.deepcopy(model)
+    for buffer in other.buffers():
+        buffer.add_(1)
+    x = inputs(2, 5)
+
+    def rank(mesh: Mesh) -> tuple[dict[str, Tensor], list[Tensor]]:
+        local = apply(copy.deepcopy(model), plan, mesh)
+        state = local.state_dict()
+        assert isinstance(state["norm.running_mean"], DTensor)
+        shown = {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in state.items()}
+        kept = {name: t.clone() for name, t in state.items()}
+        local.load_state_dict(other.state_dict())
+        outputs = [local(*x)]
+        local.load_state_dict(kept)
+        outputs.append(local(*x))
+        state["norm.running_mean"].to_local().add_(1)  # it is the module's own memory
+        return shown, [
+            *outputs,
+            full_tensors(local, dict(local.named_buffers()))["norm.running_mean"],
+        ]
+
+    for shown, (loaded, again, mean) in run_ranks(2, rank):
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(shown[name], tensor, rtol=0, atol=0)
+        torch.testing.assert_close(loaded, other(*x))
+        torch.testing.assert_close(again, model(*x))
+        torch.testing.assert_close(mean, model.norm.running_mean + 1)
