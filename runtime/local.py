@@ -178,9 +178,9 @@ class LocalModule(Hooked):
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
         buffers.show(self, destination, prefix)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        buffers.cut(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        buffers.cut(self, *args[:2])
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward between the redistributions in and out.

@@ -113,4 +113,4 @@ def test_state_dicts_show_and_take_them_whole() -> None:
             torch.testing.assert_close(shown[name], tensor, rtol=0, atol=0)
         torch.testing.assert_close(loaded, other(*x))
         torch.testing.assert_close(again, model(*x))
-        torch.testing.assert_close(mean, model.norm.running_mean + 1)
+        torch.testing.assert_close(mean, model.get_buffer("norm.running_mean") + 1)
