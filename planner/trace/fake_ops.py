@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.planner.trace.data_dependent.known import Known
+from shardwright.planner.trace.fake_mode import DEVICE
 
 GROUPED_MM = torch.ops.aten._grouped_mm.default
 GROUPED_MM_TAKES = (torch.float32, torch.float16, torch.bfloat16)
@@ -50,6 +52,8 @@ class LikeReal(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """The op, or what stands in for it."""
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         kwargs = kwargs or {}
         if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
             return grouped_mm(*args, **kwargs)

@@ -18,6 +18,7 @@ from shardwright.planner.trace.calls import Calls, Entered, Notes
 from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.numbers import Questions
 from shardwright.planner.trace.duplicate import duplicated
+from shardwright.planner.trace.fake_mode import OnMeta
 from shardwright.planner.trace.fake_ops import LikeReal
 from shardwright.planner.trace.forwards import Forward, put_around
 from shardwright.planner.trace.made_up_data import Spec
@@ -138,7 +139,7 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
 
     On fake rather than plain meta tensors: model code knows them and does not ask for their values.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = OnMeta()
     runs = opaque.made(runs)
     plain = [(run.args, dict(run.kwargs)) for run in runs]
     given = tree_map(lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, plain)

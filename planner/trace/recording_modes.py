@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils._pytree import tree_map
 
@@ -22,6 +22,7 @@ from shardwright.planner.trace.attention_rows import ROWS, by_rows
 from shardwright.planner.trace.boundaries import BOUNDARY
 from shardwright.planner.trace.data_dependent.known import Known
 from shardwright.planner.trace.data_dependent.loops import inner
+from shardwright.planner.trace.fake_mode import DEVICE, OnMeta
 from shardwright.planner.trace.fake_ops import SHAPES
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.record import Call, Untraced
@@ -91,6 +92,8 @@ class Functional(FunctionalTensorMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Hand on `func`, or the calls that compute the same without changing a tensor."""
+        if func is DEVICE:
+            return inner(args[0]).device
         args, kwargs = self._kept(func, tuple(args), kwargs or {})
         if func is BOUNDARY and "|out|" in args[1]:
             self._left[args[1].partition("|")[0]] += 1
@@ -148,11 +151,11 @@ def _is_part(x: FunctionalTensor) -> bool:
     return any(type(v).__name__ not in ("detach_ViewMeta", "alias_ViewMeta") for v in views)
 
 
-class Recorder(FakeTensorMode):
+class Recorder(OnMeta):
     """Fake tensors, and a note of every call of an op on them."""
 
     def __init__(self, entered: Sequence[str], by_rows: bool = False) -> None:
-        super().__init__(allow_non_fake_inputs=True)
+        super().__init__()
         self.entered, self.by_rows = entered, by_rows
         self.calls: list[Call] = []
         self.before: Callable[[], None] = lambda: None
@@ -170,6 +173,8 @@ class Recorder(FakeTensorMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Note a call, or the calls that it is made of."""
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         kwargs = kwargs or {}
         if not self.noting or func.namespace == "prim" or func in FunctionalTensor.metadata_fns:
             return super().__torch_dispatch__(func, types, args, kwargs)

@@ -1,0 +1,143 @@
+"""Torch's fake tensors where all lie on meta: the same results in a fraction of the time.
+
+Torch's own mode serves all devices and sizes that are symbols, and what it does about them takes
+several times as long as an op's shape-only kernel. On meta the kernel alone says all. Many kernels
+are Python, so what they give is kept by what they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table, meta_table
+from torch._library.simple_registry import singleton as registered
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager, torch_decomp_decompositions
+
+aten = torch.ops.aten
+
+META = torch.device("meta")
+
+DEVICE = torch.ops.prim.device.default
+"""Asked of fake tensors more often than all ops are called: torch's own code looks at devices."""
+
+FOR_SYMBOLS = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.slice.Tensor,
+    aten._to_copy.default,
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+}
+"""Ops that torch's mode has code of its own for, as sizes may be symbols; kernels do the same."""
+
+MOST = 10_000
+"""Results that are kept."""
+
+_kept: dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
+"""What ops were given -> shape, strides and dtype of the new tensor that they gave."""
+
+
+class OnMeta(FakeTensorMode):
+    """A `FakeTensorMode` that asks shape-only kernels where all is on meta, and else does as it."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    def dispatch(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Fake results of an op."""
+        kwargs = kwargs or {}
+        try:
+            here = types or kwargs.get("device") == META
+            if not (here and isinstance(func, OpOverload) and by_kernel(func)):
+                raise Elsewhere
+            given = func, torch.get_default_dtype(), self._described(args, kwargs)
+            if (kept := _kept.get(given)) is not None:
+                shape, stride, dtype = kept
+                with in_kernel_invocation_manager(self):
+                    made = torch.empty_strided(shape, stride, dtype=dtype, device=META)
+                return FakeTensor(self, made, META)
+            with in_kernel_invocation_manager(self):
+                made = func(*args, **kwargs)
+        except Exception:  # what is wrong is for torch to say
+            return super().dispatch(func, types, args, kwargs)
+        if isinstance(made, Tensor) and makes_new(func) and len(_kept) < MOST:
+            _kept[given] = made.shape, made.stride(), made.dtype
+        return self._faked(made)
+
+    def _described(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+        """What the shapes of results follow from.
+
+        Raises:
+            Elsewhere: something is not a fake tensor of this mode, on meta and without a value.
+        """
+        device = kwargs.get("device")
+        if device is not None and device != META:
+            raise Elsewhere
+        found = [self._tensor_or_number(v) for v in args]
+        found += [(k, self._tensor_or_number(v)) for k, v in kwargs.items()]
+        return tuple(found)
+
+    def _tensor_or_number(self, value: Any) -> Hashable:
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._tensor_or_number, value))
+        if not isinstance(value, Tensor):
+            return type(value), value
+        if type(value) is not FakeTensor or value.fake_mode is not self:
+            raise Elsewhere
+        if value.fake_device != META or value.constant is not None:
+            raise Elsewhere
+        return value.shape, value.stride(), value.dtype
+
+    def _faked(self, made: Any) -> Any:
+        if isinstance(made, (tuple, list)):
+            return type(made)(map(self._faked, made))
+        if isinstance(made, Tensor) and not isinstance(made, FakeTensor):
+            return FakeTensor(self, made, META)
+        return made
+
+
+class Elsewhere(Exception):
+    """Not all of a call is on meta, or torch has something of its own for it."""
+
+
+@cache
+def by_kernel(op: OpOverload) -> bool:
+    """Whether torch's mode, too, takes the result of `op` from its shape-only kernel.
+
+    Not where it prefers a decomposition, a rule of its own (but for those that make a tensor), or
+    what somebody registered.
+    """
+    if op.namespace != "aten" or not fake_impls.has_meta(op) or op in FakeTensorMode.lift_fns:
+        return False
+    if registered.find(op.name()).fake_impl.kernel:
+        return False
+    if op in FOR_SYMBOLS:
+        return True
+    makes = fake_impls._is_tensor_constructor(op) or op in fake_impls._like_tensor_constructors
+    if not makes and any(applies(op) for applies, _ in fake_impls.op_implementations_checks):
+        return False
+    if op in meta_table or op in FakeTensorMode._cpp_meta_supports_symint:
+        return True
+    decomposed = op in decomposition_table and torch_decomp_decompositions(op)
+    return not decomposed and not op._can_decompose()
+
+
+@cache
+def makes_new(op: OpOverload) -> bool:
+    """Whether `op` gives one tensor in memory of its own, and changes none."""
+    returns = op._schema.returns
+    shares = op is aten._unsafe_view.default or any(r.alias_info for r in returns)
+    return not (op._schema.is_mutable or shares) and len(returns) == 1
