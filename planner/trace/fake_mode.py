@@ -8,7 +8,7 @@ are Python, so what they give is kept by what they were given.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from torch._library.simple_registry import singleton as registered
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
 from torch._subclasses.fake_tensor import in_kernel_invocation_manager, torch_decomp_decompositions
+
+from shardwright.planner.trace.data_dependent.known import Known
+from shardwright.planner.trace.fake_ops import GROUPED_MM, SHAPES, grouped_mm
 
 aten = torch.ops.aten
 
@@ -49,6 +52,12 @@ class OnMeta(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self.known = Known(self)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether to keep each op from being compiled, which takes as long as some of them."""
+        return False
 
     def dispatch(
         self,
@@ -59,6 +68,9 @@ class OnMeta(FakeTensorMode):
     ) -> Any:
         """Fake results of an op."""
         kwargs = kwargs or {}
+        if func in SHAPES:
+            with self:
+                return SHAPES[func](*args, **kwargs)
         try:
             here = types or kwargs.get("device") == META
             if not (here and isinstance(func, OpOverload) and by_kernel(func)):
@@ -107,6 +119,27 @@ class OnMeta(FakeTensorMode):
         if isinstance(made, Tensor) and not isinstance(made, FakeTensor):
             return FakeTensor(self, made, META)
         return made
+
+
+class LikeReal(OnMeta):
+    """Fake tensors, and the values of those that plain numbers alone make.
+
+    The shape-only kernel of `_grouped_mm` (experts) wants bfloat16, the real ones take float32 and
+    float16 too, but nothing else (torch 2.13).
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """The op, or what stands in for it."""
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
+            with self:
+                return grouped_mm(*args, **kwargs)
+        fake = partial(self.dispatch, func, types, args, kwargs)
+        return self.known.result(func, args, kwargs, fake)[0]
 
 
 class Elsewhere(Exception):

@@ -7,11 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from shardwright.planner.trace.data_dependent.known import Known
-from shardwright.planner.trace.fake_mode import DEVICE
 
 GROUPED_MM = torch.ops.aten._grouped_mm.default
 GROUPED_MM_TAKES = (torch.float32, torch.float16, torch.bfloat16)
@@ -35,30 +30,6 @@ SHAPES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._ctc_loss.Tensor: ctc_loss,
 }
 """Ops without a shape-only kernel -> what gives empty tensors of their shapes."""
-
-
-class LikeReal(TorchDispatchMode):
-    """Entered after a `FakeTensorMode`: sees each op before it does.
-
-    The shape-only kernel of `_grouped_mm` (experts) wants bfloat16, the real ones take float32 and
-    float16 too, but nothing else (torch 2.13).
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known = Known()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """The op, or what stands in for it."""
-        if func is DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device
-        kwargs = kwargs or {}
-        if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
-            return grouped_mm(*args, **kwargs)
-        empty: Any = SHAPES.get(func, func)
-        return self.known.result(func, args, kwargs, lambda: empty(*args, **kwargs))[0]
 
 
 def grouped_mm(

@@ -18,8 +18,7 @@ from shardwright.planner.trace.calls import Calls, Entered, Notes
 from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.numbers import Questions
 from shardwright.planner.trace.duplicate import duplicated
-from shardwright.planner.trace.fake_mode import OnMeta
-from shardwright.planner.trace.fake_ops import LikeReal
+from shardwright.planner.trace.fake_mode import LikeReal
 from shardwright.planner.trace.forwards import Forward, put_around
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.one_at_a_time import alone
@@ -139,7 +138,7 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
 
     On fake rather than plain meta tensors: model code knows them and does not ask for their values.
     """
-    fake = OnMeta()
+    fake = LikeReal()
     runs = opaque.made(runs)
     plain = [(run.args, dict(run.kwargs)) for run in runs]
     given = tree_map(lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, plain)
@@ -151,17 +150,15 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
     def empty(_name: str, _taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
         return [spec.empty() for spec in given]
 
-    like_real = LikeReal()
     for tensor, value in valued:
-        like_real.known.keep(tensor, value)
-    asked = Asked(Questions(opaque, value=like_real.known.value, keep=like_real.known.keep))
+        fake.known.keep(tensor, value)
+    asked = Asked(Questions(opaque, value=fake.known.value, keep=fake.known.keep))
     with (
         alone(),
         torch.no_grad(),
         _converted_anew(),
         opaque.standing_in(module, empty),
         fake,
-        like_real,
         asked,
         by_heads(module),
         as_python(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,8 @@ from torch.utils._pytree import tree_map
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.attention_rows import ROWS, by_rows
 from shardwright.planner.trace.boundaries import BOUNDARY
-from shardwright.planner.trace.data_dependent.known import Known
 from shardwright.planner.trace.data_dependent.loops import inner
 from shardwright.planner.trace.fake_mode import DEVICE, OnMeta
-from shardwright.planner.trace.fake_ops import SHAPES
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.record import Call, Untraced
 from shardwright.rules.added import added
@@ -162,7 +161,6 @@ class Recorder(OnMeta):
         """Is called before each call is noted."""
         self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
         self.noting = True
-        self.known = Known(self)
         self.traced_call = 0
 
     def begin(self, traced_call: int) -> None:
@@ -177,7 +175,7 @@ class Recorder(OnMeta):
             return args[0].fake_device
         kwargs = kwargs or {}
         if not self.noting or func.namespace == "prim" or func in FunctionalTensor.metadata_fns:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return self.dispatch(func, types, args, kwargs)
         if func is aten.detach_.default:  # of a constant that was just made
             return args[0]
         if func is aten.lift_fresh.default:
@@ -199,9 +197,8 @@ class Recorder(OnMeta):
                     result = torch.empty_like(args[0])
                 self.known.same(result, args[0])
             else:
-                result, asked = self.known.result(
-                    func, args, kwargs, lambda: self._made(func, types, args, kwargs)
-                )
+                fake = partial(self.dispatch, func, types, args, kwargs)
+                result, asked = self.known.result(func, args, kwargs, fake)
         finally:
             self.noting = True
         if asked:
@@ -212,13 +209,6 @@ class Recorder(OnMeta):
             Call(func, tuple(args), kwargs, result, module, _source(), self.traced_call)
         )
         return result
-
-    def _made(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        """Fake results of an op."""
-        if func not in SHAPES:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        with self:
-            return SHAPES[func](*args, **kwargs)
 
     def whole_module(
         self, kind: str, taken: list[torch.Tensor], given: list[Spec]

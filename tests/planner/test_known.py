@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from shardwright.planner.trace.fake_ops import LikeReal
+from shardwright.planner.trace.fake_mode import LikeReal
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.test_unused import WIDTH, Mlp, is_split
 
@@ -80,8 +79,8 @@ def test_what_is_asked_of_data() -> None:
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_is_written_into(kept: bool) -> None:
     """A value is that after the write; what data is written into has none, nor have its views."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake, LikeReal():
+    fake = LikeReal()
+    with fake:
         data = (
             torch.zeros(2, dtype=torch.int64) if kept else fake.from_tensor(torch.zeros(2).long())
         )
@@ -97,7 +96,7 @@ def test_what_is_written_into(kept: bool) -> None:
 
 def test_what_is_drawn_or_large_has_no_value() -> None:
     """Nor does what is made of it."""
-    with FakeTensorMode(), LikeReal():
+    with LikeReal():
         for x in (torch.randperm(5), torch.ones(300, 300), torch.empty(3).fill_(1).cos()):
             with pytest.raises(DynamicOutputShapeException):
                 (x > 0).nonzero()
