@@ -165,7 +165,7 @@ def by_kernel(op: OpOverload) -> bool:
     if op in meta_table or op in FakeTensorMode._cpp_meta_supports_symint:
         return True
     decomposed = op in decomposition_table and torch_decomp_decompositions(op)
-    return not decomposed and not op._can_decompose()
+    return not decomposed and (makes_new(op) or not op._can_decompose())
 
 
 @cache

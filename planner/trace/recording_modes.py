@@ -98,6 +98,10 @@ class Functional(FunctionalTensorMode):
         self._draws: Counter[tuple[str, int]] = Counter()
         """How many draws each call of a module made."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return OnMeta._should_skip_dynamo()
+
     def wrap(self, value: Any) -> Any:
         """`value`, or the tensor that model code sees for it."""
         if not isinstance(value, torch.Tensor):
