@@ -38,7 +38,7 @@ def whole() -> Any:
 
 def split(model: Any, mesh: Mesh) -> Any:
     """A split copy; ranks are threads, which draw from one generator."""
-    return shardwright.apply(copy.deepcopy(model), PLAN, mesh.device_mesh)
+    return shardwright.apply(copy.deepcopy(model), PLAN, mesh)
 
 
 PLAN = planning.plan(whole(), tp=2)
