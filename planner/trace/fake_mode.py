@@ -85,7 +85,8 @@ class OnMeta(FakeTensorMode):
                 made = func(*args, **kwargs)
         except Exception:  # what is wrong is for torch to say
             return super().dispatch(func, types, args, kwargs)
-        if isinstance(made, Tensor) and makes_new(func) and len(_kept) < MOST:
+        plain = type(made) is Tensor and made.layout == torch.strided
+        if plain and makes_new(func) and len(_kept) < MOST:
             _kept[given] = made.shape, made.stride(), made.dtype
         return self._faked(made)
 
