@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from shardwright.runtime.collectives import all_gather
@@ -52,6 +53,7 @@ class _Own(torch.autograd.Function):
         return x[:, share.start : share.stop].clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return ctx.share.joined(grad.contiguous()), None
 

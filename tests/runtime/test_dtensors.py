@@ -127,8 +127,16 @@ COMPUTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+SHARED = "2@tp.0*2@tp.1 + 2@tp.0, 4"
+"""Four heads of queries over two sub-axes, keys of two over one."""
+
+
+def sub_axes(layout: str) -> dict[str, list[int]]:
+    return {"tp": [2, 2]} if "tp." in layout else {}
+
+
 @pytest.mark.parametrize(
-    "layout", ["3@tp*2, 4", "3*2@tp*2, 4", "4@tp + 4@tp, 8", "8, 3@tp*2", "4@tp + 2, 4"]
+    "layout", ["3@tp*2, 4", "3*2@tp*2, 4", "4@tp + 4@tp, 8", "8, 3@tp*2", "4@tp + 2, 4", SHARED]
 )
 def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
     """Parts that are uneven, fused, or partly shared."""
@@ -138,10 +146,12 @@ def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
 
     def work(mesh: Mesh) -> None:
         watch_propagation()
+        mesh = mesh.with_sub_axes(sub_axes(layout))
         device_mesh = mesh.parameter_mesh()
         assert device_mesh is not None
         spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
         assert any(isinstance(p, Arranged) for p in spec.placements)
+        own = spec.placements
         like = as_dtensor(take_local(w, placement, mesh), w.shape, spec)
         mine = [cut(x, like, mesh) for x in (w, v)]
         for name, compute in COMPUTED.items():
@@ -149,8 +159,8 @@ def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
             torch.testing.assert_close(got, compute(w, v), msg=lambda m, n=name: f"{n}: {m}")
         for name in ("element by element", "in place", "list"):  # nothing is gathered for these
             assert COMPUTED[name](*mine).placements == spec.placements, name
-        torch_s = DTensor.from_local(v, device_mesh, [Replicate()]).redistribute(
-            placements=[Shard(0)]
+        torch_s = DTensor.from_local(v, device_mesh, [Replicate()] * len(own)).redistribute(
+            placements=[Shard(0)] * len(own)
         )
         torch.testing.assert_close(whole(mine[0] + torch_s), w + v)
         with pytest.raises(RuntimeError, match="full_tensors"):
@@ -158,10 +168,10 @@ def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
         with pytest.raises(RuntimeError, match="draw the whole"):
             nn.init.normal_(mine[0])
 
-    run_ranks(2, work)
+    run_ranks(4 if sub_axes(layout) else 2, work)
 
 
-@pytest.mark.parametrize("layout", ["4@tp + 4@tp, 8", "8, 3*2@tp*2", "4@tp + 2, 4"])
+@pytest.mark.parametrize("layout", ["4@tp + 4@tp, 8", "8, 3*2@tp*2", "4@tp + 2, 4", SHARED])
 def test_redistributed_in_and_out_of_an_order_of_its_own(layout: str) -> None:
     """To and from torch's shards of either dim, and back again in a backward pass."""
     placement = parse(layout)
@@ -170,6 +180,7 @@ def test_redistributed_in_and_out_of_an_order_of_its_own(layout: str) -> None:
 
     def work(mesh: Mesh) -> None:
         watch_propagation()
+        mesh = mesh.with_sub_axes(sub_axes(layout))
         device_mesh = mesh.parameter_mesh()
         assert device_mesh is not None
         own = placements_of(placement, mesh)
@@ -177,7 +188,7 @@ def test_redistributed_in_and_out_of_an_order_of_its_own(layout: str) -> None:
             take_local(w, placement, mesh), w.shape, DTensorSpec(device_mesh, own)
         ).requires_grad_()
         for other in (Shard(0), Shard(1), Replicate()):
-            moved = mine.redistribute(placements=[other])
+            moved = mine.redistribute(placements=[other] * len(own))
             torch.testing.assert_close(whole(moved), w)
             back = moved.detach().redistribute(placements=own)
             assert back.placements == own
@@ -185,7 +196,7 @@ def test_redistributed_in_and_out_of_an_order_of_its_own(layout: str) -> None:
             (grad,) = torch.autograd.grad((moved * moved).sum(), mine)
             torch.testing.assert_close(whole(grad), 2 * w)
 
-    run_ranks(2, work)
+    run_ranks(4 if sub_axes(layout) else 2, work)
 
 
 def test_torch_keeps_nothing_of_its_shards_for_those_in_another_order() -> None:
