@@ -5,6 +5,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,12 +55,12 @@ def gpt2() -> Any:
     return GPT2LMHeadModel(GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50))
 
 
-def phi3() -> Any:
-    """A fused weight, of which both ranks have the rows of the one key and value head."""
+def phi3(key_heads: int = 1) -> Any:
+    """A fused weight, of which ranks have rows of the same key and value heads."""
     config = Phi3Config(
         hidden_size=32,
         num_attention_heads=4,
-        num_key_value_heads=1,
+        num_key_value_heads=key_heads,
         intermediate_size=48,
         vocab_size=50,
         num_hidden_layers=1,
@@ -85,11 +86,15 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-@pytest.mark.parametrize(("model", "tp"), [(llama, 2), (llama, 4), (gpt2, 3), (phi3, 2)])
+@pytest.mark.parametrize(
+    ("model", "tp"), [(llama, 2), (llama, 4), (gpt2, 3), (phi3, 2), (partial(phi3, 2), 4)]
+)
 def test_clipping_takes_the_norm_of_the_whole(model: Any, tp: int) -> None:
     """Parts that are uneven, shared, fused or replicated each count once, on every rank."""
     base = made(model)
-    plan = planning.plan(copy.deepcopy(base), tp=tp)
+    fused = {"model.layers.*.self_attn.qkv_proj.weight": "shard:0"}
+    pins = fused if isinstance(base, Phi3ForCausalLM) else None
+    plan = planning.plan(copy.deepcopy(base), tp=tp, pins=pins)
     backward(unsplit := copy.deepcopy(base))
     want = nn.utils.clip_grad_norm_(unsplit.parameters(), 0.1)
 
