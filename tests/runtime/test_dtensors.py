@@ -405,3 +405,34 @@ def test_wrapping_modules_of_the_model_is_not_a_change() -> None:
         torch.testing.assert_close(split(IDS).logits, base(IDS).logits)
 
     run_ranks(2, work)
+
+
+def test_code_in_the_place_of_a_forward_sees_whole_weights() -> None:
+    """As trl's SFTTrainer has it, which multiplies with the head itself; and what hands on."""
+    base = made(gpt2)
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+
+    def fused(self: Any, ids: torch.Tensor) -> torch.Tensor:
+        head = whole(self.lm_head.weight)
+        assert head.shape == (50, 32)
+        return self.base_model(ids).last_hidden_state @ head.T
+
+    backward(unsplit := copy.deepcopy(base))
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        own, split.forward = split.forward, partial(fused, split)
+        logits = split(IDS)
+        (logits * WEIGHTS).sum().backward()
+        torch.testing.assert_close(logits, unsplit(IDS).logits, rtol=1e-9, atol=0)
+        for name, parameter in split.named_parameters():
+            want = unsplit.get_parameter(name).grad
+            torch.testing.assert_close(whole(parameter.grad), want, rtol=1e-9, atol=1e-9)
+        split.forward = lambda *given: own(*given)
+        torch.testing.assert_close(split(IDS).logits, logits)
+        split.transformer.ln_f.forward = partial(
+            type(split.transformer.ln_f).forward, split.transformer.ln_f
+        )
+        assert split.transformer.ln_f(torch.ones(2, 32).double()).shape == (2, 32)
+
+    run_ranks(2, work)
