@@ -53,7 +53,8 @@ class OwnRowsModule:
         named = {names.get(at, f"*{at}"): value for at, value in enumerate(args)}
         if kwargs.get("return_dict") is False:
             raise UsageError('cp="local" finds outputs by name: call with return_dict=True')
-        given, share = _joined({**named, **kwargs}, self._shardwright_rows)
+        every = {**named, **kwargs}
+        given, share = _joined(every, self._shardwright_rows)  # pyright: ignore[reportCallIssue]
         args = tuple(given[name] for name in named)
         kwargs = {name: given[name] for name in kwargs}
         return _shown(super().forward(*args, **kwargs), share)  # type: ignore[misc]

@@ -420,19 +420,18 @@ def test_code_in_the_place_of_a_forward_sees_whole_weights() -> None:
     backward(unsplit := copy.deepcopy(base))
 
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        split: Any = shardwright.apply(copy.deepcopy(base), plan, mesh)
         own, split.forward = split.forward, partial(fused, split)
         logits = split(IDS)
         (logits * WEIGHTS).sum().backward()
         torch.testing.assert_close(logits, unsplit(IDS).logits, rtol=1e-9, atol=0)
         for name, parameter in split.named_parameters():
-            want = unsplit.get_parameter(name).grad
-            torch.testing.assert_close(whole(parameter.grad), want, rtol=1e-9, atol=1e-9)
+            got, want = whole(parameter.grad), unsplit.get_parameter(name).grad
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
         split.forward = lambda *given: own(*given)
         torch.testing.assert_close(split(IDS).logits, logits)
-        split.transformer.ln_f.forward = partial(
-            type(split.transformer.ln_f).forward, split.transformer.ln_f
-        )
-        assert split.transformer.ln_f(torch.ones(2, 32).double()).shape == (2, 32)
+        norm: Any = split.transformer.ln_f
+        norm.forward = partial(type(norm).forward, norm)
+        assert norm(torch.ones(2, 32).double()).shape == (2, 32)
 
     run_ranks(2, work)
