@@ -64,16 +64,13 @@ class Arranged(_StridedShard):
     def _to_replicate_tensor(
         self, local_tensor: Tensor, mesh: Any, mesh_dim: int, current_logical_shape: Any
     ) -> Tensor:
-        place, group, ways = (
-            mesh.get_coordinate(),
-            Group.of(mesh.get_group(mesh_dim)),
-            self._ways(mesh),
-        )
+        place, ways = tuple(mesh.get_coordinate()), self._ways(mesh)
+        group = Group.of(mesh.get_group(mesh_dim))
         at = ((*place[:mesh_dim], rank, *place[mesh_dim + 1 :]) for rank in range(group.size))
         parts = [around(ways, one, self.whole_over) for one in at]
         if local_tensor.shape[self.dim] != len(parts[group.rank]):
             self._refuse()  # split over other ranks, too
-        joined = around(ways, tuple(place), (*self.whole_over, mesh_dim))
+        joined = around(ways, place, (*self.whole_over, mesh_dim))
         most, found = max(map(len, parts)), torch.empty_like(joined)
         for rank, part in enumerate(parts):
             found[torch.searchsorted(joined, part)] = torch.arange(len(part)) + rank * most

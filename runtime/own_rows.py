@@ -20,6 +20,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.classes import like
 from shardwright.runtime.collectives import all_gather
 from shardwright.runtime.mesh import Group, Mesh
+from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import SplitLogits
 from shardwright.runtime.split_rows import Share, SplitRows
 
@@ -94,6 +95,7 @@ def take_own_rows(model: nn.Module, mesh: Mesh) -> None:
         }
         _CLASSES[root] = type(root.__name__, (OwnRowsModule, root), members)
     model._shardwright_rows = mesh[CP]  # type: ignore[assignment]
+    model._shardwright_positions, _ = positions(root.forward)  # type: ignore[assignment]
     model.__class__ = _CLASSES[root]
 
 
