@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.local import link_origins, mesh_of, placements
 from shardwright.runtime.loops.adapting import is_adapted, save_adapters
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.own_rows import WHOLE, own_rows_wanted, take_own_rows
 from shardwright.runtime.parameters import LocalTensors, distribute
 from shardwright.runtime.processes import device_mesh_for, end_in_order, pick_device
 from shardwright.runtime.replicas import average_gradients
@@ -48,6 +49,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     mesh: DeviceMesh | None = None,
+    cp: Literal["whole", "local"] = WHOLE,
     timeout: float = 600.0,
     allow_surplus: bool = False,
     progress: bool = False,
@@ -72,6 +74,7 @@ def load(
         device: Where this rank computes; by default its own GPU, else the CPU.
         mesh: A device mesh with a dim for each of the plan's ("tp"); made if there is none, and
             then the process group too where the caller has not initialised it.
+        cp: What each rank of a plan's `cp` is given, as `apply` takes it.
         timeout: Seconds until all ranks must have started, and that a rank waits for the others
             at any later time before it fails.
         allow_surplus: Leave weights that the model has no place for unread.
@@ -90,11 +93,13 @@ def load(
 
     Raises:
         PlanError: the plan is not for this model, or was edited since it was written.
+        UsageError: `cp` is "local", and the plan splits no sequences.
         CheckpointError: weights are missing, surplus, damaged or of another shape.
         DistributedError: there are fewer ranks than the plan needs, the ranks were not given the
             same, or another rank failed.
     """
     plan = _unedited(plan)
+    local = own_rows_wanted(cp, plan)
     where = pick_device(device)
     ranks = Mesh.from_device_mesh(device_mesh_for(plan, mesh, where, timeout))
     groups = _groups(plan, ranks)
@@ -116,6 +121,8 @@ def load(
     assert out is not None
     how = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress}
     split_and_read(out, plan, ranks, checkpoint, where, **how)
+    if local:
+        take_own_rows(out, ranks)
     return out.eval()
 
 
@@ -227,7 +234,13 @@ def _with_generation_config(model: nn.Module, name: str | Path, hub: Hub) -> nn.
     return model
 
 
-def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) -> nn.Module:
+def apply(
+    model: nn.Module,
+    plan: Plan | str | Path,
+    mesh: DeviceMesh | Mesh,
+    *,
+    cp: Literal["whole", "local"] = WHOLE,
+) -> nn.Module:
     """Split a module at hand, in place: each rank keeps its part of every parameter that is split.
 
     Args:
@@ -235,6 +248,8 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
         plan: The plan, or the file it is in.
         mesh: A device mesh with a dim for each of the plan's. Over those that share a batch,
             gradients are averaged from then on (see `runtime/replicas.py`).
+        cp: What each rank of `cp` passes from then on: "whole" sequences, or "local": its own rows
+            of them, consecutive and in the order of the ranks (see `runtime/own_rows.py`).
 
     Returns:
         `model`.
@@ -242,9 +257,11 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
     Raises:
         PlanError: the plan is for another model or another number of ranks, or was edited since it
             was written.
+        UsageError: `cp` is "local", and the plan splits no sequences.
         DistributedError: the ranks were not given the same, or one of them failed.
     """
     plan = _unedited(plan)
+    local = own_rows_wanted(cp, plan)
     if isinstance(mesh, DeviceMesh):
         end_in_order()
         mesh = Mesh.from_device_mesh(mesh)
@@ -255,6 +272,8 @@ def apply(model: nn.Module, plan: Plan | str | Path, mesh: DeviceMesh | Mesh) ->
     mesh = _split(model, plan, mesh)
     distribute(model, mesh)
     average_gradients(model, [mesh[name] for name in plan.batch_dims])
+    if local:
+        take_own_rows(model, mesh)
     return model
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.dims import atoms
-from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.ranges import local_ranges
+from shardwright.runtime.collectives import all_gather
 from shardwright.runtime.mesh import Group
-from shardwright.runtime.split import Split
+from shardwright.runtime.ways import Ways, around
 
 
 class Arranged(_StridedShard):
@@ -29,10 +28,15 @@ class Arranged(_StridedShard):
 
     layout: str
     shared: bool
+    whole_over: tuple[int, ...]
+    """Dims of the mesh over which the tensor is whole though `layout` splits it, in the midst of a
+    redistribution."""
 
-    def __init__(self, dim: int, layout: str, shared: bool = False) -> None:
+    def __init__(
+        self, dim: int, layout: str, shared: bool = False, whole_over: tuple[int, ...] = ()
+    ) -> None:
         super().__init__(dim)
-        self.layout, self.shared = layout, shared
+        self.layout, self.shared, self.whole_over = layout, shared, whole_over
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Arranged) and self.__reduce__() == other.__reduce__()
@@ -41,7 +45,7 @@ class Arranged(_StridedShard):
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((self.dim, self.layout, self.shared))
+        return hash(self.__reduce__())
 
     def __repr__(self) -> str:
         return f"Arranged(dim={self.dim}, layout={self.layout!r})"
@@ -55,29 +59,36 @@ class Arranged(_StridedShard):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arranged, (self.dim, self.layout, self.shared)
+        return Arranged, (self.dim, self.layout, self.shared, self.whole_over)
 
     def _to_replicate_tensor(
         self, local_tensor: Tensor, mesh: Any, mesh_dim: int, current_logical_shape: Any
     ) -> Tensor:
-        split, dim = self._split(mesh, mesh_dim), parse(self.layout).dims[self.dim]
-        ranks = {split.mesh: (split.group.rank, split.group.size)}
-        own = sum(stop - start for start, stop in local_ranges(dim, ranks))
-        if local_tensor.shape[self.dim] != own:
+        place, ways = tuple(mesh.get_coordinate()), self._ways(mesh)
+        group = Group.of(mesh.get_group(mesh_dim))
+        at = ((*place[:mesh_dim], rank, *place[mesh_dim + 1 :]) for rank in range(group.size))
+        parts = [around(ways, one, self.whole_over) for one in at]
+        if local_tensor.shape[self.dim] != len(parts[group.rank]):
             self._refuse()  # split over other ranks, too
-        return split.all_gather(local_tensor)
+        joined = around(ways, place, (*self.whole_over, mesh_dim))
+        most, found = max(map(len, parts)), torch.empty_like(joined)
+        for rank, part in enumerate(parts):
+            found[torch.searchsorted(joined, part)] = torch.arange(len(part)) + rank * most
+        rows = local_tensor.movedim(self.dim, 0)
+        rows = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
+        rows = all_gather(rows, group).flatten(0, 1)[found.to(rows.device)]
+        return rows.movedim(0, self.dim).contiguous()
 
     def _replicate_to_strided_shard(
         self, local_tensor: Tensor, mesh: Any, mesh_dim: int, shard_index: Any
     ) -> Tensor:
-        return self._split(mesh, mesh_dim).take(local_tensor)
+        place, ways = tuple(mesh.get_coordinate()), self._ways(mesh)
+        whole = around(ways, place, (*self.whole_over, mesh_dim))
+        mine = torch.searchsorted(whole, around(ways, place, self.whole_over))
+        return local_tensor.index_select(self.dim, mine.to(local_tensor.device))
 
-    def _split(self, mesh: Any, mesh_dim: int) -> Split:
-        dim = parse(self.layout).dims[self.dim]
-        names = {atom.mesh for atom in atoms(dim) if atom.mesh}
-        if names != {mesh.mesh_dim_names[mesh_dim]}:
-            self._refuse()  # over several sub-axes of a mesh dim
-        return Split.of(Group.of(mesh.get_group(mesh_dim)), names.pop(), self.dim, dim)
+    def _ways(self, mesh: Any) -> Ways:
+        return Ways(self.layout, self.dim, tuple(mesh.mesh_dim_names), tuple(mesh.shape), ())
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise UsageError(

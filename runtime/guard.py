@@ -43,8 +43,9 @@ class Guard:
             if id(module) not in there:
                 raise UsageError(
                     f"'{path}' was replaced or taken out after the model was split, and what the "
-                    "plan does there went with it: change the model before it is split (adapters: "
-                    "write them with shardwright.save, and merge them into the unsplit model)"
+                    "plan does there went with it: change the model before it is split (adapters "
+                    "that were merged: write the model with shardwright.save, and load that with a "
+                    "plan for it)"
                 )
         for name, parameter in model.named_parameters():
             if not isinstance(parameter, DTensor):

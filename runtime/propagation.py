@@ -77,11 +77,7 @@ def propagate(torch_s: Propagate, schema: OpSchema) -> OutputSharding:
 def redistribution(
     torch_s: Callable[..., list[Any]], source: DTensorSpec, target: DTensorSpec, *how: Any
 ) -> list[Any]:
-    """The steps from one layout to another: torch's, by way of the whole from or to `Arranged`.
-
-    Raises:
-        UsageError: what lies in one order over several dims of the mesh is to be gathered.
-    """
+    """The steps from one layout to another: torch's, by way of the whole from or to `Arranged`."""
     ends = [e for e in zip(source.placements, target.placements, strict=True) if _is_arranged(*e)]
     if not ends:
         return torch_s(source, target, *how)
@@ -90,24 +86,26 @@ def redistribution(
         whole = DTensorSpec(source.mesh, gathered, tensor_meta=source.tensor_meta)
         there = redistribution(torch_s, source, whole, *how)
         return there + redistribution(torch_s, whole, target, *how)
-    held = _dims(target) | _dims(source)
-    steps = [_in_order(s, held) for s in torch_s(_as_shards(source), _as_shards(target), *how)]
-    moved = {step.mesh_dim for step in steps} & held.keys()
-    if len({held[i] for i in moved}) < len(moved):
-        held[moved.pop()]._refuse()
-    return steps
+    held, split = _dims(target) | _dims(source), {*_dims(source)}
+    out = []
+    for step in torch_s(_as_shards(source), _as_shards(target), *how):
+        out.append(_in_order(step, held, split))
+        split ^= {step.mesh_dim} & held.keys()
+    return out
 
 
 def _is_arranged(*placements: Any) -> bool:
     return any(isinstance(p, Arranged) for p in placements)
 
 
-def _in_order(step: Any, held: dict[int, Arranged]) -> Any:
-    """A step of plain shards as one of those that are arranged."""
+def _in_order(step: Any, held: dict[int, Arranged], split: set[int]) -> Any:
+    """A step of plain shards as one of those that are arranged, of a tensor that is now `split`."""
     own = held.get(step.mesh_dim)
     if own is None:
         return step
-    ends = (own if p == Shard(own.dim) else p for p in step.src_dst_placements)
+    whole_over = tuple(i for i in held if i not in split and i != step.mesh_dim)
+    now = Arranged(own.dim, own.layout, own.shared, whole_over)
+    ends = (now if p == Shard(own.dim) else p for p in step.src_dst_placements)
     return replace(step, src_dst_placements=tuple(ends))
 
 

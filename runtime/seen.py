@@ -1,9 +1,10 @@
 """How modules see parameters that are DTensors: as local tensors while they compute.
 
 Outside of any call `module.weight` is the DTensor, so what one computes of it there is of the
-whole weight. Within a call of the model, or of a module in it, it is the local tensor, whose
-gradient comes back as a DTensor laid out as the parameter is. For that each module with parameters
-gets a class in front of its own, and the modules of one model share a `Calls`.
+whole weight; so it is in code that was put in the place of a forward (`model.forward = ...`, as trl
+does). Within a call of the model, or of a module in it, it is the local tensor, whose gradient
+comes back as a DTensor laid out as the parameter is. For that each module with parameters gets a
+class in front of its own, and the modules of one model share a `Calls`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Calls:
 
     def __init__(self, mesh: Mesh, running: Running) -> None:
         self.mesh, self.running = mesh, running
+        self.root: nn.Module | None = None
         self.changed = False
         """Whether modules or parameters were put into the model since its last call."""
         self.copies: Copies | None = None
@@ -44,19 +46,29 @@ class Calls:
 
     def inside(self) -> bool:
         """Whether the code that asks runs in a call of a module of the model."""
-        if self.running.now or torch.compiler.is_compiling():
+        if self.running.now:
+            return True
+        if torch.compiler.is_compiling():  # which follows no frames
+            if self.root is not None and "forward" in self.root.__dict__:
+                raise UsageError(
+                    "torch.compile of a split model whose forward was replaced, by code that knows "
+                    "of no parts: run it without, or compile before the forward is replaced"
+                )
             return True
         # A module called by itself of which nothing is split, or what runs again for a backward
         # pass: seldom, so that looking for it takes no time where the root is called.
         again = torch._C._current_graph_task_id() != -1
-        frame = sys._getframe(2)
+        frame, ran = sys._getframe(2), set[Any]()
         while frame is not None:
+            ran.add(frame.f_code)
             if again and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
                 return True
             if frame.f_code is _CALL:
                 owner = frame.f_locals.get("self")
                 if owner is not None and owner.__dict__.get("_shardwright_calls") is self:
-                    return True
+                    # Code that was put in the place of a forward knows of no parts.
+                    own = getattr(type(owner).forward, "__code__", None)
+                    return "forward" not in owner.__dict__ or own in ran
             frame = frame.f_back
         return False
 
@@ -242,6 +254,7 @@ def see_locals(
 
     `root` is the mixin for `model` itself.
     """
+    calls.root = model
     for module in list(model.modules()):
         vars(module)["_shardwright_calls"] = calls
         names = tuple(n for n, p in module._parameters.items() if p is not None)

@@ -14,6 +14,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP, TP
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.local import mesh_of
+from shardwright.runtime.own_rows import takes_own_rows
 
 
 class SplitAccelerator(Accelerator):
@@ -39,11 +40,13 @@ class SplitAccelerator(Accelerator):
         """Take the ranks that share `model` for one process from now on; all ranks call it.
 
         Raises:
-            UsageError: no plan was applied to `model`.
+            UsageError: no plan was applied to `model`, or its ranks pass their own rows.
         """
         mesh = mesh_of(model)
         if mesh is None:
             raise UsageError(f"this {type(model).__name__} is not split: use accelerate's own")
+        if takes_own_rows(model):
+            raise UsageError('ranks of a copy get the same batches: apply the plan with cp="whole"')
         mine = dist.get_rank()
         for group in mesh.process_groups(mesh.groups.keys() & {TP, CP}):
             mine = min(_of_each(mine, group))

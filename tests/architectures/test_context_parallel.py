@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 import shardwright
@@ -20,10 +20,13 @@ from benchmarks.ranks_case import kept_bytes
 from benchmarks.zoo_case import build
 from examples import train_3d
 from shardwright.errors import PlanError, UsageError
+from shardwright.planner.contract.dims import shard_range
+from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.split_logits import SealedLogitsError
 from tests import planning, zoo
 from tests.ranks import run_ranks
 
@@ -174,3 +177,87 @@ def test_a_plan_is_proven_and_not_without_its_gathers() -> None:
             change["target"] = change["source"]
     with pytest.raises(PlanError, match="attention 'key'"):
         shardwright.check(Plan.from_json(json.dumps(edited)), model, accept=True)
+
+
+def rows_of(given: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+    """What a rank of `cp` is given of whole sequences: 10 or 9 of 19."""
+    start, stop = shard_range(SEQ, mesh[CP].rank, mesh[CP].size)
+    return {k: x[:, start:stop] if isinstance(x, Tensor) else x for k, x in given.items()}
+
+
+def labelled(model: nn.Module, name: str) -> dict[str, Any]:
+    """Whole sequences, the second with padding before it, and labels that count on few rows."""
+    given = inputs(model, name)
+    mask = torch.ones(BATCH, SEQ, dtype=torch.long)
+    mask[1, :4] = 0
+    labels = given["input_ids"].clone()
+    labels[:, : SEQ // 2] = -100
+    labels[0, 1] = 3
+    return {**given, "attention_mask": mask, "labels": labels}
+
+
+@pytest.mark.usefixtures("all_double")
+@pytest.mark.parametrize(("name", "tp"), [("llama", 2), ("gpt2", 2), ("phi3", 1), ("qwen3_moe", 1)])
+def test_ranks_may_pass_their_own_rows(name: str, tp: int) -> None:
+    """The loss of all positions, their own logits, all gradients; and of a loss of their own."""
+    model, plan = planned(name, tp)
+    given, whole = labelled(model, name), copy.deepcopy(model)
+    positions = given["attention_mask"].cumsum(-1).sub(1).clamp(min=1)
+    wanted = whole(**given, position_ids=positions)
+    weights = torch.sin(torch.arange(wanted.logits.numel()).double()).view(wanted.logits.shape)
+    wanted.loss.backward(retain_graph=True)
+    (wanted.logits * weights).sum().backward()
+    gradients = {key: p.grad for key, p in whole.named_parameters()}
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh, cp="local")
+        mine = rows_of({**given, "position_ids": positions, "weights": weights}, mesh)
+        share, labels = mine.pop("weights"), mine.pop("labels")
+        found = local(**mine, labels=labels)
+        found.loss.backward()
+        own = local(**mine).logits
+        (own.local * share).sum().backward()
+        close(found.loss, wanted.loss)
+        close(own.local, rows_of({"": wanted.logits}, mesh)[""])
+        for logits in (own, found.logits):
+            close(logits.whole(), wanted.logits)
+        assert found.logits.local.shape[1:] == (share.shape[1], share.shape[2] // tp)
+        close(full_tensors(local, {k: p.grad for k, p in local.named_parameters()}), gradients)
+
+    run_ranks(2 * tp, work, {"cp": 2, "tp": tp})
+
+
+def close(found: Any, wanted: Any) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
+
+
+def test_rows_that_make_no_sequence_are_refused() -> None:
+    """On all ranks, whoever of them passed what; and what would need a rule of its own."""
+    model, plan = planned("phi3", 1)
+    ids = inputs(model, "phi3")["input_ids"]
+    balanced = torch.tensor([[0, 1, 2, 9, 10], [3, 4, 5, 6, 7]])
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh, cp="local")
+        rank = mesh[CP].rank
+        mine, mask = ids[:, :5], torch.ones(BATCH, 5 - rank, dtype=torch.long)
+        with pytest.raises(UsageError, match="gave 1 sequences, as input_ids, rank 0 2"):
+            local(mine[rank:])
+        with pytest.raises(UsageError, match="rank 1 of cp gave no rows, or arguments of several"):
+            local(mine, attention_mask=mask)
+        with pytest.raises(UsageError, match="rank 1 of cp gave 2 sequences, as input_ids, rank"):
+            local(mine, **({} if rank else {"labels": mine}))
+        with pytest.raises(UsageError, match="consecutive rows"):
+            local(mine, position_ids=balanced[rank : rank + 1])
+        with pytest.raises(UsageError, match="does not know" if rank else "argument 'cache_pos"):
+            local(mine, **({} if rank else {"cache_position": torch.arange(5)}))
+        with pytest.raises(SealedLogitsError, match="take `.local`"):
+            local(mine).logits.float()
+        with pytest.raises(UsageError, match="generate"):
+            local.generate(mine)
+        with pytest.raises(UsageError, match='cp="whole"'):
+            shardwright.SplitAccelerator(local)
+
+    run_ranks(2, work, {"cp": 2, "tp": 1})
+    with pytest.raises(UsageError, match="splits no sequences"):
+        apply(model, planning.plan(model, tp=2), Mesh({}), cp="local")

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoModelForCausalLM
 
 import shardwright
 from shardwright.errors import ModelError, UsageError
@@ -69,6 +70,10 @@ def main(folder: Path) -> None:
         merged = model.merge_and_unload()
         with pytest.raises(UsageError, match="taken out"):
             merged(IDS)
+        shardwright.save(merged, folder / "merged")
+        read = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype=torch.float64)
+        close(dict(read.named_parameters()), dict(whole.merge_and_unload().named_parameters()), "")
+        close(read(IDS).logits, want, "merged and read")
 
     with pytest.raises(ModelError, match="get_base_model"):
         planning.plan(adapted(), tp=2)

@@ -5,6 +5,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,12 +55,12 @@ def gpt2() -> Any:
     return GPT2LMHeadModel(GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50))
 
 
-def phi3() -> Any:
-    """A fused weight, of which both ranks have the rows of the one key and value head."""
+def phi3(key_heads: int = 1) -> Any:
+    """A fused weight, of which ranks have rows of the same key and value heads."""
     config = Phi3Config(
         hidden_size=32,
         num_attention_heads=4,
-        num_key_value_heads=1,
+        num_key_value_heads=key_heads,
         intermediate_size=48,
         vocab_size=50,
         num_hidden_layers=1,
@@ -85,11 +86,15 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-@pytest.mark.parametrize(("model", "tp"), [(llama, 2), (llama, 4), (gpt2, 3), (phi3, 2)])
+@pytest.mark.parametrize(
+    ("model", "tp"), [(llama, 2), (llama, 4), (gpt2, 3), (phi3, 2), (partial(phi3, 2), 4)]
+)
 def test_clipping_takes_the_norm_of_the_whole(model: Any, tp: int) -> None:
     """Parts that are uneven, shared, fused or replicated each count once, on every rank."""
     base = made(model)
-    plan = planning.plan(copy.deepcopy(base), tp=tp)
+    fused = {"model.layers.*.self_attn.qkv_proj.weight": "shard:0"}
+    pins = fused if isinstance(base, Phi3ForCausalLM) else None
+    plan = planning.plan(copy.deepcopy(base), tp=tp, pins=pins)
     backward(unsplit := copy.deepcopy(base))
     want = nn.utils.clip_grad_norm_(unsplit.parameters(), 0.1)
 
@@ -127,8 +132,16 @@ COMPUTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+SHARED = "2@tp.0*2@tp.1 + 2@tp.0, 4"
+"""Four heads of queries over two sub-axes, keys of two over one."""
+
+
+def sub_axes(layout: str) -> dict[str, list[int]]:
+    return {"tp": [2, 2]} if "tp." in layout else {}
+
+
 @pytest.mark.parametrize(
-    "layout", ["3@tp*2, 4", "3*2@tp*2, 4", "4@tp + 4@tp, 8", "8, 3@tp*2", "4@tp + 2, 4"]
+    "layout", ["3@tp*2, 4", "3*2@tp*2, 4", "4@tp + 4@tp, 8", "8, 3@tp*2", "4@tp + 2, 4", SHARED]
 )
 def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
     """Parts that are uneven, fused, or partly shared."""
@@ -138,10 +151,12 @@ def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
 
     def work(mesh: Mesh) -> None:
         watch_propagation()
+        mesh = mesh.with_sub_axes(sub_axes(layout))
         device_mesh = mesh.parameter_mesh()
         assert device_mesh is not None
         spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
         assert any(isinstance(p, Arranged) for p in spec.placements)
+        own = spec.placements
         like = as_dtensor(take_local(w, placement, mesh), w.shape, spec)
         mine = [cut(x, like, mesh) for x in (w, v)]
         for name, compute in COMPUTED.items():
@@ -149,8 +164,8 @@ def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
             torch.testing.assert_close(got, compute(w, v), msg=lambda m, n=name: f"{n}: {m}")
         for name in ("element by element", "in place", "list"):  # nothing is gathered for these
             assert COMPUTED[name](*mine).placements == spec.placements, name
-        torch_s = DTensor.from_local(v, device_mesh, [Replicate()]).redistribute(
-            placements=[Shard(0)]
+        torch_s = DTensor.from_local(v, device_mesh, [Replicate()] * len(own)).redistribute(
+            placements=[Shard(0)] * len(own)
         )
         torch.testing.assert_close(whole(mine[0] + torch_s), w + v)
         with pytest.raises(RuntimeError, match="full_tensors"):
@@ -158,10 +173,10 @@ def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
         with pytest.raises(RuntimeError, match="draw the whole"):
             nn.init.normal_(mine[0])
 
-    run_ranks(2, work)
+    run_ranks(4 if sub_axes(layout) else 2, work)
 
 
-@pytest.mark.parametrize("layout", ["4@tp + 4@tp, 8", "8, 3*2@tp*2", "4@tp + 2, 4"])
+@pytest.mark.parametrize("layout", ["4@tp + 4@tp, 8", "8, 3*2@tp*2", "4@tp + 2, 4", SHARED])
 def test_redistributed_in_and_out_of_an_order_of_its_own(layout: str) -> None:
     """To and from torch's shards of either dim, and back again in a backward pass."""
     placement = parse(layout)
@@ -170,6 +185,7 @@ def test_redistributed_in_and_out_of_an_order_of_its_own(layout: str) -> None:
 
     def work(mesh: Mesh) -> None:
         watch_propagation()
+        mesh = mesh.with_sub_axes(sub_axes(layout))
         device_mesh = mesh.parameter_mesh()
         assert device_mesh is not None
         own = placements_of(placement, mesh)
@@ -177,7 +193,7 @@ def test_redistributed_in_and_out_of_an_order_of_its_own(layout: str) -> None:
             take_local(w, placement, mesh), w.shape, DTensorSpec(device_mesh, own)
         ).requires_grad_()
         for other in (Shard(0), Shard(1), Replicate()):
-            moved = mine.redistribute(placements=[other])
+            moved = mine.redistribute(placements=[other] * len(own))
             torch.testing.assert_close(whole(moved), w)
             back = moved.detach().redistribute(placements=own)
             assert back.placements == own
@@ -185,7 +201,7 @@ def test_redistributed_in_and_out_of_an_order_of_its_own(layout: str) -> None:
             (grad,) = torch.autograd.grad((moved * moved).sum(), mine)
             torch.testing.assert_close(whole(grad), 2 * w)
 
-    run_ranks(2, work)
+    run_ranks(4 if sub_axes(layout) else 2, work)
 
 
 def test_torch_keeps_nothing_of_its_shards_for_those_in_another_order() -> None:
@@ -387,5 +403,35 @@ def test_wrapping_modules_of_the_model_is_not_a_change() -> None:
         split = shardwright.apply(copy.deepcopy(base), plan, mesh)
         split.model.layers[0].mlp = Wrapper(split.model.layers[0].mlp)
         torch.testing.assert_close(split(IDS).logits, base(IDS).logits)
+
+    run_ranks(2, work)
+
+
+def test_code_in_the_place_of_a_forward_sees_whole_weights() -> None:
+    """As trl's SFTTrainer has it, which multiplies with the head itself; and what hands on."""
+    base = made(gpt2)
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+
+    def fused(self: Any, ids: torch.Tensor) -> torch.Tensor:
+        head = whole(self.lm_head.weight)
+        assert head.shape == (50, 32)
+        return self.base_model(ids).last_hidden_state @ head.T
+
+    backward(unsplit := copy.deepcopy(base))
+
+    def work(mesh: Mesh) -> None:
+        split: Any = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        own, split.forward = split.forward, partial(fused, split)
+        logits = split(IDS)
+        (logits * WEIGHTS).sum().backward()
+        torch.testing.assert_close(logits, unsplit(IDS).logits, rtol=1e-9, atol=0)
+        for name, parameter in split.named_parameters():
+            got, want = whole(parameter.grad), unsplit.get_parameter(name).grad
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+        split.forward = lambda *given: own(*given)
+        torch.testing.assert_close(split(IDS).logits, logits)
+        norm: Any = split.transformer.ln_f
+        norm.forward = partial(type(norm).forward, norm)
+        assert norm(torch.ones(2, 32).double()).shape == (2, 32)
 
     run_ranks(2, work)
