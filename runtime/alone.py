@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.interface import Again, Interface, table
@@ -50,6 +51,8 @@ class Alone(Again, Interface):
         self.around = table((c.slot, c.source) for c in spec.inputs)
         self.proven: Proven | None = None
         """Of the model that the module is in."""
+        self.never: str | None = None
+        """Why the module may not be called by itself, where it may not."""
 
     @cached_property
     def shown(self) -> Shown:
@@ -62,7 +65,12 @@ class Alone(Again, Interface):
         """The arguments as the module's own code works on them, from whole tensors.
 
         And those that it `keeps` for modules within, as they lie around it in the model.
+
+        Raises:
+            UsageError: the module may not be called by itself.
         """
+        if self.never is not None:
+            raise UsageError(f"'{self.path}' is called by itself: {self.never}")
         self.called = True
         given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}
         keep = self.change(self.around, "in")

@@ -30,6 +30,9 @@ WHOLE, LOCAL = "whole", "local"
 ROWS = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "labels", "shift_labels")
 """Arguments of shape [batch, sequence] that each rank has its own rows of."""
 
+PARTS = f'it would take the rows of a rank for a sequence: apply the plan with cp="{WHOLE}"'
+"""Why modules within are not called by themselves."""
+
 A_SEQUENCE = "labels", 1
 """An argument of so many dims that has an entry for each sequence: the same on all ranks."""
 
@@ -94,6 +97,9 @@ def take_own_rows(model: nn.Module, mesh: Mesh) -> None:
             "__qualname__": root.__qualname__,
         }
         _CLASSES[root] = type(root.__name__, (OwnRowsModule, root), members)
+    for module in model.modules():
+        if module is not model and (state := vars(module).get("_shardwright")) is not None:
+            state.alone.never = PARTS
     model._shardwright_rows = mesh[CP]  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(root.forward)  # type: ignore[assignment]
     model.__class__ = _CLASSES[root]

@@ -255,6 +255,8 @@ def test_rows_that_make_no_sequence_are_refused() -> None:
             local(mine).logits.float()
         with pytest.raises(UsageError, match="generate"):
             local.generate(mine)
+        with pytest.raises(UsageError, match="would take the rows of a rank for a sequence"):
+            local.model(mine)
         with pytest.raises(UsageError, match='cp="whole"'):
             shardwright.SplitAccelerator(local)
 
