@@ -21,7 +21,7 @@ from shardwright.planner.graph.trace_sizes import TRACE_ROWS
 from shardwright.planner.trace.data_dependent.branch_paths import answer_for_all
 from shardwright.planner.trace.data_dependent.known import on_data
 from shardwright.planner.trace.data_dependent.loops import known
-from shardwright.planner.trace.data_dependent.model_code import is_plumbing
+from shardwright.planner.trace.data_dependent.model_code import is_message, is_plumbing, torch_raises
 from shardwright.planner.trace.data_dependent.numbers import Number, Questions
 from shardwright.planner.trace.data_dependent.unknown import Unknown
 from shardwright.planner.trace.training_reads import harmless
@@ -61,6 +61,9 @@ class Asked(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in NUMBERS and known(args[0]):
             return format(args[0].item(), *args[1:]) if name == "__format__" else func(*args)
+        if name == "__format__" and (frame := _asking_model()) is not None and is_message(frame):
+            self.questions.read(args[0])
+            return "?"
         if name == "register_hook":
             self.questions.hooked(args[0])
             return RemovableHandle(OrderedDict())
@@ -94,6 +97,8 @@ class Asked(TorchFunctionMode):
             if name == "__bool__":
                 return self.questions.answer()
             dtype = args[0].dtype
+            if name == "item" and dtype == torch.bool and torch_raises():
+                return True
             kind = float if dtype.is_floating_point else bool if dtype == torch.bool else int
             return self._numbers(tuple(args[0].shape) if name == "tolist" else (), kind)
         if name == "numpy" and isinstance(args[0], Tensor) and not known(args[0]):
