@@ -19,9 +19,14 @@ from torch.utils.hooks import RemovableHandle
 
 from shardwright.planner.graph.trace_sizes import TRACE_ROWS
 from shardwright.planner.trace.data_dependent.branch_paths import answer_for_all
+from shardwright.planner.trace.data_dependent.drawn_arrays import DrawnArray
 from shardwright.planner.trace.data_dependent.known import on_data
 from shardwright.planner.trace.data_dependent.loops import known
-from shardwright.planner.trace.data_dependent.model_code import is_message, is_plumbing, torch_raises
+from shardwright.planner.trace.data_dependent.model_code import (
+    is_message,
+    is_plumbing,
+    torch_raises,
+)
 from shardwright.planner.trace.data_dependent.numbers import Number, Questions
 from shardwright.planner.trace.data_dependent.unknown import Unknown
 from shardwright.planner.trace.training_reads import harmless
@@ -70,6 +75,8 @@ class Asked(TorchFunctionMode):
         if name == "__get__" and func == REQUIRES_GRAD and (frame := _asking_model()) is not None:
             found = None if harmless(frame) else answer_for_all("requires_grad")
             return func(*args) if found is None else found
+        if name in ("tensor", "as_tensor", "from_numpy") and isinstance(args[0], DrawnArray):
+            return args[0].tensor(func, kwargs)
         if name == "tensor" and torch.device(kwargs.get("device") or "cpu").type == "meta":
             return self._constant(func, *args, **kwargs)
         if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1 and not kwargs):
