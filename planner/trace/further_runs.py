@@ -156,13 +156,12 @@ def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """What an encoder gave, in place of what it is given: so `generate` calls what has one."""
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", "input_ids")
     both = getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in inputs
-    given = inputs.get(main)
-    if not (both and ENCODED in _names(module) and isinstance(given, Tensor)):
+    given, width = inputs.get(main), getattr(config, "hidden_size", None)
+    if not (both and ENCODED in _names(module) and isinstance(given, Tensor) and width):
         return {}
     from transformers.modeling_outputs import BaseModelOutput
 
-    width = getattr(config, "hidden_size", None)
-    if main == "input_ids" and width:
+    if main == "input_ids":
         dtype = next(p.dtype for p in module.parameters())
         hidden: Any = torch.empty(*given.shape, width, dtype=dtype, device=given.device)
         return {ENCODED: BaseModelOutput(last_hidden_state=hidden), main: None}
