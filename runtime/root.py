@@ -29,6 +29,11 @@ from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import LossScope, Seal
 from shardwright.runtime.unchanged import watch_unchanged
 
+COMPILED_ARRAYS = (
+    "a model that draws arrays with Python or NumPy while it trains was compiled, and ranks might "
+    "draw others: train it as it is, or compile it in eval mode"
+)
+
 ROOT_CLASSES: dict[type, type] = {}
 
 
@@ -53,7 +58,8 @@ class RootModule:
         """The model's own forward; with labels, logits stay split until it returns.
 
         Raises:
-            UsageError: attention weights are asked for, or hidden states that are split.
+            UsageError: attention weights are asked for, or hidden states that are split; or it is
+                compiled where arrays are drawn.
         """
         given = dict(zip(self._shardwright_positions, args, strict=False), **kwargs)
         lengths = self._shardwright_lengths
@@ -82,7 +88,9 @@ class RootModule:
         draws = draws == "always" or (draws and self.training)  # type: ignore[attr-defined]
         if draws and not torch.compiler.is_compiling():
             self._shardwright_draw_alike()
-        if self._shardwright_arrays and self.training:  # type: ignore[attr-defined]
+        if self._shardwright_arrays and any(m.training for m in self._shardwright_members):
+            if torch.compiler.is_compiling():
+                raise UsageError(COMPILED_ARRAYS)
             self._shardwright_draw_alike(draw_arrays_alike)
         running, caches = self._shardwright_running, self._shardwright_caches
         within, running.now = running.now, True

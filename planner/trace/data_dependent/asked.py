@@ -66,7 +66,7 @@ class Asked(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in NUMBERS and known(args[0]):
             return format(args[0].item(), *args[1:]) if name == "__format__" else func(*args)
-        if name == "__format__" and (frame := _asking_model()) is not None and is_message(frame):
+        if name == "__format__" and self.questions.value(args[0]) is None and _writes_a_message():
             self.questions.read(args[0])
             return "?"
         if name == "register_hook":
@@ -222,6 +222,12 @@ def _asking_model() -> Any:
             return None if is_plumbing(module) else frame
         frame = frame.f_back
     return None
+
+
+def _writes_a_message() -> bool:
+    """Whether model code asks for the text of a tensor for a message, which nothing else reads."""
+    frame = _asking_model()
+    return frame is not None and is_message(frame)
 
 
 def _iterates() -> bool:

@@ -21,6 +21,9 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 
+OTHERS = 3
+"""How many arrays more are drawn, to see that all are of one shape."""
+
 PLAIN = (type(None), bool, int, float, str)
 
 
@@ -40,6 +43,10 @@ class DrawnArray:
     def tensor(self, make: Callable[..., Tensor], options: dict[str, Any]) -> Tensor:
         """What `make` makes of such an array; of its values nobody knows."""
         return make(self.__dict__["_like"], **options)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # pyright: ignore  # code that asks goes on as with an array
+        return type(self.__dict__["_like"])
 
     def _used(self, *_: Any) -> Any:
         raise _refusal()
@@ -86,14 +93,20 @@ def _stand_in(function: Callable[..., Any], draws: Draws) -> Callable[..., Any]:
         found = function(*args, **kwargs)
         if get_ident() != thread or _states() == before or not all(map(_is_plain, given)):
             return found
+        others = [function(*args, **kwargs) for _ in range(OTHERS)]
         _put_back(before)
-        if not hasattr(found, "__array__"):
+        if any(_kind(other) != _kind(found) for other in others) or not _kind(found):
             raise _refusal()
         _count(given)
         draws.arrays = True
         return DrawnArray(found)
 
     return draw
+
+
+def _kind(value: Any) -> Any:
+    """What is the same of all arrays that a function draws; None of what is no array."""
+    return (value.shape, value.dtype) if hasattr(value, "__array__") else None
 
 
 def _is_plain(value: Any) -> bool:
