@@ -8,6 +8,8 @@ its part. So no rank falls behind, and what is dropped is what the unsplit model
 from __future__ import annotations
 
 import functools
+import math
+import random
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,6 +44,24 @@ def draw_alike(group: Group, device: torch.device) -> None:
     module: Any = torch.get_device_module(device)
     state = all_gather(module.get_rng_state(device).to(device), group)[0]
     module.set_rng_state(state.cpu(), device)
+
+
+def draw_arrays_alike(group: Group, device: torch.device) -> None:
+    """The same for the generators of Python and NumPy."""
+    if group.size == 1 or group.pg is None or device.type == "meta":
+        return
+    import numpy as np
+
+    version, numbers, normal = random.getstate()
+    kind, keys, *rest = np.random.get_state()
+    # As floats, which have room for the 32 bits of each word of a state.
+    own = [*numbers, math.nan if normal is None else normal, *keys.tolist(), *rest]
+    state = torch.tensor(own, dtype=torch.float64, device=device)
+    first = all_gather(state, group)[0].tolist()
+    words, (normal, *first) = first[: len(numbers)], first[len(numbers) :]
+    random.setstate((version, tuple(map(int, words)), None if math.isnan(normal) else normal))
+    *keys, at, has_normal, normal = first
+    np.random.set_state((kind, np.array(keys, np.uint32), int(at), int(has_normal), normal))
 
 
 class Part:

@@ -195,7 +195,7 @@ class LocalModule(Hooked):
                 alone.inside = True
         elif not alone.again():
             if alone.proven is not None:
-                alone.proven.check_modes(self.modules())  # type: ignore[attr-defined]
+                alone.proven.check_modes(self.modules(), alone.path)  # type: ignore[attr-defined]
             return state.alone_with(super().forward, args, kwargs)  # type: ignore[misc]
         trains = torch.is_grad_enabled()
         idle_in, idle_out = state.idle

@@ -46,6 +46,7 @@ class Proven:
         state: The classes of caches that calls handed on to each other, by argument.
         several: Whether calls went on with such by several tokens.
         trains: Whether they are proven in training mode, too.
+        arrays: Whether arrays are drawn in that with Python or NumPy.
     """
 
     model: str
@@ -58,6 +59,7 @@ class Proven:
     state: dict[str, frozenset[str]]
     several: bool
     trains: bool
+    arrays: bool
 
     @classmethod
     def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> Proven:
@@ -80,22 +82,32 @@ class Proven:
             _by_argument((n, kind) for call in calls for n, kind in call.state.items()),
             any(call.several for call in calls),
             any(call.training for call in calls),
+            any(call.arrays for call in calls),
         )
 
-    def check_modes(self, modules: Iterable[nn.Module]) -> None:
+    def check_modes(self, modules: Iterable[nn.Module], alone: str = "") -> None:
         """Check that `modules` of the model are in a mode in which some call was proven.
+
+        Of the whole model, or of the module `alone` that is called by itself.
 
         Raises:
             UsageError: one trains.
         """
-        if self.trains:
+        if self.trains and not (alone and self.arrays):
             return
-        if any(module.training for module in modules):
+        if not any(module.training for module in modules):
+            return
+        if self.trains:
             raise UsageError(
-                f"{self.model} is in training mode, and its plan is proven for eval mode alone: "
-                "call .eval() on it, or plan it to train (phase='train'), whose plan has a note "
-                "if that cannot be"
+                f"'{alone}' of {self.model} is called by itself in training mode, where arrays are "
+                "drawn with Python or NumPy, and ranks draw the same in calls of the whole model "
+                "alone: call that, or .eval() on it"
             )
+        raise UsageError(
+            f"{self.model} is in training mode, and its plan is proven for eval mode alone: "
+            "call .eval() on it, or plan it to train (phase='train'), whose plan has a note "
+            "if that cannot be"
+        )
 
     def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether all that comes in was given in some call.

@@ -21,13 +21,18 @@ from shardwright.planner.contract.mesh import CP, TP
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.classes import like
-from shardwright.runtime.draws import draw_alike
+from shardwright.runtime.draws import draw_alike, draw_arrays_alike
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.running import Running
 from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import LossScope, Seal
 from shardwright.runtime.unchanged import watch_unchanged
+
+COMPILED_ARRAYS = (
+    "a model that draws arrays with Python or NumPy while it trains was compiled, and ranks might "
+    "draw others: train it as it is, or compile it in eval mode"
+)
 
 ROOT_CLASSES: dict[type, type] = {}
 
@@ -45,13 +50,16 @@ class RootModule:
     _shardwright_members: list[nn.Module]
     _shardwright_draws: str
     """When random numbers are drawn, as calls of a plan have it."""
+    _shardwright_arrays: bool
+    """Whether arrays are drawn in training mode with Python or NumPy."""
     _shardwright_mesh: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward; with labels, logits stay split until it returns.
 
         Raises:
-            UsageError: attention weights are asked for, or hidden states that are split.
+            UsageError: attention weights are asked for, or hidden states that are split; or it is
+                compiled where arrays are drawn.
         """
         given = dict(zip(self._shardwright_positions, args, strict=False), **kwargs)
         lengths = self._shardwright_lengths
@@ -80,6 +88,10 @@ class RootModule:
         draws = draws == "always" or (draws and self.training)  # type: ignore[attr-defined]
         if draws and not torch.compiler.is_compiling():
             self._shardwright_draw_alike()
+        if self._shardwright_arrays and any(m.training for m in self._shardwright_members):
+            if torch.compiler.is_compiling():
+                raise UsageError(COMPILED_ARRAYS)
+            self._shardwright_draw_alike(draw_arrays_alike)
         running, caches = self._shardwright_running, self._shardwright_caches
         within, running.now = running.now, True
         try:
@@ -118,14 +130,14 @@ class RootModule:
             return (*args[:at], True, *args[at + 1 :]), kwargs, True
         return args, {**kwargs, "return_dict": True}, True
 
-    def _shardwright_draw_alike(self) -> None:
+    def _shardwright_draw_alike(self, alike: Any = draw_alike) -> None:
         """Put the generators of all ranks that share the model where that of the first stands."""
         mesh: Any = self._shardwright_mesh  # type: ignore[attr-defined]
         if mesh is not None:
             device = next(self.parameters()).device  # type: ignore[attr-defined]
             for name in (CP, TP):
                 if name in mesh.groups:
-                    draw_alike(mesh[name], device)
+                    alike(mesh[name], device)
 
     def _shardwright_wanted(self, name: str, given: dict[str, Any]) -> bool:
         """Whether a call, or else the config, asks for the output that `name` switches on."""
@@ -194,6 +206,7 @@ def wrap_root(
     note_members(model)
     drawn = {call.draws for call in calls or ()} - {""}
     model._shardwright_draws = "always" if "always" in drawn else "".join(drawn)  # type: ignore[assignment]
+    model._shardwright_arrays = any(call.arrays for call in calls or ())  # type: ignore[assignment]
     for module in model.modules() if "always" in drawn else ():
         if "_shardwright_parts" in vars(module):
             module._shardwright_always = True  # type: ignore[assignment]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -25,6 +27,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.root import RootModule
 from tests import planning
 
 T = TypeVar("T")
@@ -122,6 +125,10 @@ def _whole(made: Made, use: str) -> Shown | str:
 
 def _shown(made: Made, use: str, model: Any, folder: str) -> Shown:
     torch.manual_seed(0)
+    # Of other generators ranks that share a model have their own: the first one's counts.
+    own = dist.get_rank() if isinstance(model, RootModule) else 0
+    random.seed(own)
+    numpy.random.seed(own)
     # Copies: some write into what they are given.
     given = copy.deepcopy((made.inputs, made.args))
     subject = Subject(model, *given, copy.deepcopy(made.model), folder)

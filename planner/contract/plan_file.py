@@ -110,12 +110,16 @@ class TracedCall(_Part):
         default="",
         description="when random numbers are drawn in it; left out where none are",
     )
+    arrays: bool = Field(
+        default=False,
+        description="whether arrays are drawn in it with Python or NumPy; left out where none are",
+    )
 
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """No state, one token, no training mode and no draws are not written."""
         out = write(self)
-        seldom = ("state", "several", "training", "draws")
+        seldom = ("state", "several", "training", "draws", "arrays")
         return {k: v for k, v in out.items() if v or k not in seldom}
 
 

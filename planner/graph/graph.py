@@ -141,6 +141,9 @@ class Graph:
     draws: bool = False
     """Whether random numbers are drawn in eval mode, too."""
 
+    draws_arrays: bool = False
+    """Whether code draws arrays with Python or NumPy in training mode."""
+
     unpriced: frozenset[int] = frozenset()
     """Traced calls that cost nothing: runs that say what must hold besides."""
 

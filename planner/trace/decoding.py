@@ -24,6 +24,9 @@ GROWING = ("decoder_input_ids", "input_ids")
 EMBEDDED = {"inputs_embeds": "input_ids", "decoder_inputs_embeds": "decoder_input_ids"}
 """Arguments for what tokens are looked up as -> that with the tokens."""
 
+POSITIONS = "position_ids"
+"""The argument for positions of tokens."""
+
 ENCODED = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")
 """What an encoder made: steps are given it again."""
 
@@ -55,6 +58,22 @@ def steps(
     inputs: Mapping[str, Any], grows: str, tokens: int, between: int = 0
 ) -> Iterator[dict[str, Any]]:
     """The calls of which one is to be traced, by `tokens`, behind one that left a cache.
+
+    First without positions of tokens, which most models count for themselves.
+    """
+    placed = inputs.get(POSITIONS)
+    place = {POSITIONS: placed[..., :tokens].clone()} if isinstance(placed, Tensor) else {}
+    others = {name: v for name, v in inputs.items() if name not in place}
+    for step in _unplaced(others, grows, tokens, between):
+        yield step
+        if place:
+            yield {**step, **place}
+
+
+def _unplaced(
+    inputs: Mapping[str, Any], grows: str, tokens: int, between: int
+) -> Iterator[dict[str, Any]]:
+    """Those without positions.
 
     First without images and the like, which are in the cache, but for those of an encoder. Masks
     for padding cover what is in the cache, too: what `inputs` put there, and as many tokens as came

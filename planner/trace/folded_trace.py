@@ -14,11 +14,12 @@ from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
+from shardwright.planner.trace.data_dependent.drawn_arrays import drawn_arrays
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.source import Source
 from shardwright.planner.trace.trace import trace_runs
 from shardwright.planner.trace.traced_calls import Run
-from shardwright.planner.trace.training import in_training, no_other_draws, note_training
+from shardwright.planner.trace.training import in_training, note_training
 from shardwright.planner.trace.training_reads import noted
 
 Traced = tuple[Source, Folding, Unfolded]
@@ -46,8 +47,10 @@ def trace_all(
         return best
     more, further = len(best[0].more), (*best[0].further, *in_training(best[0].runs))
     for whole in (False, True) if folded and source.trains else (not folded,):
-        with suppress(ModelError, Unfoldable), no_other_draws():
-            found = tried(more, further, whole)
+        with suppress(ModelError, Unfoldable):
+            with alone(), drawn_arrays(source.module) as draws:
+                found = tried(more, further, whole)
+            found[1].graph.draws_arrays = draws.arrays
             if {*map(pattern, found[1].graph.untraced)} <= {*map(pattern, graph.untraced)}:
                 return found
     return best

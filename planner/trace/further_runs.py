@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from shardwright.planner.contract.names import MASKS
 from shardwright.planner.graph.trace_sizes import TRACE_STEP
 from shardwright.planner.trace import decoding
-from shardwright.planner.trace.decoding import EMBEDDED, SWITCH
-from shardwright.planner.trace.duplicate import duplicated
+from shardwright.planner.trace.decoding import EMBEDDED, POSITIONS, SWITCH
+from shardwright.planner.trace.made_before import made
 from shardwright.planner.trace.traced_calls import Run
 
 Wish = tuple[Run, ...]
@@ -29,6 +29,12 @@ ENCODED = "encoder_outputs"
 
 SEEN = "mm_encoder_outputs"
 """The argument for what towers made of images, in place of these: so `generate` calls them."""
+
+SEE = "_prepare_multimodal_encoder_kwargs_for_generation"
+"""The method that makes that, in place of images among its arguments."""
+
+PLACE = "_prepare_position_ids_for_generation"
+"""The method that makes positions of tokens for it."""
 
 SWITCHES = ("output_hidden_states", "output_router_logits")
 """Arguments, and entries of a config, that have a model give out more."""
@@ -57,7 +63,8 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
             found.append((_run(_without(inputs, instead)),))
     # The last of them fills a cache as well; if there is none, a call that does that alone.
     last = found.pop() if len(found) > 1 else ()
-    found += decoded(module, _without(inputs, encoded), last) or [last]
+    placed = {name: value for name, value in seen.items() if name == POSITIONS}
+    found += decoded(module, _without(inputs, {**encoded, **placed}), last) or [last]
     return tuple(wish for wish in found if wish)
 
 
@@ -146,27 +153,39 @@ def _embedded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor 
 
 
 def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What an encoder gave, in place of its tokens: so `generate` calls what has one."""
-    config, tokens = getattr(module, "config", None), inputs.get("input_ids")
-    width = getattr(config, "hidden_size", None)
+    """What an encoder gave, in place of what it is given: so `generate` calls what has one."""
+    config, main = getattr(module, "config", None), getattr(module, "main_input_name", "input_ids")
     both = getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in inputs
-    if not (both and ENCODED in _names(module) and isinstance(tokens, Tensor) and width):
+    given, width = inputs.get(main), getattr(config, "hidden_size", None)
+    if not (both and ENCODED in _names(module) and isinstance(given, Tensor) and width):
         return {}
     from transformers.modeling_outputs import BaseModelOutput
 
-    dtype = next(p.dtype for p in module.parameters())
-    hidden: Any = torch.empty(*tokens.shape, width, dtype=dtype, device=tokens.device)
-    return {ENCODED: BaseModelOutput(last_hidden_state=hidden), "input_ids": None}
+    if main == "input_ids":
+        dtype = next(p.dtype for p in module.parameters())
+        hidden: Any = torch.empty(*given.shape, width, dtype=dtype, device=given.device)
+        return {ENCODED: BaseModelOutput(last_hidden_state=hidden), main: None}
+    states = made(module, _encode, {main: given})
+    return {ENCODED: states, main: None} if isinstance(states, BaseModelOutput) else {}
+
+
+def _encode(model: Any, inputs: dict[str, Any]) -> Any:
+    return model.get_encoder()(*inputs.values(), return_dict=True)
 
 
 def _seen(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What towers make of the images among `inputs`, in place of these."""
-    encode = "_prepare_multimodal_encoder_kwargs_for_generation"
-    if not hasattr(module, encode) or SEEN not in _names(module) or inputs.get(SEEN) is not None:
+    """What towers make of the images among `inputs`, in place of these, and positions beside it."""
+    if not hasattr(module, SEE) or SEEN not in _names(module) or inputs.get(SEEN) is not None:
         return {}
-    # It may want data, or images that there are not. Models put hooks on themselves as they run.
-    with suppress(Exception), torch.no_grad(), duplicated(module) as copied:
-        found = getattr(copied, encode)(dict(inputs))
-        if found.get(SEEN):
-            return {name: None for name in inputs if name not in found} | {SEEN: found[SEEN]}
-    return {}
+    given = made(module, _see, inputs)
+    if not (given and given.get(SEEN)):
+        return {}
+    new = {name: value for name, value in given.items() if name not in inputs}
+    return {name: None for name in inputs if name not in given} | new
+
+
+def _see(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What `generate` calls `model` with."""
+    if POSITIONS in _names(model) and inputs.get(POSITIONS) is None and hasattr(model, PLACE):
+        inputs[POSITIONS] = getattr(model, PLACE)(inputs["input_ids"], inputs)
+    return getattr(model, SEE)(inputs)

@@ -6,15 +6,13 @@ dropped of the whole there (see `Functional` in `recording_modes.py`).
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.trace.data_dependent.drawn_arrays import drawn_arrays
+from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.source import Source
 from shardwright.planner.trace.trace import trace_runs
 from shardwright.planner.trace.traced_calls import Run
@@ -41,7 +39,7 @@ def note_training(graph: Graph, source: Source, reads: Reads) -> None:
         graph.trained = True
         return
     try:
-        with no_other_draws():
+        with alone(), drawn_arrays(source.module):
             other = trace_runs(source.module, in_training(source.runs))
     except ModelError:
         return
@@ -58,22 +56,3 @@ def same(one: Graph, other: Graph) -> bool:
 
 def _elsewhere(op: Op) -> Op:
     return op._replace(source="")
-
-
-@contextmanager
-def no_other_draws() -> Iterator[None]:
-    """Within, random numbers come from torch alone: what others decide is not known.
-
-    Raises:
-        ModelError: others are drawn.
-    """
-    before = _generators()
-    yield
-    if _generators() != before:
-        raise ModelError("it draws random numbers of Python or NumPy")
-
-
-def _generators() -> Any:
-    numpy: Any = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy else ()
-    return random.getstate(), *(s.tobytes() if hasattr(s, "tobytes") else s for s in state)

@@ -6,6 +6,7 @@ import copy
 import random
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -181,6 +182,37 @@ class Tosses(Mlp):
         return x if self.training and random.random() < 0.5 else super().forward(x)
 
 
+def drawn(*shape: int) -> Any:
+    """What to leave out, of NumPy's generator."""
+    return numpy.random.rand(*shape) < 0.5
+
+
+class Masks(Mlp):
+    """Leaves out what NumPy draws, as models of sound do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            left = torch.tensor(drawn(x.shape[0], x.shape[1]), device=x.device)
+            x = x.masked_fill(left[..., None], 0.0)
+        return super().forward(x)
+
+
+class MasksInside(Mlp):
+    """The same of features that could be split: for a part other numbers would be drawn."""
+
+    def inner(self, h: Tensor) -> Tensor:
+        if self.training:
+            h = h.masked_fill(torch.tensor(drawn(h.shape[-1]), device=h.device), 0.0)
+        return F.gelu(h)
+
+
+class LooksAtMasks(Mlp):
+    """Goes on otherwise by what NumPy drew."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training and drawn(3).any() else super().forward(x)
+
+
 class DropsSome(Mlp):
     """Dropout of what is split."""
 
@@ -276,7 +308,7 @@ def test_parts_may_be_in_other_modes() -> None:
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [OftenSkips, ShowsAll, Tosses])
+@pytest.mark.parametrize("kind", [OftenSkips, ShowsAll, Tosses, LooksAtMasks])
 def test_what_is_not_proven_is_refused(kind: type[nn.Module]) -> None:
     """Of the model and of a module in it that is called by itself."""
     model, plan = made(kind)
@@ -288,6 +320,22 @@ def test_what_is_not_proven_is_refused(kind: type[nn.Module]) -> None:
         for called in (split, next(m for m in split.modules() if isinstance(m, nn.Linear))):
             with pytest.raises(UsageError, match=REFUSED):
                 called(GIVEN)
+
+    run_ranks(2, rank)
+
+
+def test_arrays_that_are_drawn() -> None:
+    """They decide nothing but what is in them, and are as large as for the whole model."""
+    model, plan = made(Masks)
+    assert [call.arrays for call in plan.calls if call.training] == [True]
+    assert is_split(plan, "up.weight")
+    plan = made(MasksInside)[1]
+    assert is_split(plan, "up.weight") != any(call.training for call in plan.calls)
+
+    def rank(mesh: Mesh) -> None:
+        split: Any = apply(copy.deepcopy(model), made(Masks)[1], mesh).train()
+        with pytest.raises(UsageError, match="called by itself in training mode, where arrays"):
+            split.up(GIVEN)
 
     run_ranks(2, rank)
 

@@ -19,9 +19,14 @@ from torch.utils.hooks import RemovableHandle
 
 from shardwright.planner.graph.trace_sizes import TRACE_ROWS
 from shardwright.planner.trace.data_dependent.branch_paths import answer_for_all
+from shardwright.planner.trace.data_dependent.drawn_arrays import DrawnArray
 from shardwright.planner.trace.data_dependent.known import on_data
 from shardwright.planner.trace.data_dependent.loops import known
-from shardwright.planner.trace.data_dependent.model_code import is_plumbing
+from shardwright.planner.trace.data_dependent.model_code import (
+    is_message,
+    is_plumbing,
+    torch_raises,
+)
 from shardwright.planner.trace.data_dependent.numbers import Number, Questions
 from shardwright.planner.trace.data_dependent.unknown import Unknown
 from shardwright.planner.trace.training_reads import harmless
@@ -61,12 +66,17 @@ class Asked(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in NUMBERS and known(args[0]):
             return format(args[0].item(), *args[1:]) if name == "__format__" else func(*args)
+        if name == "__format__" and self.questions.value(args[0]) is None and _writes_a_message():
+            self.questions.read(args[0])
+            return "?"
         if name == "register_hook":
             self.questions.hooked(args[0])
             return RemovableHandle(OrderedDict())
         if name == "__get__" and func == REQUIRES_GRAD and (frame := _asking_model()) is not None:
             found = None if harmless(frame) else answer_for_all("requires_grad")
             return func(*args) if found is None else found
+        if name in ("tensor", "as_tensor", "from_numpy") and isinstance(args[0], DrawnArray):
+            return args[0].tensor(func, kwargs)
         if name == "tensor" and torch.device(kwargs.get("device") or "cpu").type == "meta":
             return self._constant(func, *args, **kwargs)
         if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1 and not kwargs):
@@ -94,6 +104,8 @@ class Asked(TorchFunctionMode):
             if name == "__bool__":
                 return self.questions.answer()
             dtype = args[0].dtype
+            if name == "item" and dtype == torch.bool and torch_raises():
+                return True
             kind = float if dtype.is_floating_point else bool if dtype == torch.bool else int
             return self._numbers(tuple(args[0].shape) if name == "tolist" else (), kind)
         if name == "numpy" and isinstance(args[0], Tensor) and not known(args[0]):
@@ -210,6 +222,12 @@ def _asking_model() -> Any:
             return None if is_plumbing(module) else frame
         frame = frame.f_back
     return None
+
+
+def _writes_a_message() -> bool:
+    """Whether model code asks for the text of a tensor for a message, which nothing else reads."""
+    frame = _asking_model()
+    return frame is not None and is_message(frame)
 
 
 def _iterates() -> bool:

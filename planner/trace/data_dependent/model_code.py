@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
+
+import torch
 
 
 def model_frame() -> Any:
@@ -32,22 +35,58 @@ def torch_goes_on() -> bool | None:
     return None
 
 
+def torch_raises() -> bool:
+    """Whether a check of torch's asks, which raises what nobody near catches if it is not true."""
+    frame: Any = sys._getframe(1)
+    checks = False
+    while frame is not None and is_plumbing(frame.f_globals.get("__name__", "")):
+        checks |= frame.f_code is torch._check_tensor_all_with.__code__
+        frame = frame.f_back
+    if not checks or frame is None:
+        return checks
+    return not any(a <= frame.f_lineno <= b for a, b in _caught(frame.f_code.co_filename))
+
+
+def is_message(frame: Any) -> bool:
+    """Whether a string that code in `frame` writes now is given to a call that gives nothing."""
+    return any(a <= frame.f_lineno <= b for a, b in _messages(frame.f_code.co_filename))
+
+
+@lru_cache(maxsize=256)
+def _tree(file: str) -> ast.AST:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+def _attempts(file: str) -> Iterator[ast.stmt]:
+    """Statements of which what they raise may be caught."""
+    for node in ast.walk(_tree(file)):
+        if isinstance(node, (ast.Try, ast.With)):  # a context may suppress what is raised
+            yield from node.body
+
+
+@lru_cache(maxsize=256)
+def _caught(file: str) -> list[tuple[int, int]]:
+    """First and last line of each of those."""
+    return [(node.lineno, node.end_lineno or node.lineno) for node in _attempts(file)]
+
+
+@lru_cache(maxsize=256)
+def _messages(file: str) -> list[tuple[int, int]]:
+    """First and last line of each string that is made for a call of which nobody takes a result."""
+    calls = (n.value for n in ast.walk(_tree(file)) if isinstance(n, ast.Expr))
+    strings = (a for c in calls if isinstance(c, ast.Call) for a in c.args)
+    return [(a.lineno, a.end_lineno or a.lineno) for a in strings if isinstance(a, ast.JoinedStr)]
+
+
 @lru_cache(maxsize=256)
 def _tests(file: str) -> list[tuple[int, int, bool]]:
     """First and last line of each test that raises when it fails, and the truth that passes it."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return []
-    caught = {
-        id(node)
-        for attempt in ast.walk(tree)
-        if isinstance(attempt, (ast.Try, ast.With))  # a context may suppress what is raised
-        for statement in attempt.body
-        for node in ast.walk(statement)
-    }
+    caught = {id(node) for statement in _attempts(file) for node in ast.walk(statement)}
     out = []
-    for node in ast.walk(tree):
+    for node in ast.walk(_tree(file)):
         if id(node) in caught:
             continue
         if isinstance(node, ast.Assert):

@@ -1,0 +1,138 @@
+"""Functions of plain numbers that draw with Python or NumPy and give an array: what to mask, say.
+
+Of what is drawn there only the values in that array hang, if nothing is done with it but to make a
+tensor of it. So while a model is traced such a function gives a stand-in with which nothing else
+can be done. All ranks are given the same numbers, and draw the same. What draws in any other way
+is refused.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from threading import get_ident
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+
+from shardwright.errors import ModelError
+
+OTHERS = 3
+"""How many arrays more are drawn, to see that all are of one shape."""
+
+PLAIN = (type(None), bool, int, float, str)
+
+
+class Draws:
+    """Whether arrays were drawn so far."""
+
+    def __init__(self) -> None:
+        self.arrays = False
+
+
+class DrawnArray:
+    """Stands in for an array whose values come from a generator."""
+
+    def __init__(self, array: Any) -> None:
+        self.__dict__["_like"] = array
+
+    def tensor(self, make: Callable[..., Tensor], options: dict[str, Any]) -> Tensor:
+        """What `make` makes of such an array; of its values nobody knows."""
+        return make(self.__dict__["_like"], **options)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # pyright: ignore  # code that asks goes on as with an array
+        return type(self.__dict__["_like"])
+
+    def _used(self, *_: Any) -> Any:
+        raise _refusal()
+
+    __getattr__ = __bool__ = __len__ = __iter__ = __getitem__ = __array__ = _used
+    __eq__ = __hash__ = __and__ = __or__ = __invert__ = __add__ = __mul__ = _used  # type: ignore[assignment]
+
+
+def _refusal() -> ModelError:
+    return ModelError("it draws random numbers of Python or NumPy")
+
+
+@contextmanager
+def drawn_arrays(root: nn.Module) -> Iterator[Draws]:
+    """Within, and in this thread, code of `root` is given stand-ins for arrays that it draws.
+
+    Raises:
+        ModelError: behind it, that other numbers were drawn than those of torch and in such arrays.
+    """
+    draws, before = Draws(), _states()
+    with ExitStack() as undo:
+        for names in [vars(sys.modules[m]) for m in {type(m).__module__ for m in root.modules()}]:
+            for name, function in [*names.items()]:
+                if isinstance(function, FunctionType) and _may_draw(function.__code__):
+                    undo.callback(names.__setitem__, name, function)
+                    names[name] = _stand_in(function, draws)
+        yield draws
+    if _states() != before:
+        raise _refusal()
+
+
+def _may_draw(code: CodeType) -> bool:
+    within = (part for part in code.co_consts if isinstance(part, CodeType))
+    return "random" in code.co_names or any(map(_may_draw, within))
+
+
+def _stand_in(function: Callable[..., Any], draws: Draws) -> Callable[..., Any]:
+    thread = get_ident()
+
+    @wraps(function)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        before = _states()
+        found = function(*args, **kwargs)
+        if get_ident() != thread or _states() == before or not all(map(_is_plain, given)):
+            return found
+        others = [function(*args, **kwargs) for _ in range(OTHERS)]
+        _put_back(before)
+        if any(_kind(other) != _kind(found) for other in others) or not _kind(found):
+            raise _refusal()
+        _count(given)
+        draws.arrays = True
+        return DrawnArray(found)
+
+    return draw
+
+
+def _kind(value: Any) -> Any:
+    """What is the same of all arrays that a function draws; None of what is no array."""
+    return (value.shape, value.dtype) if hasattr(value, "__array__") else None
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, PLAIN) or (
+        isinstance(value, (tuple, list)) and all(map(_is_plain, value))
+    )
+
+
+def _count(value: Any) -> None:
+    """Sizes among the numbers stay those of the whole: what is drawn depends on them."""
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            _count(part)
+    elif isinstance(value, int):
+        float(value)
+
+
+def _states() -> tuple[Any, ...]:
+    """Where the generators of Python and NumPy stand."""
+    numpy: Any = sys.modules.get("numpy")
+    kind, keys, *rest = numpy.random.get_state() if numpy else (None, b"")
+    return random.getstate(), kind, bytes(keys), *rest
+
+
+def _put_back(states: tuple[Any, ...]) -> None:
+    numpy: Any = sys.modules["numpy"]
+    python, kind, keys, *rest = states
+    random.setstate(python)
+    numpy.random.set_state((kind, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
