@@ -108,6 +108,45 @@ def test_clipping_takes_the_norm_of_the_whole(model: Any, tp: int) -> None:
     run_ranks(tp, work)
 
 
+JOINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": lambda loss, penalty: loss + 0.1 * penalty,
+    "again": lambda loss, penalty: loss + 0.1 * penalty,  # torch has noted how it goes
+    "product": lambda loss, penalty: penalty * loss,
+    "quotient": lambda loss, penalty: loss / (1 + penalty),
+    "in a row": lambda loss, penalty: torch.stack([loss, penalty]).prod(),
+    "several times": lambda loss, penalty: (loss.exp() + penalty) * loss + loss,
+    "smaller": lambda loss, penalty: torch.minimum(loss, penalty),
+}
+
+
+@pytest.mark.parametrize("model", [llama, phi3])
+def test_penalties_join_a_loss(model: Any) -> None:
+    """Values, as `item()` gives them, and gradients, of what is plain and of parameters."""
+    base = made(model)
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+
+    def loss_of(model: Any, join: Any) -> float:
+        model.zero_grad()
+        penalty = sum(p.pow(2).sum() + p.norm() for p in model.parameters())
+        loss = join((model(IDS).logits * WEIGHTS).tanh().mean(), penalty)
+        loss.backward()
+        return loss.item()
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        for name, join in JOINED.items():
+            want = loss_of(whole_model := copy.deepcopy(base), join)
+            assert loss_of(split, join) == pytest.approx(want, rel=1e-9), name
+            for parameter, of_whole in zip(split.parameters(), whole_model.parameters(), strict=True):
+                torch.testing.assert_close(
+                    whole(parameter.grad), of_whole.grad, rtol=1e-9, atol=1e-9, msg=name
+                )
+        norms = [p.norm().item() for p in split.parameters()]
+        assert norms == pytest.approx([p.norm().item() for p in base.parameters()])
+
+    run_ranks(2, work)
+
+
 COMPUTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "itself": lambda w, v: w,
     "element by element": lambda w, v: w * 2 + v,
@@ -115,6 +154,7 @@ COMPUTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "product": lambda w, v: w @ v.T,
     "norm": lambda w, v: w.norm(),
     "mean": lambda w, v: w.mean(),
+    "norms of rows": lambda w, v: w.norm(dim=-1, keepdim=True).square_() + w.norm(dim=0),
     "mean of rows": lambda w, v: w.mean(0),
     "rows of norm 1": lambda w, v: w / w.norm(dim=-1, keepdim=True),
     "some rows": lambda w, v: w[1:4],
