@@ -137,7 +137,9 @@ def test_penalties_join_a_loss(model: Any) -> None:
         for name, join in JOINED.items():
             want = loss_of(whole_model := copy.deepcopy(base), join)
             assert loss_of(split, join) == pytest.approx(want, rel=1e-9), name
-            for parameter, of_whole in zip(split.parameters(), whole_model.parameters(), strict=True):
+            for parameter, of_whole in zip(
+                split.parameters(), whole_model.parameters(), strict=True
+            ):
                 torch.testing.assert_close(
                     whole(parameter.grad), of_whole.grad, rtol=1e-9, atol=1e-9, msg=name
                 )
@@ -366,7 +368,10 @@ def test_functional_calls_are_those_of_the_unsplit_model_and_transforms_are_refu
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda model: model.register_parameter("more", nn.Parameter(torch.zeros(2))), "'more' came"),
+        (
+            lambda model: model.register_parameter("more", nn.Parameter(torch.zeros(2))),
+            "'more' came",
+        ),
         (lambda model: model.resize_token_embeddings(60), "resize them before"),
         (pickle.dumps, "shardwright.save"),
         (nn.parallel.DistributedDataParallel, "fully_shard"),

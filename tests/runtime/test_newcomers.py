@@ -152,7 +152,9 @@ def test_what_comes_in_is_the_same_on_all_ranks_or_refused() -> None:
         assert isinstance(stored, DTensor)
         assert stored.placements != (Replicate(),)
         with pytest.raises(UsageError, match="lies otherwise"):
-            model.lm_head.weight = nn.Parameter(stored.detach().redistribute(placements=[Replicate()]))
+            model.lm_head.weight = nn.Parameter(
+                stored.detach().redistribute(placements=[Replicate()])
+            )
         act = nn.SiLU()
         act.forward = act.forward
         with pytest.raises(UsageError, match="class of its own"):
