@@ -79,8 +79,8 @@ class Within:
 def welcome(new: nn.Module, old: nn.Module | None, calls: Any, name: str) -> None:
     """Let `new`, which is about to come in the place of `old`, see whole tensors there.
 
-    What is of the split model, or only wraps it, stays as it is; of lists of modules, each member is
-    taken for one that comes in the place of the one of that name.
+    What is of the split model, or only wraps it, stays as it is. Of a list of modules each member
+    comes in the place of the one of that name.
 
     Raises:
         UsageError: it is in another place, too, or has a forward that is not its class's.
@@ -95,8 +95,8 @@ def welcome(new: nn.Module, old: nn.Module | None, calls: Any, name: str) -> Non
         return
     if NEWCOMER in vars(new):
         raise UsageError(
-            f"the {type(new).__name__} that comes in the place of '{name}' is in the model already, "
-            f"as '{getattr(new, NEWCOMER).path}': put in a copy of it"
+            f"the {type(new).__name__} that comes in the place of '{name}' is in the model "
+            f"already, as '{getattr(new, NEWCOMER).path}': put in a copy of it"
         )
     if "forward" in vars(new):
         raise UsageError(
