@@ -52,4 +52,5 @@ def _off(dims: set[int], given: DTensorSpec) -> tuple[Any, ...]:
     other = next((d for d in range(given.ndim) if d not in dims), None)
     if other is None:
         return given.placements
-    return tuple(Shard(other) if p.is_shard() and p.dim in dims else p for p in given.placements)
+    placed: tuple[Any, ...] = given.placements
+    return tuple(Shard(other) if p.is_shard() and p.dim in dims else p for p in placed)
