@@ -13,11 +13,11 @@ from shardwright.planner.contract.dims import dim_size
 from shardwright.planner.contract.notation import parse
 from shardwright.runtime.mesh import Mesh
 
-# What torch's own layers say of their sizes, by weight dimension.
-_SIZES: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
+SIZES: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
     (nn.Linear, ("out_features", "in_features")),
     (nn.Embedding, ("num_embeddings", "embedding_dim")),
 )
+"""What torch's own layers say of their sizes, by weight dimension."""
 
 
 def set_local(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
@@ -66,7 +66,7 @@ def _replaced(owner: Any, keys: list[str], sizes: tuple[int | None, int], path: 
 
 def set_sizes(module: nn.Module, weight: tuple[int | None, ...]) -> None:
     """Let a torch layer speak of its local sizes, given the shape of its weight in use."""
-    for kind, names in _SIZES:
+    for kind, names in SIZES:
         if isinstance(module, kind):
             for name, size in zip(names, weight, strict=True):
                 setattr(module, name, size)

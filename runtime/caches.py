@@ -74,6 +74,18 @@ class Caches:
             for value in found:
                 self.show(value)
 
+    @contextmanager
+    def opened(self, *values: Any) -> Iterator[None]:
+        """Within, in a call in which they are hidden, caches among `values` are seen."""
+        found = [*_own(values)]
+        for value in found:
+            self.show(value)
+        try:
+            yield
+        finally:
+            for value in found:
+                self.hide(value)
+
     def show(self, value: Any) -> list[Sealed]:
         """Let code see what is in a cache; gives what was hidden."""
         seen = vars(value).get(SEEN) if hasattr(value, "__dict__") else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardwright.planner.contract.digest import digest_of
 from shardwright.planner.contract.plan_file import Plan
@@ -46,14 +46,24 @@ def of_checkpoint(checkpoint: Checkpoint) -> str:
 
 def of_module(module: nn.Module) -> str:
     """A digest of a whole module: its class, its parameters, and some values of each."""
-    parts: list[object] = [type(module).__qualname__]
+    named = module.named_parameters(remove_duplicate=False)
+    return digest([type(module).__qualname__, *_some_of(named)])
+
+
+def of_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
+    """A digest of tensors by name, and of some values of each."""
+    return digest(_some_of(named))
+
+
+def _some_of(named: Iterable[tuple[str, Tensor]]) -> list[object]:
+    parts: list[object] = []
     with torch.no_grad():
-        for name, p in module.named_parameters(remove_duplicate=False):
+        for name, p in named:
             parts += [name, p.dtype, tuple(p.shape), p.requires_grad]
             if not p.is_meta and p.numel():
                 values = p.reshape(-1)[:: -(-p.numel() // SAMPLES)]
                 parts.append(values.contiguous().view(torch.uint8).tolist())
-    return digest(parts)
+    return parts
 
 
 def _block(file: Path) -> bytes:

@@ -14,9 +14,20 @@ from torch.nn.modules.module import (
 )
 
 from shardwright.errors import UsageError
+from shardwright.runtime.agreement import agree
 from shardwright.runtime.checkpoint.write import save
+from shardwright.runtime.facts import digest
 from shardwright.runtime.hooks import BEFORE_ALL, BEHIND_ALL, check_hooks_on_all
 from shardwright.runtime.local import placements
+from shardwright.runtime.newcomers import (
+    NEWCOMER,
+    fitted,
+    newcomers,
+    of_newcomers,
+    taken_in,
+    values_of_newcomers,
+    welcome,
+)
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import note_members
 from shardwright.runtime.seen import Seeing
@@ -38,9 +49,9 @@ class Guard:
         Raises:
             UsageError: a parameter came that is not split, or a module that the plan changed went.
         """
-        there = set(map(id, model.modules()))
+        there, whole = set(map(id, model.modules())), of_newcomers(model)
         for path, module in self.modules.items():
-            if id(module) not in there:
+            if id(module) not in there and not _in_newcomer(model, path):
                 raise UsageError(
                     f"'{path}' was replaced or taken out after the model was split, and what the "
                     "plan does there went with it: change the model before it is split (adapters "
@@ -48,11 +59,47 @@ class Guard:
                     "plan for it)"
                 )
         for name, parameter in model.named_parameters():
-            if not isinstance(parameter, DTensor):
+            if not isinstance(parameter, DTensor) and id(parameter) not in whole:
                 raise UsageError(
                     f"the parameter '{name}' came into the model after it was split, and no rank "
                     "knows how it lies over the ranks: add it (adapters, embeddings) before"
                 )
+        self._compare(model, bool(whole))
+
+    def _compare(self, model: Any, trains: bool) -> None:
+        """Look whether all ranks have what came into the model alike, and let them draw alike.
+
+        Raises:
+            DistributedError: they do not.
+            UsageError: copies of the model would not average its gradients.
+        """
+        calls = model._shardwright_calls
+        came = [*calls.arrived]
+        if any(True for _ in newcomers(model)):
+            if trains and calls.copies is not None:
+                raise UsageError(
+                    "a module with parameters came into a model after it was split, whose copies "
+                    "average the gradients of those that they had: add it before"
+                )
+            came.append(values_of_newcomers(model))
+            model._shardwright_draws = "always"
+        if came:
+            groups = calls.mesh.process_groups(calls.mesh.groups)
+            what = "what was put into the model after it was split (torch.manual_seed first, alike)"
+            agree(
+                "comparing what was put into the model", facts={what: digest(came)}, groups=groups
+            )
+        calls.arrived.clear()
+
+
+def _in_newcomer(model: nn.Module, path: str) -> bool:
+    """Whether `path` leads to a module that came in the place of another."""
+    module: Any = model
+    for name in path.split("."):
+        module = module._modules.get(name)
+        if module is None or NEWCOMER in vars(module):
+            break
+    return module is not None and NEWCOMER in vars(module)
 
 
 @cache
@@ -63,15 +110,29 @@ def watch_registrations() -> None:
     look for changes.
     """
 
-    def note(module: nn.Module, name: str, new: Any) -> None:
+    def note_module(module: nn.Module, name: str, new: Any) -> None:
         calls = module.__dict__.get("_shardwright_calls")
         if calls is not None:
             calls.changed = True
-            if calls.copies is not None and calls.has(new):
-                calls.copies.watch([new])
+            if new is not None:
+                welcome(new, module._modules.get(name), calls, name)
+        elif new is not None and "_shardwright_calls" in vars(new):
+            taken_in(module, new)
 
-    register_module_module_registration_hook(note)
-    register_module_parameter_registration_hook(note)
+    def note_parameter(module: nn.Module, name: str, new: Any) -> Any:
+        calls = module.__dict__.get("_shardwright_calls")
+        if calls is None:
+            return new
+        calls.changed = True
+        stored: Any = module._parameters.get(name)
+        if calls.has(stored) and isinstance(new, nn.Parameter):
+            new = fitted(new, stored, calls, name)
+        if calls.copies is not None and calls.has(new):
+            calls.copies.watch([new])
+        return new
+
+    register_module_module_registration_hook(note_module)
+    register_module_parameter_registration_hook(note_parameter)
 
 
 class GuardedRoot(Seeing):

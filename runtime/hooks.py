@@ -93,7 +93,7 @@ def _behind(hook: Hook, with_kwargs: bool) -> Hook:
     @functools.wraps(hook)
     def seen(module: Any, args: Any, *rest: Any) -> Any:
         state = _state(module)
-        if not _inside(state):
+        if not is_inside(state):
             return hook(module, args, *rest)
         kwargs, output = rest[0] if with_kwargs else {}, rest[-1]
         shown = state.shown
@@ -118,7 +118,7 @@ def _before(hook: Hook, with_kwargs: bool) -> Hook:
     @functools.wraps(hook)
     def seen(module: Any, args: Any, *rest: Any) -> Any:
         state = _state(module)
-        if not _inside(state):
+        if not is_inside(state):
             return hook(module, args, *rest)
         kwargs = rest[0] if with_kwargs else {}
         shown = state.shown
@@ -209,10 +209,10 @@ def _state(module: Any) -> Any:
 def _shown(module: Any) -> Shown | None:
     """What hooks see in this call of a module; None where all is whole as it is."""
     state = _state(module)
-    return state.shown if _inside(state) else None
+    return state.shown if is_inside(state) else None
 
 
-def _inside(state: Any) -> bool:
+def is_inside(state: Any) -> bool:
     """Whether the module is called by the model, so that tensors lie as the plan has them."""
     running, unchanged = state.running, isinstance(state, Again)
     alone: Again | None = state if unchanged else state.alone

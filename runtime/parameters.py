@@ -12,6 +12,7 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.distributed_checkpoints import watch_checkpoints
 from shardwright.runtime.dtensors import distributed
 from shardwright.runtime.guard import Guard, GuardedRoot, watch_registrations
+from shardwright.runtime.joined import watch_joins
 from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.optimizers import watch_optimizers
@@ -99,6 +100,7 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
         return
     watch_registrations()
     watch_propagation()
+    watch_joins()
     watch_optimizers()
     watch_storages()
     watch_checkpoints()

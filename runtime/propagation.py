@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.errors import UsageError
 from shardwright.runtime.arranged import Arranged
+from shardwright.runtime.pending import settled
 
 Propagate = Callable[[OpSchema], OutputSharding]
 
@@ -33,7 +34,8 @@ def watch_propagation() -> None:
     steps = partial(redistribution, _redistribute._gen_transform_infos_non_cached)
     _redistribute._gen_transform_infos_non_cached = steps
     torch_s: Any = DTensor._op_dispatcher.sharding_propagator
-    watched = partial(propagate, torch_s.propagate_op_sharding_non_cached)
+    rules = partial(settled, torch_s.propagate_op_sharding_non_cached)
+    watched = partial(propagate, rules)
     torch_s.propagate_op_sharding_non_cached = watched
     torch_s.propagate_op_sharding = type(torch_s.propagate_op_sharding)(watched)
 

@@ -24,6 +24,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from shardwright.errors import UsageError
 from shardwright.runtime import overlap
+from shardwright.runtime.attributes import SIZES
 from shardwright.runtime.classes import like
 from shardwright.runtime.dtensors import axes_of, cut
 from shardwright.runtime.mesh import Mesh
@@ -39,6 +40,8 @@ class Calls:
         self.root: nn.Module | None = None
         self.changed = False
         """Whether modules or parameters were put into the model since its last call."""
+        self.arrived: list[str] = []
+        """Digests of whole parameters that were put into the model since its last call."""
         self.copies: Copies | None = None
         """Of the model, if it averages its gradients over them."""
         self.axes = len(axes_of(mesh))
@@ -65,6 +68,8 @@ class Calls:
                 return True
             if frame.f_code is _CALL:
                 owner = frame.f_locals.get("self")
+                if owner is not None and "_shardwright_newcomer" in owner.__dict__:
+                    return False  # it computes with whole tensors
                 if owner is not None and owner.__dict__.get("_shardwright_calls") is self:
                     # Code that was put in the place of a forward knows of no parts.
                     own = getattr(type(owner).forward, "__code__", None)
@@ -97,7 +102,7 @@ class Calls:
 _CALL = nn.Module._call_impl.__code__
 
 
-class _Local(torch.autograd.Function):
+class Local(torch.autograd.Function):
     """The local tensor of a parameter. Does what `to_local` does, which takes twice as long."""
 
     @staticmethod
@@ -156,10 +161,26 @@ def _seen(name: str, used: bool) -> property:
     return property(get, doc=f"`{name}` as the code that asks should see it.")
 
 
+def _size(name: str, dim: int) -> property:
+    """What a layer of torch says of a size of its weight: the whole one, but in a call."""
+
+    def get(self: Any) -> Any:
+        own = self.__dict__
+        stored, calls = own["_parameters"].get("weight"), own["_shardwright_calls"]
+        if not isinstance(stored, DTensor) or calls.running.now or calls.inside():
+            return own[name]
+        return stored.shape[dim]
+
+    def put(self: Any, value: Any) -> None:
+        self.__dict__[name] = value
+
+    return property(get, put, doc=f"`{name}` as the code that asks should see it.")
+
+
 def _with_gradient(stored: Any, calls: Calls) -> Any:
     if torch.compiler.is_compiling():
         return stored.to_local()
-    return _Local.apply(stored, calls.copies)
+    return Local.apply(stored, calls.copies)
 
 
 def _flat_weights(self: Any) -> list[Tensor]:
@@ -217,6 +238,9 @@ def seeing_class(original: type, names: tuple[str, ...], front: type = Seeing) -
     members: dict[str, Any] = {}
     for name in names:
         members[name] = _seen(name, used=isinstance(getattr(original, name, None), property))
+    for kind, sizes in SIZES if "weight" in names else ():
+        if issubclass(original, kind):
+            members.update({name: _size(name, dim) for dim, name in enumerate(sizes)})
     if hasattr(front, "forward"):
         members["forward"] = like(original, front.forward)
     if issubclass(original, nn.RNNBase):

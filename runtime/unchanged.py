@@ -22,7 +22,8 @@ class Unchanged(Again):
     """What hooks need on a module that the plan leaves as it is.
 
     Args:
-        module: The module.
+        forward: The module's own.
+        leaf: Whether there is no module in it.
         path: Its name.
         spec: What the plan says of the tensors around it; None where these are whole.
         mesh: Where this rank stands.
@@ -30,7 +31,8 @@ class Unchanged(Again):
 
     def __init__(
         self,
-        module: nn.Module,
+        forward: Any,
+        leaf: bool,
         path: str = "",
         spec: ModulePlan | None = None,
         mesh: Mesh | None = None,
@@ -38,8 +40,9 @@ class Unchanged(Again):
         super().__init__(path)
         self.running: Running | Always = ALWAYS
         self.caches = Caches()
-        self._forward: Any = type(module).forward
-        self._leaf = next(module.children(), None) is None
+        self.hides = False
+        """Whether a newcomer runs in its place, from which caches are hidden."""
+        self._forward, self._leaf = forward, leaf
         self._spec, self._mesh = spec, mesh
 
     @cached_property
@@ -64,7 +67,9 @@ def watch_unchanged(
     """
     if type(module).forward is nn.Module.forward or isinstance(module, Hooked):
         return
-    vars(module)["_shardwright_unchanged"] = Unchanged(module, path, spec, mesh)
+    vars(module)["_shardwright_unchanged"] = Unchanged(
+        type(module).forward, next(module.children(), None) is None, path, spec, mesh
+    )
     module.__class__ = _hooked(type(module))
     see_whole(module)
 

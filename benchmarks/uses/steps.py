@@ -42,5 +42,8 @@ def clipped(s: Subject) -> Any:
 
 @use(tolerance=1e-6, may_refuse=True)
 def adafactor(s: Subject) -> Any:
-    """An optimizer with statistics over a tensor."""
-    return _stepped(s, torch.optim.Adafactor(s.model.parameters(), lr=1e-2))
+    """An optimizer with statistics over a tensor.
+
+    It makes all gradients of one size, also those that are 0 but for rounding (of biases of keys).
+    """
+    return _stepped(s, torch.optim.Adafactor(s.model.parameters(), lr=1e-2, eps=(1e-6, 1e-3)))

@@ -1,4 +1,4 @@
-"""What each rank of `test_loops.test_adapters` does: LoRA, put in before the model is split."""
+"""What each rank of `test_loops.test_adapters` does: LoRA, before the model is split and after."""
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
 import copy
@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 
 import shardwright
-from shardwright.errors import ModelError, UsageError
+from shardwright.errors import DistributedError, ModelError, UsageError
 from tests import planning
 from tests.end_to_end.loops import close, llama
 
@@ -21,9 +21,11 @@ IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 LORA = LoraConfig(target_modules=["q_proj", "v_proj", "o_proj", "down_proj"], r=3)
 
 
-def adapted() -> Any:
-    torch.manual_seed(1)
-    model = get_peft_model(llama(), copy.deepcopy(LORA), autocast_adapter_dtype=False).double()
+def adapted(base: Any = None, dropout: float = 0.0, seed: int = 1) -> Any:
+    base, config = base or llama(), copy.deepcopy(LORA)
+    config.lora_dropout = dropout
+    torch.manual_seed(seed)
+    model = get_peft_model(base, config, autocast_adapter_dtype=False).double()
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, 0.0, 0.1)
@@ -42,6 +44,20 @@ def train(model: Any) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def late(mesh: Any, asked: Any) -> None:
+    """Adapters around layers that are split already: they drop as those of the unsplit model do."""
+    plan = planning.plan(llama(), **asked)
+    model, whole = adapted(shardwright.apply(llama(), plan, mesh), 0.2), adapted(dropout=0.2)
+    torch.manual_seed(2 + dist.get_rank())
+    losses = train(model.train())
+    torch.manual_seed(2)
+    for got, want in zip(losses, train(whole.train()), strict=True):
+        close(got, want, "loss with late adapters")
+    other = adapted(shardwright.apply(llama(), plan, mesh), seed=dist.get_rank())
+    with pytest.raises(DistributedError, match="was put into the model after it was split"):
+        other(IDS)
 
 
 def main(folder: Path) -> None:
@@ -77,8 +93,6 @@ def main(folder: Path) -> None:
 
     with pytest.raises(ModelError, match="get_base_model"):
         planning.plan(adapted(), tp=2)
-    late = shardwright.apply(llama(), planning.plan(llama(), **asked), mesh)
-    with pytest.raises(UsageError, match="came into the model"):
-        get_peft_model(late, copy.deepcopy(LORA))(IDS)
+    late(mesh, asked)
     dist.barrier()
     dist.destroy_process_group()

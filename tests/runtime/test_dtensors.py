@@ -113,6 +113,47 @@ def test_clipping_takes_the_norm_of_the_whole(model: Any, tp: int) -> None:
     run_ranks(tp, work)
 
 
+JOINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": lambda loss, penalty: loss + 0.1 * penalty,
+    "again": lambda loss, penalty: loss + 0.1 * penalty,  # torch has noted how it goes
+    "product": lambda loss, penalty: penalty * loss,
+    "quotient": lambda loss, penalty: loss / (1 + penalty),
+    "in a row": lambda loss, penalty: torch.stack([loss, penalty]).prod(),
+    "several times": lambda loss, penalty: (loss.exp() + penalty) * loss + loss,
+    "smaller": lambda loss, penalty: torch.minimum(loss, penalty),
+}
+
+
+@pytest.mark.parametrize("model", [llama, phi3])
+def test_penalties_join_a_loss(model: Any) -> None:
+    """Values, as `item()` gives them, and gradients, of what is plain and of parameters."""
+    base = made(model)
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+
+    def loss_of(model: Any, join: Any) -> float:
+        model.zero_grad()
+        penalty = sum(p.pow(2).sum() + p.norm() for p in model.parameters())
+        loss = join((model(IDS).logits * WEIGHTS).tanh().mean(), penalty)
+        loss.backward()
+        return loss.item()
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        for name, join in JOINED.items():
+            want = loss_of(whole_model := copy.deepcopy(base), join)
+            assert loss_of(split, join) == pytest.approx(want, rel=1e-9), name
+            for parameter, of_whole in zip(
+                split.parameters(), whole_model.parameters(), strict=True
+            ):
+                torch.testing.assert_close(
+                    whole(parameter.grad), of_whole.grad, rtol=1e-9, atol=1e-9, msg=name
+                )
+        norms = [p.norm().item() for p in split.parameters()]
+        assert norms == pytest.approx([p.norm().item() for p in base.parameters()])
+
+    run_ranks(2, work)
+
+
 COMPUTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "itself": lambda w, v: w,
     "element by element": lambda w, v: w * 2 + v,
@@ -120,6 +161,7 @@ COMPUTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "product": lambda w, v: w @ v.T,
     "norm": lambda w, v: w.norm(),
     "mean": lambda w, v: w.mean(),
+    "norms of rows": lambda w, v: w.norm(dim=-1, keepdim=True).square_() + w.norm(dim=0),
     "mean of rows": lambda w, v: w.mean(0),
     "rows of norm 1": lambda w, v: w / w.norm(dim=-1, keepdim=True),
     "some rows": lambda w, v: w[1:4],
@@ -339,35 +381,13 @@ def test_functional_calls_are_those_of_the_unsplit_model_and_transforms_are_refu
     run_ranks(2, work)
 
 
-def new_head(model: Any) -> None:
-    model.lm_head = nn.Linear(36, 50, bias=False).double()
-
-
-def new_parameter(model: Any) -> None:
-    model.lm_head.weight = nn.Parameter(torch.zeros(50, 36).double())
-
-
-def adapter(model: Any) -> None:
-    """As LoRA goes in: the layer stays, behind one with weights of its own."""
-
-    class Adapted(nn.Module):
-        def __init__(self, base: nn.Module) -> None:
-            super().__init__()
-            self.base, self.more = base, nn.Linear(36, 48, bias=False).double()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.base(x) + self.more(x)
-
-    mlp = model.model.layers[0].mlp
-    mlp.up_proj = Adapted(mlp.up_proj)
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (new_head, "'lm_head"),
-        (new_parameter, "'lm_head.weight' came into the model"),
-        (adapter, "'model.layers.0.mlp.up_proj.more.weight' came into the model"),
+        (
+            lambda model: model.register_parameter("more", nn.Parameter(torch.zeros(2))),
+            "'more' came",
+        ),
         (lambda model: model.resize_token_embeddings(60), "resize them before"),
         (pickle.dumps, "shardwright.save"),
         (nn.parallel.DistributedDataParallel, "fully_shard"),
