@@ -11,6 +11,7 @@ are functional collectives, which Inductor knows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,6 +76,30 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
     return flat.view(x.shape[1:])
 
 
+def begin_all_reduce(x: Tensor, group: Group) -> tuple[Tensor, Callable[[], None]]:
+    """The sum of `x` over the ranks, in new memory, and what waits until it is there.
+
+    For groups with a backend, and not in compiled graphs.
+    """
+    if _len_torch_dispatch_stack():
+        _tell("all_reduce", x)
+    assert group.pg is not None
+    out = x.clone(memory_format=torch.contiguous_format)
+    try:
+        work = group.pg.allreduce(_plain(out), _options("sum", later=True))
+    except RuntimeError as error:
+        raise failed("all_reduce", error, group.pg) from error
+
+    def wait() -> None:
+        try:
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            raise failed("all_reduce", error, group.pg) from error
+
+    return out, wait
+
+
 def _run(
     group: Group, kind: str, x: Tensor, op: str = "sum", spent: bool = False, rows: int = 1
 ) -> Tensor:
@@ -122,13 +147,21 @@ _run._torchdynamo_inline = _traced  # type: ignore[attr-defined]
 
 def _all_reduced(group: Group, x: Tensor, op: str, spent: bool) -> Tensor:
     assert group.pg is not None
-    options: Any = dist.AllreduceOptions()
     out = x if spent else x.clone()
-    options.reduceOp, options.asyncOp = REDUCTIONS[op], False
-    work = group.pg.allreduce([torch.view_as_real(out) if out.is_complex() else out], options)
+    work = group.pg.allreduce(_plain(out), _options(op))
     if work is not None:
         work.wait()
     return out
+
+
+def _plain(x: Tensor) -> list[Tensor]:
+    return [torch.view_as_real(x) if x.is_complex() else x]
+
+
+def _options(op: str, later: bool = False) -> Any:
+    options: Any = dist.AllreduceOptions()
+    options.reduceOp, options.asyncOp = REDUCTIONS[op], later
+    return options
 
 
 def _gathered(group: Group, x: Tensor, rows: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Range
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime import buffers
+from shardwright.runtime import buffers, overlap
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.hooks import Hooked
 from shardwright.runtime.mesh import Mesh
@@ -205,7 +205,8 @@ class LocalModule(Hooked):
         if spent:  # a bias that is not there needs no look-up, which is a call
             bias: Any = self._parameters.get("bias", self)  # type: ignore[attr-defined]
             bias = bias if bias is None else self.bias  # type: ignore[attr-defined]
-            output: Any = F.linear(*args, self.weight, bias)  # type: ignore[attr-defined]
+            linear = overlap.linear if trains and overlap.goes_on() else F.linear
+            output: Any = linear(*args, self.weight, bias)  # type: ignore[attr-defined]
         else:
             output = super().forward(*args, **kwargs)  # type: ignore[misc]
         if idle_out and not trains:

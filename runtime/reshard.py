@@ -21,6 +21,7 @@ from shardwright.planner.contract.redistribute import Step, steps
 from shardwright.runtime.collectives import all_reduce
 from shardwright.runtime.lengths import Length
 from shardwright.runtime.mesh import Group, Mesh
+from shardwright.runtime.overlap import overlaps, summed_behind
 from shardwright.runtime.split import Split
 
 
@@ -45,6 +46,11 @@ class Operation:
             split = Split.of(group, step.mesh, step.dim, step.layout)
         forward, backward, _ = step.transition
         return cls(group, forward.name, backward.name, split, length)
+
+    @property
+    def only_sums_behind(self) -> bool:
+        """Whether nothing is done to the tensor, and its gradient is summed."""
+        return (self.forward, self.backward) == ("identity", "all_reduce")
 
     def size(self, x: Tensor) -> int | None:
         """The whole length of the run-time axis that this step splits or gathers, if known."""
@@ -85,6 +91,8 @@ class Operation:
             return x
         size = None if self.split is None or self.split.static else self.size(x)
         if torch.is_grad_enabled() and x.requires_grad:
+            if self.only_sums_behind and overlaps(x, self.group):
+                return summed_behind(x, self.group)
             return _Redistribute.apply(x, self, size)
         return self.run(self.forward, x, size)
 

@@ -20,6 +20,7 @@ from torch._C._functorch import (
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
+from shardwright.runtime import overlap
 from shardwright.runtime.classes import like
 from shardwright.runtime.copied import Copied
 from shardwright.runtime.dtensors import axes_of, cut
@@ -89,7 +90,7 @@ class _Local(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stored: DTensor, copies: Copies | None) -> Tensor:  # type: ignore[override]
         """The local tensor."""
-        ctx.spec = stored._spec
+        ctx.spec, ctx.owed = stored._spec, None
         ctx.noted = None if copies is None else (copies, stored)
         local = stored._local_tensor
         return local.view_as(local)
@@ -97,7 +98,8 @@ class _Local(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[DTensor, None]:  # type: ignore[override]
         """The gradient, laid out as the parameter is."""
-        spec, grad = ctx.spec, grad.contiguous()
+        spec = ctx.spec
+        grad = (grad if ctx.owed is None else overlap.paid(ctx, grad)).contiguous()
         if ctx.noted is not None:
             copies, stored = ctx.noted
             copies.note(stored)
