@@ -24,7 +24,9 @@ STEPS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embe
 COUNT = "num_items_in_batch"
 """By what losses of transformers are divided, in place of the tokens at hand; they are whole."""
 
-FREE = frozenset({"logits_to_keep", "output_attentions", "output_hidden_states", "return_dict"})
+FREE = frozenset(
+    {"logits_to_keep", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
+)
 """Flags that any call may have: how much of what is proven is wanted. Others may ask for code that
 no traced call ran. The root sees to each that is about what leaves it."""
 
