@@ -28,8 +28,10 @@ class Copied:
 
     def __copy__(self) -> Any:
         out = copy._reconstruct(self, None, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
-        return vars(out).update({name: vars(self)[name] for name in _lost(self, out)}) or out
+        vars(out).update({name: vars(self)[name] for name in _lost(self, out)})
+        return out
 
 
 def _lost(before: Any, after: Any) -> list[str]:
+    """What splitting put into a module that its copy does not have."""
     return [n for n in vars(before) if n.startswith(OURS) and n not in vars(after)]
