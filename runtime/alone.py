@@ -73,7 +73,7 @@ class Alone(Again, Interface):
             raise UsageError(f"'{self.path}' is called by itself: {self.never}")
         self.called = True
         given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}
-        keep = self.change(self.around, "in")
+        keep = self.change(self.around, "in", "in")
         kept = {n: map_slots(given[n], n, keep) for n in keeps if n in given}
         return *self.changed(args, kwargs, self.takes, "in"), kept
 
@@ -93,7 +93,7 @@ class Alone(Again, Interface):
         for slot, leaf in returned(output, self.arguments):
             needed = not isinstance(leaf, Tensor) or leaf.is_floating_point()
             self.reshard(self.gives, "out", slot, getattr(leaf, "ndim", 0), needed)
-        return map_slots(output, "", self.change(self.gives, "out"))
+        return map_slots(output, "", self.change(self.gives, "out", "out"))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Alone:
         return self

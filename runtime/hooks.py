@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.modules import module as modules
 
 from shardwright.errors import UsageError
+from shardwright.runtime.copied import Copied
 from shardwright.runtime.interface import Again
 from shardwright.runtime.shown import Shown
 from shardwright.runtime.slots import map_slots
@@ -46,7 +47,7 @@ def check_hooks_on_all() -> None:
             )
 
 
-class Hooked:
+class Hooked(Copied):
     """Mixin in front of the class of a module."""
 
     def register_forward_hook(self, hook: Hook, *, with_kwargs: bool = False, **how: Any) -> Any:

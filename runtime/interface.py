@@ -79,6 +79,7 @@ class Interface:
         self.forward, self.leaf = forward, leaf
         self.arguments = parameters_of(forward)
         self.reshards: dict[tuple[int, str, str, int], Reshard | None] = {}
+        self.no_gradient = frozenset(spec.no_gradient)
 
     def names(self, args: tuple[Any, ...]) -> list[str]:
         """The names of the arguments that are given by position."""
@@ -90,18 +91,28 @@ class Interface:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], table: Table, side: str
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments with each tensor changed as `reshard` has it."""
-        change = self.change(table, side)
+        change = self.change(table, side, "in")
         found = [map_slots(v, n, change) for n, v in zip(self.names(args), args, strict=True)]
         return tuple(found), {n: map_slots(v, n, change) for n, v in kwargs.items()}
 
-    def change(self, table: Table, side: str) -> Callable[[Tensor, str], Tensor]:
-        """What `reshard` says of each tensor, done."""
+    def change(self, table: Table, side: str, at: str) -> Callable[[Tensor, str], Tensor]:
+        """What `reshard` says of each tensor, done; `at` is the side of the module, "in" or "out".
+
+        In the model some have no gradient, so that there is none to change.
+        """
 
         def change(x: Tensor, slot: str) -> Tensor:
             reshard = self.reshard(table, side, slot, x.ndim, x.is_floating_point())
-            return x if reshard is None else reshard(x)
+            out = x if reshard is None else reshard(x)
+            if self.no_gradient and out.requires_grad and self._without_gradient(at, slot):
+                return _Constant.apply(out, f"'{slot}' {at} '{self.path}'")  # type: ignore[return-value]
+            return out
 
         return change
+
+    def _without_gradient(self, at: str, slot: str) -> bool:
+        names = (f"{at} {name}".rstrip() for name in (slot, slot_pattern(slot)))
+        return any(name in self.no_gradient for name in names)
 
     def reshard(
         self, table: Table, side: str, slot: str, ndim: int, needed: bool = True
@@ -150,6 +161,25 @@ def table(placed: Iterable[tuple[str, str]]) -> Table:
         placement = parse(text)
         out.setdefault(slot, {})[len(placement.dims)] = placement
     return out
+
+
+class _Constant(torch.autograd.Function):
+    """A tensor of whose gradient nothing is known."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:  # type: ignore[override]
+        """The tensor."""
+        ctx.name = name
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        """Refuse it."""
+        raise UsageError(
+            f"the gradient of {ctx.name}: it had none in any call which the plan was made for, so "
+            "a rank may have but a term of it: detach it there, or give the whole model example "
+            "inputs that lead to it"
+        )
 
 
 _REST = inspect.Parameter.VAR_POSITIONAL

@@ -7,7 +7,7 @@ one term of a sum, without any error to show it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,12 @@ STEPS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embe
 
 COUNT = "num_items_in_batch"
 """By what losses of transformers are divided, in place of the tokens at hand; they are whole."""
+
+FREE = frozenset(
+    {"logits_to_keep", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
+)
+"""Flags that any call may have: how much of what is proven is wanted. Others may ask for code that
+no traced call ran. The root sees to each that is about what leaves it."""
 
 ALIKE = {"StaticCache": "DynamicCache"}
 """A class of caches -> one that holds the same tensors, one call's behind the other's: what has a
@@ -40,6 +46,7 @@ class Proven:
         slots: Those of the tensors that it gave.
         positions: Its arguments by position.
         arguments: All of them.
+        defaults: What those are that are left out.
         joins: Whether calls of parts of it are proven by themselves: its code, which is not traced
             then, joins what they give, whole, with whole tensors.
         named: Whether its outputs have names, even where a tuple is asked for.
@@ -54,6 +61,7 @@ class Proven:
     slots: frozenset[str]
     positions: dict[str, int]
     arguments: frozenset[str]
+    defaults: Mapping[str, Any]
     joins: bool
     named: bool
     state: dict[str, frozenset[str]]
@@ -77,6 +85,7 @@ class Proven:
             slots,
             positions(forward)[0],
             frozenset(parameters),
+            {n: p.default for n, p in parameters.items() if p.default is not p.empty},
             any(call.module for call in calls),
             named and not any(slot[:1].isdigit() for slot in slots),
             _by_argument((n, kind) for call in calls for n, kind in call.state.items()),
@@ -123,17 +132,19 @@ class Proven:
             return not new
         raise UsageError(
             f"argument '{new[0]}' of {self.model} was given in no call that the plan was made for, "
-            "so parts may be joined with what is whole: plan with example inputs (kwargs) that "
+            "so parts may be taken for what is whole: plan with example inputs (kwargs) that "
             "have it"
         )
 
     def _new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
-        """Arguments that no call had, and that matter: real tensors, and masks for padding."""
+        """Arguments that no call had, and that matter: real tensors, masks for padding, flags."""
         names = (*self.positions, *map("*{}".format, range(len(args))))
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
             if value is None or type(value).__name__ in self.state.get(name, ()):
                 continue  # as in most calls, that are made for each token
             if name in self.given and isinstance(value, Tensor):
+                if value.requires_grad and name in MASKS:
+                    raise UsageError(self._of_mask(name))
                 continue
             if is_own(value):
                 self._check_state(name, value)
@@ -143,6 +154,19 @@ class Proven:
             tensors = [x for _, x in leaves(value) if isinstance(x, Tensor)]
             if any(x.is_floating_point() for x in tensors) or (tensors and name in MASKS):
                 yield name
+            if not tensors and not self.joins and self._asks(name, value):
+                yield name
+
+    def _asks(self, name: str, value: Any) -> bool:
+        """Whether a value without tensors may ask for other code than if it were left out."""
+        default = self.defaults.get(name)
+        return name not in FREE and (bool(value) if default is None else value != default)
+
+    def _of_mask(self, name: str) -> str:
+        return (
+            f"argument '{name}' of {self.model} wants a gradient: as whole numbers it had none in "
+            "the calls that the plan was made for, so a rank would have but a term of it: detach it"
+        )
 
     def _check_state(self, name: str, value: Any) -> None:
         """Check that a cache may be given, with what calls before put into it."""

@@ -9,7 +9,6 @@ class in front of its own, and the modules of one model share a `Calls`.
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 from typing import Any
@@ -20,12 +19,12 @@ from torch._C._functorch import (
     is_functorch_wrapped_tensor,  # pyright: ignore[reportMissingImports]
 )
 from torch.distributed.tensor import DTensor
-from torch.nn.utils.parametrize import is_parametrized
 
 from shardwright.errors import UsageError
 from shardwright.runtime import overlap
 from shardwright.runtime.attributes import SIZES
 from shardwright.runtime.classes import like
+from shardwright.runtime.copied import Copied
 from shardwright.runtime.dtensors import axes_of, cut
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.replicas import Copies
@@ -187,7 +186,7 @@ def _flat_weights(self: Any) -> list[Tensor]:
     return [getattr(self, name, None) for name in self._flat_weights_names]  # type: ignore[misc]
 
 
-class Seeing:
+class Seeing(Copied):
     """Mixin in front of the class of a module that has parameters."""
 
     _shardwright_calls: Calls
@@ -216,14 +215,6 @@ class Seeing:
                 own = self._shardwright_calls.cut(value, stored, prefix + name)
                 state_dict[prefix + name] = own
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if is_parametrized(self):  # type: ignore[arg-type]
-            return super().__deepcopy__(memo)  # type: ignore[misc]
-        return copy._reconstruct(self, memo, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
-
-    def __copy__(self) -> Any:
-        return copy._reconstruct(self, None, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(

@@ -58,15 +58,15 @@ class Shown(Interface):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Whole arguments as the model gives them."""
-        return self.changed(args, kwargs, self.comes, "in")
+        return _owned(self.changed(args, kwargs, self.comes, "in"))
 
     def whole_output(self, output: Any) -> Any:
         """What the model gets of the module, whole."""
-        return map_slots(output, "", self.change(self.goes, "out"))
+        return map_slots(output, "", self.change(self.goes, "out", "out"))
 
     def cut_output(self, output: Any) -> Any:
         """A whole output as the model gets it."""
-        return map_slots(output, "", self.change(self.goes, "in"))
+        return _owned(map_slots(output, "", self.change(self.goes, "in", "out")))
 
     def whole_gradients(self, grads: Sequence[Any], side: str) -> tuple[Any, ...]:
         """Gradients of arguments ("in") or outputs ("out"), as hooks are given them, whole."""
@@ -96,6 +96,11 @@ class Shown(Interface):
             far = reshard(near)
         (found,) = torch.autograd.grad(far, near, grad, create_graph=torch.is_grad_enabled())
         return found
+
+
+def _owned(cut: Any) -> Any:
+    """With copies of what autograd knows as views: nobody may write into those that we make."""
+    return map_slots(cut, "", lambda x, _: x.clone() if x.requires_grad and x._is_view() else x)
 
 
 def _slots(grads: Sequence[Any], placed: Table) -> list[str]:

@@ -91,32 +91,44 @@ def base_model_with_hidden_states(s: Subject) -> Any:
 
 @use()
 def each_block_alone(s: Subject) -> Any:
-    """Each block called from outside with what the whole model gives it."""
-    calls: dict[str, Any] = {}
-    hooks = [
-        block.register_forward_pre_hook(
-            lambda _, args, kwargs, name=name: calls.setdefault(name, (args, kwargs)),
-            with_kwargs=True,
-        )
-        for name, block in blocks(s.whole)
-    ]
-    if not hooks:
-        raise Unfit
+    """Each block called from outside with what the whole model gives it, and gradients of that."""
+    wanted = {name: [_learns(a) for a in args] for name, (args, _) in _given_to_blocks(s).items()}
     with torch.no_grad():
-        s.whole(*s.args, **s.inputs)
-    for hook in hooks:
-        hook.remove()
+        calls = _given_to_blocks(s)
     outs = []
     for name, (args, kwargs) in calls.items():
         given = [
-            a.detach().clone().requires_grad_(a.is_floating_point()) if isinstance(a, Tensor) else a
-            for a in args
+            a.detach().clone().requires_grad_(learns) if isinstance(a, Tensor) else a
+            for a, learns in zip(args, wanted[name], strict=True)
         ]
         out = s.model.get_submodule(name)(*given, **kwargs)
         first = tensors(out)[0]
         first.pow(2).sum().backward()
         outs += [first, *(a.grad for a in given if isinstance(a, Tensor) and a.grad is not None)]
     return outs
+
+
+def _given_to_blocks(s: Subject) -> dict[str, Any]:
+    """What each block gets in its first call by the whole model: by position, and by name."""
+    calls: dict[str, Any] = {}
+    hooks = [
+        block.register_forward_pre_hook(
+            lambda _, args, kwargs, name=name: calls.setdefault(name, (args, kwargs)) and None,
+            with_kwargs=True,
+        )
+        for name, block in blocks(s.whole)
+        if block is not None
+    ]
+    if not hooks:
+        raise Unfit
+    s.whole(*s.args, **s.inputs)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def _learns(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 @use()

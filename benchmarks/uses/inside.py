@@ -41,11 +41,14 @@ def hooks_on_blocks_with_gradients(s: Subject) -> Any:
 
 @use()
 def hooks_on_all_modules(s: Subject) -> Any:
-    """A loss of what forward hooks read and are given, on whatever module: activations, norms."""
+    """A loss of what forward hooks read and are given, on whatever module: activations, norms.
+
+    Copies: what code behind a hook does in place to what the hook keeps is not shown by a whole.
+    """
     read: list[Any] = []
 
     def note(_: Any, args: Any, out: Any) -> None:
-        read.extend(t for t in (*_floats(args), *_floats(out)) if t.requires_grad)
+        read.extend(t.clone() for t in (*_floats(args), *_floats(out)) if t.requires_grad)
 
     for module in _called(s.model):
         module.register_forward_hook(note)

@@ -139,7 +139,7 @@ class RandomNumbers(_Part):
     )
 
 
-SELDOM = ("attention", "draws", "sizes", "varies")
+SELDOM = ("attention", "draws", "no_gradient", "sizes", "varies")
 """Keys of a module's plan that are not written where they say nothing."""
 
 
@@ -167,6 +167,11 @@ class ModulePlan(_Part):
         default=False,
         description="whether tensors lie otherwise in some call of it than `takes` and `gives` "
         "say, so that hooks on it are refused; left out where they do not",
+    )
+    no_gradient: list[str] = Field(
+        default=[],
+        description="what has a gradient in no call, by side and slot ('in attention_mask', "
+        "'out 1'): a rank may have a term of one alone; left out where there is none",
     )
     attributes: dict[str, str] = Field(
         default={},

@@ -6,7 +6,7 @@ ones, and so do hooks on it. So the plan says how those lie that do not change a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shardwright.planner.contract.names import pattern, slot_pattern
@@ -18,11 +18,15 @@ from shardwright.planner.strategies.state import REPLICATED, State
 
 
 class Interface(NamedTuple):
-    """What a module takes and gives as it is, and whether it does otherwise in some calls."""
+    """What a module takes and gives as it is, and whether it does otherwise in some calls.
+
+    And the sides and slots of what has no gradient.
+    """
 
     takes: list[Placed]
     gives: list[Placed]
     varies: bool
+    no_gradient: list[str]
 
 
 Call = dict[Slot, str]
@@ -31,12 +35,14 @@ Call = dict[Slot, str]
 
 def interfaces(layouts: Layouts, modules: Collection[str]) -> dict[str, Interface]:
     """The interface of each of these modules that was called."""
-    found = {m: _states(calls, layouts) for m, calls in _calls(layouts.graph, modules).items()}
-    found |= {m: found[twin] for m, twin in _twins(layouts, found) if m in modules}
-    return {
-        module: Interface(_side(placed, "in"), _side(placed, "out"), varies)
-        for module, (placed, varies) in found.items()
-    }
+    found = {m: _interface(calls, layouts) for m, calls in _calls(layouts.graph, modules).items()}
+    return found | {m: found[twin] for m, twin in _twins(layouts, found) if m in modules}
+
+
+def _interface(calls: Sequence[Call], layouts: Layouts) -> Interface:
+    placed, varies = _states(calls, layouts)
+    unknown = _no_gradient(calls, layouts)
+    return Interface(_side(placed, "in"), _side(placed, "out"), varies, unknown)
 
 
 def between(layouts: Layouts) -> set[str]:
@@ -108,6 +114,34 @@ def _states(calls: Iterable[Call], layouts: Layouts) -> tuple[dict[Slot, str], b
         lies = {slot: layouts.placement(name).of_any_size() for slot, name in call.items()}
         varies |= not all(s in known and known[s].of_any_size() == p for s, p in lies.items())
     return {slot: str(placement) for slot, placement in known.items()}, varies
+
+
+def _no_gradient(calls: Iterable[Call], layouts: Layouts) -> list[str]:
+    """Sides and slots of real tensors that have a gradient in no call.
+
+    Without those of which ranks have parts: theirs would be the parts of the gradient.
+    """
+    found: dict[tuple[str, str], bool] = {}
+    for call in calls:
+        for slot, name in call.items():
+            at = slot.side, slot.slot
+            found[at] = found.get(at, True) and _constant(name, layouts)
+    rest = {(side, slot_pattern(slot)) for (side, slot), constant in found.items() if not constant}
+    folded = (
+        (side, slot if (side, slot_pattern(slot)) in rest else slot_pattern(slot))
+        for (side, slot), constant in found.items()
+        if constant
+    )
+    return sorted({f"{side} {slot}".rstrip() for side, slot in folded})
+
+
+def _constant(name: str, layouts: Layouts) -> bool:
+    """Whether a tensor would have a gradient of which nothing is known."""
+    tensor, states = layouts.graph.tensors[name], layouts.states
+    if tensor.differentiable or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        return False
+    covered = states.covered(name, layouts.assignment[name].shards)
+    return any(not covered & bit for bit in states.sub.bits)
 
 
 def _side(placed: Mapping[Slot, str], side: str) -> list[Placed]:

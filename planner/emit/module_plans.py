@@ -69,6 +69,7 @@ def module_plans(
             takes=as_it_is(name, "in", every[name].takes) if name in every else [],
             gives=as_it_is(name, "out", every[name].gives) if name in every else [],
             varies=name in every and every[name].varies,
+            no_gradient=every[name].no_gradient if name in every else [],
         )
         for name in sorted({n for n, _ in root.named_modules()} & (changed | every.keys()))
     }

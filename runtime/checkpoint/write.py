@@ -142,11 +142,17 @@ def parse_size(size: int | str) -> int:
 def _to_save(
     model: nn.Module, placements: Mapping[str, Placement]
 ) -> dict[str, tuple[Tensor, Placement | None]]:
-    """The first name of each distinct tensor -> (the local tensor, how it is placed)."""
+    """The first name of each distinct tensor -> (the local tensor, how it is placed).
+
+    Without what transformers leaves out, too, as it computes that anew where it reads a checkpoint.
+    """
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    anew = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     out: dict[str, tuple[Tensor, Placement | None]] = {}
-    for group in model_names(model).groups:
-        placed = next((placements[name] for name in group if name in placements), None)
+    for every in model_names(model).groups:
+        if not (group := [name for name in every if name not in anew]):
+            continue
+        placed = next((placements[name] for name in every if name in placements), None)
         out[group[0]] = (held[group[0]], placed if placed is not None and placed.meshes else None)
     if lost := [name for name, (tensor, _) in out.items() if tensor.is_meta]:
         raise CheckpointError(f"{lost[0]} has no value yet: load the weights before saving")

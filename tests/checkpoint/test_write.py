@@ -74,6 +74,17 @@ def test_tied_names_once_and_dtype(tmp_path: Path) -> None:
     assert torch.equal(back.lm_head.weight, model.lm_head.weight)
 
 
+def test_what_transformers_leaves_out(tmp_path: Path) -> None:
+    """It computes that anew when it reads a checkpoint, and so are those of whole models."""
+    model: Any = llama()
+    model._keys_to_ignore_on_save = {"model.norm.weight"}
+    model.save_pretrained(tmp_path / "whole")
+    save(model, tmp_path / "out", {}, ALONE)
+    names = [Checkpoint.open(tmp_path / name).tensors for name in ("out", "whole")]
+    assert set(names[0]) == set(names[1])
+    assert "model.norm.weight" not in names[0]
+
+
 def test_saving_again_replaces(tmp_path: Path) -> None:
     out = tmp_path / "out"
     save(llama(), out, {}, ALONE, max_shard_size="20KB")

@@ -166,16 +166,18 @@ class Own:
 
 
 class InDataclass(Text):
+    more = False
+
     def __init__(self) -> None:
         super().__init__(None)
 
     def give(self, scores: Tensor, inner: Tensor) -> Any:
         return Given(scores, {"x": inner})
 
-    def forward(self, input_ids: Tensor, more: bool = False) -> Any:  # type: ignore[override]
+    def forward(self, input_ids: Tensor) -> Any:  # type: ignore[override]
         h = self.mlp.up(self.embed(input_ids))
         scores = self.head(self.mlp.down(h))
-        return self.give(scores, h.relu()) if not more else (scores, h)
+        return self.give(scores, h.relu()) if not self.more else (scores, h)
 
 
 class InOwnClass(InDataclass):
@@ -204,7 +206,8 @@ def test_outputs_that_were_given_in_no_call_are_refused() -> None:
 
     def work(mesh: Any) -> None:
         mine = shardwright.apply(copy.deepcopy(model), plan, mesh)
+        mine.more = True
         with pytest.raises(UsageError, match="output '0' of InDataclass was given in no call"):
-            mine(torch.zeros(1, 4, dtype=torch.int64), more=True)
+            mine(torch.zeros(1, 4, dtype=torch.int64))
 
     run_ranks(2, work)

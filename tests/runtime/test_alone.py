@@ -1,0 +1,159 @@
+"""What nothing is known of is refused, where modules are called alone, and at the root."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.plan_file import ModulePlan, Placed
+from shardwright.runtime.api import apply
+from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.shown import Shown
+from tests import planning
+from tests.ranks import run_ranks
+
+WIDTH, HEADS = 8, 4
+
+
+class Heads(nn.Module):
+    """Takes heads apart; a copy of it is made of their number alone."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.heads, -1)
+
+    def __getstate__(self) -> Any:
+        return {"heads": self.heads}
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(state["heads"])
+
+
+class Gated(nn.Module):
+    """Heads behind a gate that the model makes of numbers, and something that it has no use for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+        self.heads, self.split = HEADS, Heads(HEADS)
+
+    def forward(self, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.split(self.up(x)) * gate[..., None, None]
+        return self.down(h.view(*x.shape[:-1], self.heads * 6).tanh()), x.mean(-1)
+
+
+class Net(nn.Module):
+    """Changes in place what a module gave, and computes otherwise where it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Gated()
+
+    def forward(self, x: Tensor, cubed: bool = False) -> Tensor:
+        gate = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
+        out = self.inner(x, gate)[0]
+        out += x
+        return out**3 / out.pow(2).sum(-1, keepdim=True) if cubed else out
+
+
+@pytest.fixture(scope="module")
+def split() -> tuple[Net, Tensor, Callable[[Callable[[Any], None]], None]]:
+    """A whole model, its input, and what runs a check of its split copy on each rank."""
+    torch.manual_seed(0)
+    model, x = Net().double().eval(), torch.randn(2, 5, WIDTH).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    assert plan.modules["inner"].no_gradient == ["in gate", "out 1"]
+    assert plan.modules["inner"].attributes
+
+    def run(check: Callable[[Any], None]) -> None:
+        def work(mesh: Mesh) -> None:
+            check(apply(copy.deepcopy(model), plan, mesh))
+
+        run_ranks(2, work)
+
+    return model, x, run
+
+
+def test_a_gradient_that_no_call_had_is_refused_alone(split: Any) -> None:
+    """The gate's would be a term of a sum on each rank, and that of the mean twice the whole."""
+    model, x, run = split
+    gate = torch.linspace(0, 1, 5).double()
+    want = model.inner(x, gate)
+
+    def check(local: Any) -> None:
+        for out, of_whole in zip(local.inner(x, gate), want, strict=True):
+            torch.testing.assert_close(out, of_whole, rtol=0, atol=1e-9)
+        learned = gate.clone().requires_grad_()
+        with pytest.raises(UsageError, match="gradient of 'gate' in 'inner'"):
+            local.inner(x, learned)[0].sum().backward()
+        with pytest.raises(UsageError, match="gradient of '1' out 'inner'"):
+            local.inner(x.clone().requires_grad_(), gate)[1].sum().backward()
+
+    run(check)
+
+
+def test_a_gradient_that_no_call_had_is_refused_to_hooks(split: Any) -> None:
+    _, x, run = split
+
+    def check(local: Any) -> None:
+        learned, seen = torch.ones(5).double().requires_grad_(), []
+        hook = local.inner.register_forward_pre_hook(lambda _, args: (args[0], learned))
+        with pytest.raises(UsageError, match="gradient of 'gate' in 'inner'"):
+            local(x).sum().backward()
+        hook.remove()
+        local.inner.register_forward_hook(lambda _, __, out: seen.append(out[1]))
+        local(x.clone().requires_grad_())
+        with pytest.raises(UsageError, match="gradient of '1' out 'inner'"):
+            seen[0].sum().backward()
+
+    run(check)
+
+
+def test_what_a_hook_gives_may_be_changed_in_place() -> None:
+    """Autograd lets nobody write into a view that a function of ours made."""
+    spec = ModulePlan(gives=[Placed(slot="", placement="?, 8 | grad-partial tp")])
+
+    def work(mesh: Mesh) -> None:
+        x = torch.ones(3, 8, requires_grad=True)
+        out = Shown(nn.Identity.forward, True, spec, mesh, "m").cut_output(x * 2)
+        out += 1
+        out.sum().backward()
+        assert torch.equal(out, torch.full((3, 8), 3.0))
+        assert torch.equal(x.grad, torch.full((3, 8), 4.0))  # a term of each of two ranks
+
+    run_ranks(2, work)
+
+
+def test_copies_of_modules_that_say_what_a_copy_is_made_of(split: Any) -> None:
+    model, x, run = split
+    want = model(x)
+
+    def check(local: Any) -> None:
+        for again in (copy.deepcopy(local), copy.copy(local)):
+            torch.testing.assert_close(again(x), want, rtol=0, atol=1e-9)
+        wide, one = x.repeat(1, 1, 3), copy.copy(local.inner.split)
+        torch.testing.assert_close(one(wide), wide.view(2, 5, HEADS, -1), rtol=0, atol=0)
+
+    run(check)
+
+
+def test_what_asks_for_code_that_no_call_ran_is_refused(split: Any) -> None:
+    _, x, run = split
+
+    def check(local: Any) -> None:
+        local(x, cubed=False)
+        with pytest.raises(UsageError, match="'cubed' of Net was given in no call"):
+            local(x, cubed=True)
+        with pytest.raises(UsageError, match="'cubed' of Net was given in no call"):
+            local(x, True)
+
+    run(check)
