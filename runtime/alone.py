@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -23,6 +23,9 @@ from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.shown import Shown
 from shardwright.runtime.slots import map_slots, returned
+
+if TYPE_CHECKING:
+    from shardwright.runtime.draws import AsFirst
 
 
 class Alone(Again, Interface):
@@ -51,6 +54,8 @@ class Alone(Again, Interface):
         self.around = table((c.slot, c.source) for c in spec.inputs)
         self.proven: Proven | None = None
         """Of the model that the module is in."""
+        self.as_first: AsFirst | None = None
+        """What is done first where the module may draw random numbers."""
         self.never: str | None = None
         """Why the module may not be called by itself, where it may not."""
 

@@ -20,6 +20,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import shard_range
 from shardwright.runtime.lengths import Length
 from shardwright.runtime.mesh import Group
+from shardwright.runtime.subclasses import subclass_with
 
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 """Of `scaled_dot_product_attention`, which may be given by position."""
@@ -119,10 +120,4 @@ def with_attention_rows(original: type) -> type:
         with self._shardwright.attention:
             return original.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
 
-    members = {
-        "forward": forward,
-        "__doc__": original.__doc__,
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-    }
-    return type(original.__name__, (original,), members)
+    return subclass_with(original, {"forward": forward})

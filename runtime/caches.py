@@ -20,6 +20,7 @@ from torch import Tensor
 
 from shardwright.errors import UsageError
 from shardwright.runtime.slots import is_own, leaves, named
+from shardwright.runtime.subclasses import subclass_with
 
 OWNER = "_shardwright_filled_by"
 """The attribute by which an object in a cache knows the model that filled it."""
@@ -243,9 +244,7 @@ def _sealed(own: type, names: frozenset[str]) -> type:
         method = getattr(own, name)
         if not name.startswith("__") and isinstance(method, FunctionType):
             members[name] = _locally(method)
-    for name in ("__doc__", "__module__", "__qualname__"):
-        members[name] = getattr(own, name)
-    return type(own)(own.__name__, (_front(own), own), {**members, OWN: own})
+    return subclass_with(own, {**members, OWN: own}, _front(own))
 
 
 def _front(own: type) -> type:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -12,6 +11,7 @@ from shardwright.errors import PlanError
 from shardwright.runtime import call_sites
 from shardwright.runtime.given_sizes import local_sizes
 from shardwright.runtime.local import LocalModule
+from shardwright.runtime.subclasses import ITS_OWN, like, subclass_with
 
 
 @functools.cache
@@ -26,9 +26,7 @@ def local_class(
         return bases[0]
     members: dict[str, Any] = {name: _seen(name) for name in properties}
     members["forward"] = like(original, LocalModule.forward)
-    members["__doc__"] = original.__doc__
-    members["__module__"] = original.__module__
-    members["__qualname__"] = original.__qualname__  # by which others keep facts on classes
+    members |= {kept: getattr(original, kept) for kept in ITS_OWN}
     name = layer if len(bases) == 1 else f"{layer}[{original.__name__}]"
     return type(name, bases, members)
 
@@ -43,12 +41,7 @@ def with_local_sizes(original: type, calls: tuple[str, ...]) -> type:
     methods: dict[str, list[str]] = {}
     for call in calls:
         methods.setdefault(call.partition(".")[0], []).append(call)
-    members: dict[str, Any] = {
-        call_sites.LOCAL_SIZES: local_sizes,
-        "__doc__": original.__doc__,
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-    }
+    members: dict[str, Any] = {call_sites.LOCAL_SIZES: local_sizes}
     for name, named in methods.items():
         method = call_sites.method_of(original, name)
         members[name] = method and call_sites.with_local_sizes(method, named)
@@ -57,19 +50,7 @@ def with_local_sizes(original: type, calls: tuple[str, ...]) -> type:
                 f"the code of {original.__name__}.{name} is not that which the plan is for, or its "
                 f"source cannot be read: it has no {', '.join(named)}; plan again"
             )
-    return type(original.__name__, (original,), members)
-
-
-def like(original: type, forward: FunctionType) -> FunctionType:
-    """`forward` with the signature of `original`'s: generate() and the Trainer look at it."""
-    made = FunctionType(
-        forward.__code__,
-        forward.__globals__,
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
-    )
-    return functools.update_wrapper(made, original.forward)  # type: ignore[attr-defined]
+    return subclass_with(original, members)
 
 
 def _seen(name: str) -> property:

@@ -7,11 +7,11 @@ its part. So no rank falls behind, and what is dropped is what the unsplit model
 
 from __future__ import annotations
 
-import functools
 import math
+import operator
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.dims import Atom, Dim, dim_size, is_split, resolve
+from shardwright.planner.contract.mesh import CP, TP
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import RandomNumbers
@@ -28,6 +29,8 @@ from shardwright.runtime.collectives import all_gather
 from shardwright.runtime.lengths import Length, Lengths
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.reshard import take_local
+from shardwright.runtime.running import Running
+from shardwright.runtime.subclasses import subclass
 
 aten = torch.ops.aten
 
@@ -53,7 +56,8 @@ def draw_arrays_alike(group: Group, device: torch.device) -> None:
     import numpy as np
 
     version, numbers, normal = random.getstate()
-    kind, keys, *rest = np.random.get_state()
+    of_numpy: Any = np.random.get_state()
+    kind, keys, *rest = of_numpy
     # As floats, which have room for the 32 bits of each word of a state.
     own = [*numbers, math.nan if normal is None else normal, *keys.tolist(), *rest]
     state = torch.tensor(own, dtype=torch.float64, device=device)
@@ -62,6 +66,74 @@ def draw_arrays_alike(group: Group, device: torch.device) -> None:
     random.setstate((version, tuple(map(int, words)), None if math.isnan(normal) else normal))
     *keys, at, has_normal, normal = first
     np.random.set_state((kind, np.array(keys, np.uint32), int(at), int(has_normal), normal))
+
+
+def draw_as_first(
+    module: nn.Module, mesh: Mesh, alike: Callable[[Group, torch.device], None] = draw_alike
+) -> None:
+    """Put generators alike on all ranks of `mesh` that share a model, of which `module` is a part.
+
+    `alike` does it for one group: that is `draw_alike`, or `draw_arrays_alike`.
+    """
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    for name in (CP, TP):
+        if name in mesh.groups:
+            alike(mesh[name], device)
+
+
+def any_trains(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of them is in training mode."""
+    return any(map(_TRAINING, modules))
+
+
+_TRAINING = operator.attrgetter("training")  # no frame of Python for each: it is asked each step
+
+
+class AsFirst:
+    """Before a part of a model that is called by itself: it draws as on the first rank.
+
+    Args:
+        mesh: Where this rank stands.
+        always: Whether numbers are drawn in eval mode, too.
+    """
+
+    def __init__(self, mesh: Mesh, always: bool) -> None:
+        self.mesh, self.always = mesh, always
+
+    def __call__(self, module: nn.Module) -> None:
+        """Put generators alike if `module` may draw; all ranks call it."""
+        if not torch.compiler.is_compiling() and (self.always or any_trains(module.modules())):
+            draw_as_first(module, self.mesh)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AsFirst:
+        return self
+
+
+class Around:
+    """Mixin in front of a module that the plan leaves as it is, and that has split ones within."""
+
+    _shardwright_called_in: Running
+    _shardwright_as_first: AsFirst
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward."""
+        if not self._shardwright_called_in.now:
+            self._shardwright_as_first(self)  # type: ignore[arg-type]
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+
+def draw_alike_alone(model: nn.Module, running: Running, always: bool) -> None:
+    """Let all parts of `model` that have split modules in them draw alike when called alone."""
+    for module in model.modules():
+        states = [s for m in module.modules() if (s := vars(m).get("_shardwright")) is not None]
+        if not states or module is model:
+            continue
+        as_first, own = AsFirst(states[0].mesh, always), vars(module).get("_shardwright")
+        if own is not None:
+            own.alone.as_first = as_first
+        elif type(module).forward is not nn.Module.forward:
+            vars(module).update(_shardwright_called_in=running, _shardwright_as_first=as_first)
+            module.__class__ = subclass(type(module), Around)
 
 
 class Part:
@@ -177,9 +249,6 @@ class Drawing:
         return output
 
 
-@functools.cache
 def drawing_class(original: type) -> type:
     """`original` with `Drawing` in front of its forward."""
-    names = ("__doc__", "__module__", "__qualname__")
-    members = {name: getattr(original, name) for name in names}
-    return type(original.__name__, (Drawing, original), members)
+    return subclass(original, Drawing)

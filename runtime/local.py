@@ -196,6 +196,8 @@ class LocalModule(Hooked):
         elif not alone.again():
             if alone.proven is not None:
                 alone.proven.check_modes(self.modules(), alone.path)  # type: ignore[attr-defined]
+            if alone.as_first is not None:
+                alone.as_first(self)
             return state.alone_with(super().forward, args, kwargs)  # type: ignore[misc]
         trains = torch.is_grad_enabled()
         idle_in, idle_out = state.idle

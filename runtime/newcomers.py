@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
 from shardwright.runtime import facts
-from shardwright.runtime.classes import like
 from shardwright.runtime.hooks import Hooked, is_inside, see_whole
+from shardwright.runtime.subclasses import like, subclass_with
 from shardwright.runtime.unchanged import Unchanged
 
 NEWCOMER = "_shardwright_newcomer"
@@ -157,10 +157,8 @@ def _place_of(old: nn.Module, calls: Any, name: str) -> Unchanged:
 @functools.cache
 def _behind(original: type, mixins: tuple[type, ...]) -> type:
     """`original` with `mixins` in front of it."""
-    names = ("__doc__", "__module__", "__qualname__")
-    members = {name: getattr(original, name) for name in names}
-    members["forward"] = like(original, mixins[0].forward)  # type: ignore[attr-defined]
-    return type(original.__name__, (*mixins, original), members)
+    forward = like(original, mixins[0].forward)  # type: ignore[attr-defined]
+    return subclass_with(original, {"forward": forward}, *mixins)
 
 
 def newcomers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime.classes import like
 from shardwright.runtime.collectives import all_gather
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import SplitLogits
 from shardwright.runtime.split_rows import Share, SplitRows
+from shardwright.runtime.subclasses import like, subclass_with
 
 WHOLE, LOCAL = "whole", "local"
 """What each rank of `cp` is given: all of a sequence, or its own rows."""
@@ -90,13 +90,8 @@ def take_own_rows(model: nn.Module, mesh: Mesh) -> None:
     """Let each rank of `cp` pass its own rows to `model`, the root of a split model; in place."""
     root = type(model)
     if root not in _CLASSES:
-        members = {
-            "forward": like(root, OwnRowsModule.forward),
-            "__doc__": root.__doc__,
-            "__module__": root.__module__,
-            "__qualname__": root.__qualname__,
-        }
-        _CLASSES[root] = type(root.__name__, (OwnRowsModule, root), members)
+        forward = like(root, OwnRowsModule.forward)
+        _CLASSES[root] = subclass_with(root, {"forward": forward}, OwnRowsModule)
     for module in model.modules():
         if module is not model and (state := vars(module).get("_shardwright")) is not None:
             state.alone.never = PARTS

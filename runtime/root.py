@@ -17,16 +17,21 @@ import torch
 from torch import nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.mesh import CP, TP
 from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.caches import Caches
-from shardwright.runtime.classes import like
-from shardwright.runtime.draws import draw_alike, draw_arrays_alike
+from shardwright.runtime.draws import (
+    any_trains,
+    draw_alike,
+    draw_alike_alone,
+    draw_arrays_alike,
+    draw_as_first,
+)
 from shardwright.runtime.lengths import Lengths
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.running import Running
 from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import LossScope, Seal
+from shardwright.runtime.subclasses import like, subclass_with
 from shardwright.runtime.unchanged import watch_unchanged
 
 COMPILED_ARRAYS = (
@@ -85,10 +90,10 @@ class RootModule:
         whole = labels is None or (torch.compiler.is_compiling() and not scope.traceable)
         scope.seal = seal = None if whole else Seal()
         draws: Any = self._shardwright_draws
-        draws = draws == "always" or (draws and self.training)  # type: ignore[attr-defined]
+        draws = draws == "always" or (draws and any_trains(self._shardwright_members))
         if draws and not torch.compiler.is_compiling():
             self._shardwright_draw_alike()
-        if self._shardwright_arrays and any(m.training for m in self._shardwright_members):
+        if self._shardwright_arrays and any_trains(self._shardwright_members):
             if torch.compiler.is_compiling():
                 raise UsageError(COMPILED_ARRAYS)
             self._shardwright_draw_alike(draw_arrays_alike)
@@ -132,12 +137,8 @@ class RootModule:
 
     def _shardwright_draw_alike(self, alike: Any = draw_alike) -> None:
         """Put the generators of all ranks that share the model where that of the first stands."""
-        mesh: Any = self._shardwright_mesh  # type: ignore[attr-defined]
-        if mesh is not None:
-            device = next(self.parameters()).device  # type: ignore[attr-defined]
-            for name in (CP, TP):
-                if name in mesh.groups:
-                    alike(mesh[name], device)
+        if self._shardwright_mesh is not None:
+            draw_as_first(self, self._shardwright_mesh, alike)  # type: ignore[arg-type]
 
     def _shardwright_wanted(self, name: str, given: dict[str, Any]) -> bool:
         """Whether a call, or else the config, asks for the output that `name` switches on."""
@@ -207,19 +208,16 @@ def wrap_root(
     drawn = {call.draws for call in calls or ()} - {""}
     model._shardwright_draws = "always" if "always" in drawn else "".join(drawn)  # type: ignore[assignment]
     model._shardwright_arrays = any(call.arrays for call in calls or ())  # type: ignore[assignment]
+    if drawn:
+        draw_alike_alone(model, running, "always" in drawn)
     for module in model.modules() if "always" in drawn else ():
         if "_shardwright_parts" in vars(module):
             module._shardwright_always = True  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(original.forward)  # type: ignore[assignment]
     if original not in ROOT_CLASSES:
         # The same name: checkpoints and configs record it as the architecture.
-        members = {
-            "forward": like(original, RootModule.forward),
-            "__doc__": original.__doc__,
-            "__module__": original.__module__,
-            "__qualname__": original.__qualname__,
-        }
+        members = {"forward": like(original, RootModule.forward)}
         if callable(getattr(original, "generate", None)):
             members["generate"] = _generate(original)
-        ROOT_CLASSES[original] = type(original.__name__, (RootModule, original), members)
+        ROOT_CLASSES[original] = subclass_with(original, members, RootModule)
     model.__class__ = ROOT_CLASSES[original]

@@ -23,12 +23,12 @@ from torch.distributed.tensor import DTensor
 from shardwright.errors import UsageError
 from shardwright.runtime import overlap
 from shardwright.runtime.attributes import SIZES
-from shardwright.runtime.classes import like
 from shardwright.runtime.copied import Copied
 from shardwright.runtime.dtensors import axes_of, cut
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.replicas import Copies
 from shardwright.runtime.running import Running
+from shardwright.runtime.subclasses import like, subclass_with
 
 
 class Calls:
@@ -238,9 +238,7 @@ def seeing_class(original: type, names: tuple[str, ...], front: type = Seeing) -
         members["_flat_weights"] = property(_flat_weights, lambda self, value: None)
     for name in REFUSED.keys() & set(dir(original)):
         members[name] = getattr(front, f"_shardwright_{name}", None) or _refusing(name)
-    for name in ("__doc__", "__module__", "__qualname__"):
-        members[name] = getattr(original, name)
-    return type(original.__name__, (front, original), members)
+    return subclass_with(original, members, front)
 
 
 REFUSED = {

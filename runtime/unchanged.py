@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +15,7 @@ from shardwright.runtime.interface import Again
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.running import ALWAYS, Always, Running
 from shardwright.runtime.shown import Shown
+from shardwright.runtime.subclasses import subclass
 
 
 class Unchanged(Again):
@@ -70,12 +70,5 @@ def watch_unchanged(
     vars(module)["_shardwright_unchanged"] = Unchanged(
         type(module).forward, next(module.children(), None) is None, path, spec, mesh
     )
-    module.__class__ = _hooked(type(module))
+    module.__class__ = subclass(type(module), Hooked)
     see_whole(module)
-
-
-@functools.cache
-def _hooked(original: type) -> type:
-    names = ("__doc__", "__module__", "__qualname__")
-    members = {name: getattr(original, name) for name in names}
-    return type(original.__name__, (Hooked, original), members)

@@ -145,6 +145,25 @@ def drops_always(model: Any) -> None:
     torch.testing.assert_close((split(x), split(x)), want, rtol=0, atol=1e-9)
 
 
+def parts(model: Any) -> None:
+    """Parts of a model called by themselves, and one that trains in a model that does not."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    plan = planning.plan(copy.deepcopy(model), tp=2)
+    split: Any = shardwright.apply(copy.deepcopy(model), plan, mesh)
+    x = torch.randn(2, 7, 24, generator=torch.Generator().manual_seed(2)).double()
+    for of in (model, split):
+        of.eval().transformer.h[1].train()
+
+    def found(of: Any, seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        out = [of(IDS).logits]
+        out += [of.train().transformer(IDS).last_hidden_state, of.transformer.h[0](x)[0]]
+        return out + [of.transformer.h[0].mlp(x)]
+
+    got = found(split, 5 + dist.get_rank())
+    torch.testing.assert_close(got, found(model, 5), rtol=0, atol=1e-9)
+
+
 def samples(model: Any) -> None:
     """Tokens that are drawn, from another seed on each rank: those of the unsplit model."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -164,6 +183,7 @@ CASES = {
     "gradient checkpointing": lambda: drops(made(llama), checkpointing=True),
     "eval mode": lambda: drops_always(made(Always).eval()),
     "arrays of NumPy": lambda: masks(made(Masks)),
+    "parts": lambda: parts(made(gpt2)),
     "sampling": lambda: samples(made(llama).eval()),
 }
 

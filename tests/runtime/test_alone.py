@@ -128,6 +128,7 @@ def test_what_a_hook_gives_may_be_changed_in_place() -> None:
         out += 1
         out.sum().backward()
         assert torch.equal(out, torch.full((3, 8), 3.0))
+        assert x.grad is not None
         assert torch.equal(x.grad, torch.full((3, 8), 4.0))  # a term of each of two ranks
 
     run_ranks(2, work)

@@ -145,6 +145,7 @@ def test_penalties_join_a_loss(model: Any) -> None:
             for parameter, of_whole in zip(
                 split.parameters(), whole_model.parameters(), strict=True
             ):
+                assert parameter.grad is not None
                 torch.testing.assert_close(
                     whole(parameter.grad), of_whole.grad, rtol=1e-9, atol=1e-9, msg=name
                 )
