@@ -116,11 +116,13 @@ def _whole(made: Made, use: str) -> Shown | str:
     """What the whole model shows; or why it shows nothing."""
     try:
         with TemporaryDirectory() as folder:
-            return _shown(made, use, copy.deepcopy(made.model), folder)
+            shown = _shown(made, use, copy.deepcopy(made.model), folder)
     except Unfit:
         return ""
     except Exception as error:  # whatever it is, the model itself cannot do it
         return _text(error)
+    lost = [name for name, grad in shown.gradients.items() if grad.isnan().any()]
+    return f"the gradient of {lost[0]} is NaN in the whole model" if lost else shown
 
 
 def _shown(made: Made, use: str, model: Any, folder: str) -> Shown:
