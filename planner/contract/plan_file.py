@@ -110,17 +110,13 @@ class TracedCall(_Part):
         default="",
         description="when random numbers are drawn in it; left out where none are",
     )
-    arrays: bool = Field(
-        default=False,
-        description="whether arrays are drawn in it with Python or NumPy; left out where none are",
-    )
+    arrays: bool = Field(default=False, description="whether Python or NumPy draw arrays in it")
 
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """No state, one token, no training mode and no draws are not written."""
-        out = write(self)
+        """No state, one token, no training mode and nothing drawn are not written."""
         seldom = ("state", "several", "training", "draws", "arrays")
-        return {k: v for k, v in out.items() if v or k not in seldom}
+        return {k: v for k, v in write(self).items() if v or k not in seldom}
 
 
 class ParameterPlan(_Part):

@@ -76,6 +76,17 @@ def mapped(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
     return value
 
 
+def _of_run(value: Any) -> bool:
+    """Whether all tensors in there are those that model code sees, none what stands behind one."""
+    if isinstance(value, torch.Tensor):
+        return isinstance(value, FunctionalTensor)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        return True
+    return all(map(_of_run, value))
+
+
 class Functional(FunctionalTensorMode):
     """Functionalization that leaves leaves and boundaries in one piece.
 
@@ -118,7 +129,7 @@ class Functional(FunctionalTensorMode):
         args, kwargs = self._kept(func, tuple(args), kwargs or {})
         if func is BOUNDARY and "|out|" in args[1]:
             self._left[args[1].partition("|")[0]] += 1
-        if func is BOUNDARY or is_leaf(func) or is_pure(func):
+        if func is BOUNDARY or is_leaf(func) or (is_pure(func) and _of_run((args, kwargs))):
             args, kwargs = mapped(inner, (args, kwargs))
             return mapped(self.wrap, func(*args, **kwargs))
         pairs = zip(func._schema.arguments, args, strict=False) if func._schema.is_mutable else ()

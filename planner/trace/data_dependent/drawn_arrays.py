@@ -68,7 +68,8 @@ def drawn_arrays(root: nn.Module) -> Iterator[Draws]:
     """
     draws, before = Draws(), _states()
     with ExitStack() as undo:
-        for names in [vars(sys.modules[m]) for m in {type(m).__module__ for m in root.modules()}]:
+        files = {sys.modules.get(type(module).__module__) for module in root.modules()}
+        for names in [vars(file) for file in files if file is not None]:
             for name, function in [*names.items()]:
                 if isinstance(function, FunctionType) and _may_draw(function.__code__):
                     undo.callback(names.__setitem__, name, function)
