@@ -74,16 +74,22 @@ def _covers(dim: Dim, axis: str, coords: Coords) -> bool:
 def _as_torch(
     placement: Placement, dim: int, out: list[Any], mesh: Mesh, every: list[Coords]
 ) -> bool:
-    """Whether each rank holds of `dim` what torch's own sharding would give it."""
+    """Whether each rank holds of `dim` what torch's own sharding would give it, and ours too.
+
+    Where these differ, a plain `Shard` would be read as ours (`layout_of`).
+    """
     axes = [a for a, p in zip(axes_of(mesh), out, strict=True) if p == Shard(dim)]
+    size = placement.shape[dim] or 0
+    ours = Atom(size, together(axes, mesh.coords))
     for coords in every:
-        start, stop = 0, placement.shape[dim] or 0
+        start, stop = 0, size
         for axis in axes:
             rank, ranks = coords[axis]
             share = -(-(stop - start) // ranks)
             end = stop
             start, stop = min(start + rank * share, end), min(start + (rank + 1) * share, end)
-        if local_ranges(placement.dims[dim], coords) != ([(start, stop)] if stop > start else []):
+        ranges = [(start, stop)] if stop > start else []
+        if not local_ranges(placement.dims[dim], coords) == local_ranges(ours, coords) == ranges:
             return False
     return True
 

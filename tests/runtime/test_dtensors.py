@@ -3,6 +3,7 @@
 # pyright: reportOptionalMemberAccess=false
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -217,6 +218,21 @@ def test_torch_computes_of_parts_what_it_does_of_the_whole(layout: str) -> None:
             nn.init.normal_(mine[0])
 
     run_ranks(4 if sub_axes(layout) else 2, work)
+
+
+@pytest.mark.parametrize("layout", ["8@tp*2, 4", "16@tp, 4", "4, 2*4@tp*2", "5@tp*3"])
+def test_a_whole_is_cut_as_the_parts_lie(layout: str) -> None:
+    """Over three ranks, where ours and torch.chunk's parts of 16 differ: 6, 5, 5 and 6, 6, 4."""
+    placement = parse(layout)
+    w = torch.arange(math.prod(n or 0 for n in placement.shape)).view(placement.shape)  # type: ignore[arg-type]
+
+    def work(mesh: Mesh) -> None:
+        device_mesh, local = mesh.parameter_mesh(), take_local(w, placement, mesh)
+        assert device_mesh is not None
+        like = as_dtensor(local, w.shape, DTensorSpec(device_mesh, placements_of(placement, mesh)))
+        assert torch.equal(cut(w, like, mesh)._local_tensor, local)
+
+    run_ranks(3, work)
 
 
 @pytest.mark.parametrize("layout", ["4@tp + 4@tp, 8", "8, 3*2@tp*2", "4@tp + 2, 4", SHARED])
