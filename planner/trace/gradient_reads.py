@@ -1,7 +1,8 @@
 """Code that asks whether gradients are wanted: where it may hang on that, it is traced both ways.
 
 Such a question has one answer all through a call, and is one of those that `branch_paths.py` is
-about.
+about. Code may ask by `torch.is_grad_enabled()`, or by a name that it took from there when it was
+imported: so the function is replaced wherever a module of Python holds it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
+from typing import Any
 
 import torch
 
@@ -17,28 +19,47 @@ from shardwright.planner.trace.data_dependent.branch_paths import answer_for_all
 from shardwright.planner.trace.data_dependent.model_code import is_plumbing
 from shardwright.planner.trace.training_reads import harmless
 
-QUESTIONS = ("is_grad_enabled", "is_inference_mode_enabled")
-"""Functions of torch."""
+QUESTIONS = {id(f): f.__name__ for f in (torch.is_grad_enabled, torch.is_inference_mode_enabled)}
+"""Functions that ask, by id, and what they are called."""
+
+_known: dict[str, tuple[int, list[tuple[str, str]]]] = {}
+"""Modules of Python that were looked through: how many names each had, and which are questions."""
 
 
 @contextmanager
 def asked() -> Iterator[None]:
     """Within, and in this thread, model code that asks one of `QUESTIONS` gets both answers."""
-    before, thread = {name: getattr(torch, name) for name in QUESTIONS}, get_ident()
+    thread = get_ident()
 
-    def asking(name: str) -> Callable[[], bool]:
+    def asking(question: str, before: Callable[[], bool]) -> Callable[[], bool]:
         def ask() -> bool:
             frame = sys._getframe(1)
             of_model = get_ident() == thread and not is_plumbing(frame.f_globals["__name__"])
-            found = answer_for_all(name) if of_model and not harmless(frame) else None
-            return before[name]() if found is None else found
+            found = answer_for_all(question) if of_model and not harmless(frame) else None
+            return before() if found is None else found
 
         return ask
 
+    held = [(home, name, question, home[name]) for home, name, question in _bindings()]
     try:
-        for name in QUESTIONS:
-            setattr(torch, name, asking(name))
+        for home, name, question, before in held:
+            home[name] = asking(question, before)
         yield
     finally:
-        for name, function in before.items():
-            setattr(torch, name, function)
+        for home, name, _, before in held:
+            home[name] = before
+
+
+def _bindings() -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Where modules of Python hold `QUESTIONS`: their names, that of it, and the question.
+
+    Only those that have other names than when they were last looked through are gone through anew:
+    it is some hundred thousand names.
+    """
+    for module, home in [(n, getattr(m, "__dict__", None)) for n, m in list(sys.modules.items())]:
+        if type(home) is not dict or (is_plumbing(module) and home is not vars(torch)):
+            continue
+        if (known := _known.get(module)) is None or known[0] != len(home):
+            found = [(n, QUESTIONS[id(v)]) for n, v in list(home.items()) if id(v) in QUESTIONS]
+            known = _known[module] = len(home), found
+        yield from ((home, name, question) for name, question in known[1] if name in home)

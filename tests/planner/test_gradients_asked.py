@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 
 from shardwright.planner.trace.trace import trace
 from shardwright.runtime.api import apply
@@ -40,6 +40,15 @@ class Saves(Mlp):
         return h.relu()
 
 
+class SavesByName(Mlp):
+    """The same, by a name that was bound when this file was imported."""
+
+    def inner(self, h: Tensor) -> Tensor:
+        if is_grad_enabled():
+            h = h / (1 + h.pow(2).mean(-1, keepdim=True))
+        return h.relu()
+
+
 class Infers(Mlp):
     def inner(self, h: Tensor) -> Tensor:
         return h.softmax(-1) if torch.is_inference_mode_enabled() else h / (1 + h.sum(-1, True))
@@ -57,7 +66,7 @@ def shown(model: nn.Module, x: Tensor) -> list[Tensor]:
     return [*found, x.grad]
 
 
-@pytest.mark.parametrize("kind", [Saves, Infers])
+@pytest.mark.parametrize("kind", [Saves, SavesByName, Infers])
 def test_both_ways_are_equal(kind: type[Mlp]) -> None:
     model = kind().double()
     randomize(model)
@@ -78,3 +87,4 @@ def test_what_hangs_on_nothing_is_traced_once(kind: type[Mlp], calls: int) -> No
     """As in blocks of diffusers: `torch.is_grad_enabled() and self.gradient_checkpointing`."""
     inputs = torch.zeros(3, 19, WIDTH, device="meta")
     assert len(trace(kind().to("meta").eval(), (inputs,), {}).branch_paths) == calls
+    assert is_grad_enabled is torch.is_grad_enabled
