@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.names import MASKS, slot_pattern
+from shardwright.planner.contract.plain_values import FREE
 from shardwright.planner.contract.plan_file import TracedCall
+from shardwright.runtime.plain_arguments import PlainArguments
 from shardwright.runtime.slots import is_own, leaves, positions, returned
 
 STEPS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
@@ -23,12 +25,6 @@ STEPS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embe
 
 COUNT = "num_items_in_batch"
 """By what losses of transformers are divided, in place of the tokens at hand; they are whole."""
-
-FREE = frozenset(
-    {"logits_to_keep", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
-)
-"""Flags that any call may have: how much of what is proven is wanted. Others may ask for code that
-no traced call ran. The root sees to each that is about what leaves it."""
 
 ALIKE = {"StaticCache": "DynamicCache"}
 """A class of caches -> one that holds the same tensors, one call's behind the other's: what has a
@@ -46,6 +42,7 @@ class Proven:
         slots: Those of the tensors that it gave.
         positions: Its arguments by position.
         arguments: All of them.
+        plain: What those had that are no tensors.
         defaults: What those are that are left out.
         joins: Whether calls of parts of it are proven by themselves: its code, which is not traced
             then, joins what they give, whole, with whole tensors.
@@ -61,6 +58,7 @@ class Proven:
     slots: frozenset[str]
     positions: dict[str, int]
     arguments: frozenset[str]
+    plain: PlainArguments
     defaults: Mapping[str, Any]
     joins: bool
     named: bool
@@ -74,18 +72,21 @@ class Proven:
         """What `calls` of `model` had, before it is made a root."""
         forward = type(model).forward
         parameters = inspect.signature(forward).parameters
-        slots = frozenset(slot for call in calls if not call.module for slot in call.outputs)
+        own = [call for call in calls if not call.module]
+        slots = frozenset(slot for call in own for slot in call.outputs)
+        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
         more = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         named = ("return_dict" in parameters or more) and hasattr(
             getattr(model, "config", None), "return_dict"
         )
         return cls(
             type(model).__name__,
-            frozenset(n for call in calls if not call.module for n in call.inputs),
+            frozenset(n for call in own for n in call.inputs),
             slots,
             positions(forward)[0],
             frozenset(parameters),
-            {n: p.default for n, p in parameters.items() if p.default is not p.empty},
+            PlainArguments(own, defaults),
+            defaults,
             any(call.module for call in calls),
             named and not any(slot[:1].isdigit() for slot in slots),
             _by_argument((n, kind) for call in calls for n, kind in call.state.items()),
@@ -123,8 +124,11 @@ class Proven:
 
         Raises:
             UsageError: it was not, and no part of the model takes it; or it is a cache that holds
-                something, in no call with one of its class, or in none by several tokens.
+                something, in no call with one of its class, or in none by several tokens; or a flag
+                or number had another value in each.
         """
+        if self.plain.known:
+            self.plain.check(self.model, dict(self._named(args, kwargs)))
         if self.state and not self.several:
             self._check_tokens(args, kwargs)
         new = list(self._new(args, kwargs))
@@ -138,8 +142,7 @@ class Proven:
 
     def _new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
         """Arguments that no call had, and that matter: real tensors, masks for padding, flags."""
-        names = (*self.positions, *map("*{}".format, range(len(args))))
-        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+        for name, value in self._named(args, kwargs):
             if value is None or type(value).__name__ in self.state.get(name, ()):
                 continue  # as in most calls, that are made for each token
             if name in self.given and isinstance(value, Tensor):
@@ -156,6 +159,11 @@ class Proven:
                 yield name
             if not tensors and not self.joins and self._asks(name, value):
                 yield name
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """All that is given, by name."""
+        names = (*self.positions, *map("*{}".format, range(len(args))))
+        return [*zip(names, args, strict=False), *kwargs.items()]
 
     def _asks(self, name: str, value: Any) -> bool:
         """Whether a value without tensors may ask for other code than if it were left out."""

@@ -24,6 +24,7 @@ from shardwright.planner.contract.digest import DIGEST, digest_of
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.mesh import Coords, coords_of
 from shardwright.planner.contract.names import lookup
+from shardwright.planner.contract.plain_values import PlainValue
 from shardwright.planner.contract.versions import upgraded
 
 FORMAT = "shardwright.plan"
@@ -92,6 +93,15 @@ class TracedCall(_Part):
 
     module: str = Field(default="", description="that was called; empty for the model itself")
     inputs: list[str] = Field(default=[], description="names of what was given; numbers without")
+    values: dict[str, PlainValue] = Field(
+        default={},
+        description="argument -> its value, of those that are no tensors and may decide what code "
+        "does; left out where there is none",
+    )
+    numbers: list[str] = Field(
+        default=[],
+        description="arguments for which any number will do; left out where there is none",
+    )
     outputs: list[str] = Field(default=[], description="slots of what was returned")
     state: dict[str, str] = Field(
         default={},
@@ -114,8 +124,8 @@ class TracedCall(_Part):
 
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """No state, one token, no training mode and nothing drawn are not written."""
-        seldom = ("state", "several", "training", "draws", "arrays")
+        """What a call has not is not written."""
+        seldom = ("values", "numbers", "state", "several", "training", "draws", "arrays")
         return {k: v for k, v in write(self).items() if v or k not in seldom}
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from importlib.metadata import version
+from inspect import Parameter, signature
 from operator import or_
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shardwright.planner.contract.dims import dim_size
 from shardwright.planner.contract.mesh import batch_dims
 from shardwright.planner.contract.names import slot_pattern
+from shardwright.planner.contract.plain_values import (
+    FREE,
+    PlainValue,
+    is_plain,
+    plain_value,
+)
 from shardwright.planner.contract.plan_file import (
     Draws,
     ModelIdentity,
@@ -122,11 +129,14 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
         inputs = run.kwargs if taken or not run.resumes else without_state(run.kwargs)
         if inputs is None:
             continue
-        names = [*argument_names(task.source.module.get_submodule(run.module).forward)]
-        positions = (*names, *(f"*{i}" for i in range(len(run.args))))[: len(run.args)]
+        forward = task.source.module.get_submodule(run.module).forward
+        names = [*argument_names(forward), *(f"*{i}" for i in range(len(run.args)))]
+        positions = names[: len(run.args)]
+        named = {**dict(zip(positions, run.args, strict=True)), **inputs}
         call = TracedCall(
             module=run.module,
             inputs=sorted({*positions, *taken, *(k for k, v in inputs.items() if v is not None)}),
+            values=plain_values(forward, named),
             outputs=sorted({slot_pattern(slot) for slot in given}),
             state=state,
             several=bool(state) and tokens_of(inputs) > 1,
@@ -138,6 +148,18 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             found = [*(c for c in found if c != call), alike]
         found += [] if call in found or alike in found else [call]
     return found
+
+
+def plain_values(forward: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, PlainValue]:
+    """Of what a call is given, what is no tensor and may decide what code does."""
+    parameters = signature(forward).parameters
+    left_out = {n for n, v in given.items() if v is None and _default(parameters, n) is None}
+    plain = {n: v for n, v in given.items() if is_plain(v) and n not in FREE | left_out}
+    return {name: plain_value(plain[name]) for name in sorted(plain)}
+
+
+def _default(parameters: Mapping[str, Parameter], name: str) -> Any:
+    return parameters[name].default if name in parameters else None
 
 
 def in_step(task: Task, layouts: Layouts) -> bool:

@@ -1,0 +1,32 @@
+"""What a plan says of arguments that are no tensors: flags, names and numbers."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+FREE = frozenset(
+    {"logits_to_keep", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
+)
+"""Flags that any call may have: how much of what is proven is wanted. Others may ask for code that
+no traced call ran. The root sees to each that is about what leaves it."""
+
+PlainValue = bool | int | float | str | None
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a value that a plan can name."""
+    return value is None or isinstance(value, (bool, int, float, str, Enum))
+
+
+def plain_value(value: Any) -> PlainValue:
+    """A value that `is_plain`, as a plan has it: an enum's member by its name."""
+    if isinstance(value, Enum):
+        return str(value)
+    kinds = (bool, int, float, str)  # a subclass of one is written as that
+    return next((kind(value) for kind in kinds if isinstance(value, kind)), None)
+
+
+def same_value(one: PlainValue, other: PlainValue) -> bool:
+    """Whether code that is given one does what it does with the other: `1` is not `True`."""
+    return one == other and type(one) is type(other)

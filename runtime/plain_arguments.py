@@ -1,0 +1,76 @@
+"""Arguments that are no tensors: what code does may hang on them, so they are as they were traced.
+
+Of each such argument it is known what it was in every proven call: a value, any number where the
+trace showed that none decides anything, or a tensor. What was left out had its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.plain_values import FREE, is_plain, plain_value, same_value
+from shardwright.planner.contract.plan_file import TracedCall
+
+TENSOR, NUMBER = object(), object()
+"""Stand for any tensor, or what has some in it, and for any number."""
+
+
+class PlainArguments:
+    """What plain values the arguments of one model may have.
+
+    Args:
+        calls: Of the model itself, that its plan is proven for.
+        defaults: What its arguments are that are left out.
+    """
+
+    def __init__(self, calls: Sequence[TracedCall], defaults: Mapping[str, Any]) -> None:
+        names = {n for call in calls for n in (*call.values, *call.numbers)} - FREE
+        self.known = {n: [_had(call, n, defaults) for call in calls] for n in sorted(names)}
+        self.defaults = defaults
+
+    def check(self, model: str, given: Mapping[str, Any]) -> None:
+        """Look whether what is `given` to a `model`, and what is left out, was so in some call.
+
+        Raises:
+            UsageError: it was not.
+        """
+        for name, had in self.known.items():
+            value = given[name] if name in given else self.defaults.get(name)
+            if not _among(value, had):
+                now = repr(value) if is_plain(value) else f"a {type(value).__name__}"
+                were = " or ".join(dict.fromkeys(TEXTS.get(one) or repr(one) for one in had))
+                raise UsageError(
+                    f"argument '{name}' of {model} is {now}{'' if name in given else ' (left out)'}"
+                    f", and was {were} in the calls that the plan was made for: with another value "
+                    "its code may do what nobody has proven: plan with example inputs (kwargs) "
+                    "that have it"
+                )
+
+
+def _among(value: Any, had: Sequence[Any]) -> bool:
+    """Whether code does with a value what it does with one of those that it had."""
+    if not is_plain(value):
+        return TENSOR in had
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and NUMBER in had:
+        return True
+    if not value and None in had:  # a switch that is off, as where it is left out
+        return True
+    said = plain_value(value)
+    return any(same_value(said, one) for one in had)
+
+
+TEXTS: dict[Any, str] = {TENSOR: "a tensor", NUMBER: "any number"}
+
+
+def _had(call: TracedCall, name: str, defaults: Mapping[str, Any]) -> Any:
+    """What an argument was in a call."""
+    if name in call.values:
+        return call.values[name]
+    if name in call.numbers:
+        return NUMBER
+    if name in call.inputs:
+        return TENSOR
+    default = defaults.get(name)
+    return plain_value(default) if is_plain(default) else TENSOR
