@@ -31,6 +31,7 @@ from shardwright.runtime.newcomers import (
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import note_members
 from shardwright.runtime.seen import Seeing
+from shardwright.runtime.settings import MISSING, Settings
 
 
 class Guard:
@@ -40,6 +41,7 @@ class Guard:
         self.modules = {
             path: m for path, m in model.named_modules() if "_shardwright" in m.__dict__
         }
+        self.settings = Settings(model)
 
     def check(self, model: nn.Module) -> None:
         """Look whether what was put into the model since may stay.
@@ -47,8 +49,10 @@ class Guard:
         What only wraps modules of the model (checkpointing, `torch.compile`) may.
 
         Raises:
-            UsageError: a parameter came that is not split, or a module that the plan changed went.
+            UsageError: a parameter came that is not split, a module that the plan changed went, or
+                an attribute is another that code may ask for.
         """
+        self.settings.check(model, model._shardwright_calls.settings)  # type: ignore[union-attr]
         there, whole = set(map(id, model.modules())), of_newcomers(model)
         for path, module in self.modules.items():
             if id(module) not in there and not _in_newcomer(model, path):
@@ -90,6 +94,8 @@ class Guard:
                 "comparing what was put into the model", facts={what: digest(came)}, groups=groups
             )
         calls.arrived.clear()
+        # What was not there when the model was split is known as such from then on.
+        calls.settings[:] = [change for change in calls.settings if change.before is MISSING]
 
 
 def _in_newcomer(model: nn.Module, path: str) -> bool:
@@ -143,11 +149,13 @@ class GuardedRoot(Seeing):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward, once it is seen to be what was split."""
         calls = self._shardwright_calls
-        if calls.changed and not torch.compiler.is_compiling():
+        compiling, settings = torch.compiler.is_compiling(), self._shardwright_guard.settings
+        if not compiling and (calls.changed or settings.configs_changed()):
             self._shardwright_guard.check(self)  # type: ignore[arg-type]
             note_members(self)  # type: ignore[arg-type]
             calls.changed = False
-        if (BEFORE_ALL or BEHIND_ALL) and not torch.compiler.is_compiling():
+            settings.keep_configs()
+        if (BEFORE_ALL or BEHIND_ALL) and not compiling:
             check_hooks_on_all()
         running = calls.running
         outer, running.now = running.now, True
@@ -155,6 +163,8 @@ class GuardedRoot(Seeing):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         finally:
             running.now = outer
+            if not compiling and settings.configs_changed():
+                settings.keep_configs()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         out = super().__deepcopy__(memo)

@@ -7,14 +7,18 @@ trace showed that none decides anything, or a tensor. What was left out had its 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plain_values import FREE, is_plain, plain_value, same_value
 from shardwright.planner.contract.plan_file import TracedCall
 
-TENSOR, NUMBER = object(), object()
-"""Stand for any tensor, or what has some in it, and for any number."""
+
+class Of(Enum):
+    """What stands for any tensor, or what has some in it, and for any number."""
+
+    TENSOR, NUMBER = "a tensor", "any number"
 
 
 class PlainArguments:
@@ -40,7 +44,9 @@ class PlainArguments:
             value = given[name] if name in given else self.defaults.get(name)
             if not _among(value, had):
                 now = repr(value) if is_plain(value) else f"a {type(value).__name__}"
-                were = " or ".join(dict.fromkeys(TEXTS.get(one) or repr(one) for one in had))
+                were = " or ".join(
+                    dict.fromkeys(one.value if isinstance(one, Of) else repr(one) for one in had)
+                )
                 raise UsageError(
                     f"argument '{name}' of {model} is {now}{'' if name in given else ' (left out)'}"
                     f", and was {were} in the calls that the plan was made for: with another value "
@@ -52,8 +58,8 @@ class PlainArguments:
 def _among(value: Any, had: Sequence[Any]) -> bool:
     """Whether code does with a value what it does with one of those that it had."""
     if not is_plain(value):
-        return TENSOR in had
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and NUMBER in had:
+        return Of.TENSOR in had
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and Of.NUMBER in had:
         return True
     if not value and None in had:  # a switch that is off, as where it is left out
         return True
@@ -61,16 +67,13 @@ def _among(value: Any, had: Sequence[Any]) -> bool:
     return any(same_value(said, one) for one in had)
 
 
-TEXTS: dict[Any, str] = {TENSOR: "a tensor", NUMBER: "any number"}
-
-
 def _had(call: TracedCall, name: str, defaults: Mapping[str, Any]) -> Any:
     """What an argument was in a call."""
     if name in call.values:
         return call.values[name]
     if name in call.numbers:
-        return NUMBER
+        return Of.NUMBER
     if name in call.inputs:
-        return TENSOR
+        return Of.TENSOR
     default = defaults.get(name)
-    return plain_value(default) if is_plain(default) else TENSOR
+    return plain_value(default) if is_plain(default) else Of.TENSOR

@@ -23,12 +23,12 @@ from torch.distributed.tensor import DTensor
 from shardwright.errors import UsageError
 from shardwright.runtime import overlap
 from shardwright.runtime.attributes import SIZES
-from shardwright.runtime.copied import Copied
 from shardwright.runtime.dtensors import axes_of, cut
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.replicas import Copies
 from shardwright.runtime.running import Running
-from shardwright.runtime.subclasses import like, subclass_with
+from shardwright.runtime.settings import Change, Settled
+from shardwright.runtime.subclasses import like, subclass, subclass_with
 
 
 class Calls:
@@ -41,6 +41,8 @@ class Calls:
         """Whether modules or parameters were put into the model since its last call."""
         self.arrived: list[str] = []
         """Digests of whole parameters that were put into the model since its last call."""
+        self.settings: list[Change] = []
+        """Plain attributes of modules that were set since the model was split."""
         self.copies: Copies | None = None
         """Of the model, if it averages its gradients over them."""
         self.axes = len(axes_of(mesh))
@@ -186,7 +188,7 @@ def _flat_weights(self: Any) -> list[Tensor]:
     return [getattr(self, name, None) for name in self._flat_weights_names]  # type: ignore[misc]
 
 
-class Seeing(Copied):
+class Seeing(Settled):
     """Mixin in front of the class of a module that has parameters."""
 
     _shardwright_calls: Calls
@@ -278,3 +280,5 @@ def see_locals(
         front = root if module is model else Seeing
         if names or module is model or REFUSED.keys() & set(dir(type(module))):
             module.__class__ = seeing_class(type(module), names, front)
+        elif type(module).forward is not nn.Module.forward:
+            module.__class__ = subclass(type(module), Settled)

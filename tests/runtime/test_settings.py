@@ -1,0 +1,158 @@
+"""Flags with another value than was traced, and attributes that change after splitting: refused."""
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import UsageError
+from shardwright.runtime.api import apply
+from shardwright.runtime.mesh import Mesh
+from tests import planning
+from tests.ranks import run_ranks
+from tests.runtime.test_dtensors import IDS, llama, made
+
+WIDTH = 8
+
+
+class Power(Enum):
+    ONE = "one"
+    TWO = "two"
+
+
+class Act(nn.Module):
+    """Computes over the features of what may be a part, where it is asked to."""
+
+    over = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mode = "relu"
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.over or self.mode == "softmax" or getattr(self, "hidden", False):
+            return h.softmax(-1)
+        return h.relu()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(WIDTH, 24), Act(), nn.Linear(24, WIDTH)
+        self.calls = 0
+
+    def forward(
+        self,
+        x: Tensor,
+        scale: Any = False,
+        mode: str | None = "a",
+        power: Power = Power.ONE,
+        skip: int = 0,
+    ) -> Tensor:
+        self.calls += 1  # its own business
+        h = self.act(self.up(x))
+        if scale is True or mode != "b" or power is Power.ONE or skip > 2:
+            return self.down(h)
+        return self.down(h / (1 + h.sum(-1, keepdim=True)))
+
+
+FLAGS = {"scale": True, "mode": "b", "power": Power.TWO, "skip": 1}
+
+
+@pytest.fixture(scope="module")
+def net() -> tuple[Net, Tensor, Any]:
+    torch.manual_seed(0)
+    model, x = Net().double().eval(), torch.randn(2, 5, WIDTH).double()
+    plan = planning.plan(model, tp=2, args=(x,), kwargs=FLAGS)
+    assert plan.modules["up"].parameters
+    assert plan.calls[0].values == {**FLAGS, "power": "Power.TWO"}
+    return model, x, plan
+
+
+def on_ranks(model: nn.Module, plan: Any, check: Callable[[Any], None]) -> None:
+    def work(mesh: Mesh) -> None:
+        check(apply(copy.deepcopy(model), plan, mesh))
+
+    run_ranks(2, work)
+
+
+def test_flags_of_another_value_are_refused(net: Any) -> None:
+    model, x, plan = net
+    want = model(x, **FLAGS)
+
+    def check(local: Any) -> None:
+        torch.testing.assert_close(local(x, **FLAGS), want, rtol=0, atol=1e-9)
+        torch.testing.assert_close(local(x, *FLAGS.values()), want, rtol=0, atol=1e-9)
+        for name, other in {"scale": 2, "mode": None, "power": Power.ONE, "skip": 0}.items():
+            with pytest.raises(UsageError, match=f"argument '{name}' of Net is "):
+                local(x, **{**FLAGS, name: other})
+        without = {name: value for name, value in FLAGS.items() if name != "scale"}
+        with pytest.raises(UsageError, match=r"'scale' of Net is False \(left out\), and was True"):
+            local(x, **without)
+        with pytest.raises(UsageError, match="'skip' of Net is a Tensor, and was 1"):
+            local(x, **{**FLAGS, "skip": torch.tensor(1)})
+
+    on_ranks(model, plan, check)
+
+
+def change(path: str, value: Any) -> Callable[[Any], None]:
+    def put(model: Any) -> None:
+        owner, _, name = path.rpartition(".")
+        setattr(model.get_submodule(owner), name, value)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("act.mode", "softmax"), ("act.over", True), ("act.hidden", True), ("calls", None)],
+)
+def test_an_attribute_that_changes_is_refused(net: Any, path: str, value: Any) -> None:
+    model, x, plan = net
+
+    def check(local: Any) -> None:
+        local(x, **FLAGS)
+        for one in (local, copy.deepcopy(local)):
+            before = getattr(one.get_submodule(path.rpartition(".")[0]), path.split(".")[-1], None)
+            change(path, value)(one)
+            for _ in range(2):
+                with pytest.raises(UsageError, match=f"'{path}' is .* when the model was split"):
+                    one(x, **FLAGS)
+            change(path, before)(one)
+            one(x, **FLAGS)
+        for value_of_it in (1, 2):
+            setattr(local, f"number_{len(path)}", value_of_it)  # that no code asks for
+            local(x, **FLAGS)
+
+    on_ranks(model, plan, check)
+
+
+def test_what_may_change_goes_on_working() -> None:
+    """Switches of what is given out, checkpointing, tokens; not the way to attend."""
+    model = made(llama)
+    plan = planning.plan(model, tp=2)
+
+    def check(local: Any) -> None:
+        with torch.no_grad():
+            want = local(IDS).logits
+            local.config.use_cache, local.config.pad_token_id = False, 3
+            local.config.output_hidden_states = True
+            local.gradient_checkpointing_enable()
+            local.model.layers[0].self_attn.attention_dropout = 0.0
+            assert local.train()(IDS).hidden_states
+            torch.testing.assert_close(local.eval()(IDS).logits, want)
+            local.config._attn_implementation = "eager"
+            for one in (local, copy.deepcopy(local)):
+                with pytest.raises(UsageError, match="'config._attn_implementation' is 'eager'"):
+                    one(IDS)
+                one.config._attn_implementation = "sdpa"
+                one(IDS)
+
+    on_ranks(model, plan, check)
