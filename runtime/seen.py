@@ -43,6 +43,8 @@ class Calls:
         """Digests of whole parameters that were put into the model since its last call."""
         self.settings: list[Change] = []
         """Plain attributes of modules that were set since the model was split."""
+        self.switching = False
+        """Whether modules are told to train, or not to."""
         self.copies: Copies | None = None
         """Of the model, if it averages its gradients over them."""
         self.axes = len(axes_of(mesh))

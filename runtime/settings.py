@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plain_values import FREE, is_plain
@@ -58,10 +59,22 @@ class Settled(Copied):
             calls = self.__dict__.get("_shardwright_calls")
             if calls is not None and not _may_change(name) and not name.startswith(OURS):
                 before = vars(self).get(name, getattr(type(self), name, MISSING))
-                if (before is MISSING or is_plain(before)) and not calls.inside():
+                plain = before is MISSING or is_plain(before)
+                if plain and not calls.switching and not calls.inside():
                     calls.changed = True
                     calls.settings.append(Change(self, name, before))  # type: ignore[arg-type]
         super().__setattr__(name, value)
+
+    def train(self, mode: bool = True) -> Any:
+        """As the module has it: what its own code sets then is what it set while it was traced."""
+        calls = self.__dict__.get("_shardwright_calls")
+        if calls is None or calls.switching:
+            return super().train(mode)  # type: ignore[misc]
+        calls.switching = True
+        try:
+            return super().train(mode)  # type: ignore[misc]
+        finally:
+            calls.switching = False
 
 
 class Settings:
@@ -90,7 +103,8 @@ class Settings:
             first.setdefault((id(change.module), change.name), change)
         for module, name, before in first.values():
             now = vars(module).get(name, getattr(type(module), name, MISSING))
-            if self._matters(name, before, now):
+            off = isinstance(module, _DropoutNd) and name == "p" and now == 0
+            if not off and self._matters(name, before, now):
                 path = next((n for n, m in model.named_modules() if m is module), "")
                 raise _refused(f"{path}.{name}".lstrip("."), before, now)
         for config, entries in self.configs:
