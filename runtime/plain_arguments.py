@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plain_values import FREE, is_plain, plain_value, same_value
-from shardwright.planner.contract.plan_file import TracedCall
+from shardwright.planner.contract.traced_call import TracedCall
 
 
 class Of(Enum):

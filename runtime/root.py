@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.plan_file import TracedCall
+from shardwright.planner.contract.traced_call import TracedCall
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.draws import (
     any_trains,

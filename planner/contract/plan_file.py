@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -24,7 +22,8 @@ from shardwright.planner.contract.digest import DIGEST, digest_of
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.mesh import Coords, coords_of
 from shardwright.planner.contract.names import lookup
-from shardwright.planner.contract.plain_values import PlainValue
+from shardwright.planner.contract.part import Part
+from shardwright.planner.contract.traced_call import TracedCall
 from shardwright.planner.contract.versions import upgraded
 
 FORMAT = "shardwright.plan"
@@ -40,11 +39,7 @@ Count = Annotated[int, Field(ge=0)]
 Asked = Annotated[int, Field(ge=1, le=consistency.LARGEST)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class ModelIdentity(_Part):
+class ModelIdentity(Part):
     """Which model the plan is for; applying it to another is an error that says what differs."""
 
     architecture: str = Field(description="class of the model, as transformers names it")
@@ -52,7 +47,7 @@ class ModelIdentity(_Part):
     parameters: dict[str, list[int]] = Field(description="whole shapes, * for a layer number")
 
 
-class Redistribution(_Part):
+class Redistribution(Part):
     """A tensor that changes its placement while it enters or leaves a module.
 
     `slot` names it: an argument of `forward` ("hidden_states"), an element of a nested one
@@ -78,65 +73,21 @@ class Redistribution(_Part):
     )
 
 
-class Placed(_Part):
+class Placed(Part):
     """A tensor that a module takes or gives as it is, and how it lies there."""
 
     slot: str = Field(description="as in `Redistribution`, * for a number within")
     placement: str
 
 
-Draws = Literal["", "training", "always"]
-
-
-class TracedCall(_Part):
-    """A call that the plan is proven for."""
-
-    module: str = Field(default="", description="that was called; empty for the model itself")
-    inputs: list[str] = Field(default=[], description="names of what was given; numbers without")
-    values: dict[str, PlainValue] = Field(
-        default={},
-        description="argument -> its value, of those that are no tensors and may decide what code "
-        "does; left out where there is none",
-    )
-    numbers: list[str] = Field(
-        default=[],
-        description="arguments for which any number will do; left out where there is none",
-    )
-    outputs: list[str] = Field(default=[], description="slots of what was returned")
-    state: dict[str, str] = Field(
-        default={},
-        description="argument -> class of the cache that the call goes on with; left out where "
-        "there is none",
-    )
-    several: bool = Field(
-        default=False,
-        description="whether it goes on with that by several tokens; left out where it does not",
-    )
-    training: bool = Field(
-        default=False,
-        description="whether it is proven in training mode; left out where it is not",
-    )
-    draws: Draws = Field(
-        default="",
-        description="when random numbers are drawn in it; left out where none are",
-    )
-    arrays: bool = Field(default=False, description="whether Python or NumPy draw arrays in it")
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What a call has not is not written."""
-        seldom = ("values", "numbers", "state", "several", "training", "draws", "arrays")
-        return {k: v for k, v in write(self).items() if v or k not in seldom}
-
-
-class ParameterPlan(_Part):
+class ParameterPlan(Part):
     """A parameter or buffer: how it is stored, and how its module sees it if that differs."""
 
     placement: str
     use: str | None = None
 
 
-class RandomNumbers(_Part):
+class RandomNumbers(Part):
     """What a module draws random numbers for, such as those by which dropout drops."""
 
     placement: str = Field(description="of the numbers: ranks draw them whole, and keep this part")
@@ -149,7 +100,7 @@ SELDOM = ("attention", "draws", "no_gradient", "sizes", "varies")
 """Keys of a module's plan that are not written where they say nothing."""
 
 
-class ModulePlan(_Part):
+class ModulePlan(Part):
     """What changes in one module; modules that are not named in a plan stay as they are."""
 
     layer: str = Field(
@@ -209,7 +160,7 @@ class ModulePlan(_Part):
         return {k: v for k, v in out.items() if v or k not in SELDOM}
 
 
-class Replicated(_Part):
+class Replicated(Part):
     """A large parameter that no rank can do without, and why."""
 
     parameter: str
@@ -217,7 +168,7 @@ class Replicated(_Part):
     reason: str
 
 
-class CollectiveCount(_Part):
+class CollectiveCount(Part):
     """Collectives of one kind in one forward or backward pass of the stated workload.
 
     Forward without labels (a loss over split logits adds its own), backward to every parameter.
@@ -234,7 +185,7 @@ class CollectiveCount(_Part):
 DataParallel = Literal["ddp", "fsdp"]
 
 
-class Workload(_Part):
+class Workload(Part):
     """What the plan was priced for."""
 
     batch: Asked
@@ -266,7 +217,7 @@ class Workload(_Part):
         return {k: v for k, v in write(self).items() if (k, v) != ("dp", "ddp")}
 
 
-class Objective(_Part):
+class Objective(Part):
     """What was to be least, and what a byte on a rank was counted as."""
 
     name: ObjectiveName
@@ -281,7 +232,7 @@ class Objective(_Part):
     )
 
 
-class Memory(_Part):
+class Memory(Part):
     """Bytes that the fullest rank holds with the stated workload."""
 
     parameters: Count = Field(description="and buffers")
@@ -298,7 +249,7 @@ class Memory(_Part):
         return sum(dict(self).values())
 
 
-class Prediction(_Part):
+class Prediction(Part):
     """What the plan should cost, per rank."""
 
     parameter_bytes: list[Count] = Field(description="parameters and buffers of each rank")
@@ -309,7 +260,7 @@ class Prediction(_Part):
     collectives: list[CollectiveCount] = []
 
 
-class DrawnItem(_Part):
+class DrawnItem(Part):
     """Something that a block does: a module's ops, a change of placement, or blocks within it.
 
     Keys that say nothing are left out. One without any is what is aside: masks, positions.
@@ -340,7 +291,7 @@ class DrawnItem(_Part):
         return {k: v for k, v in serialize(self).items() if v != defaults[k].default}
 
 
-class DrawnBlock(_Part):
+class DrawnBlock(Part):
     """The model, or blocks of it that are alike, as a person draws them."""
 
     modules: list[str] = Field(description="names; 'layers.0-31' is 32 of them")
@@ -351,7 +302,7 @@ class DrawnBlock(_Part):
     )
 
 
-class SolverReport(_Part):
+class SolverReport(Part):
     """Who found the plan and how good it is known to be."""
 
     name: str
@@ -366,7 +317,7 @@ class SolverReport(_Part):
     note: str = ""
 
 
-class Plan(_Part):
+class Plan(Part):
     """How to split one model over one mesh."""
 
     format: Literal["shardwright.plan"] = FORMAT

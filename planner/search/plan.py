@@ -19,13 +19,8 @@ from shardwright.planner.contract.plain_values import (
     is_plain,
     plain_value,
 )
-from shardwright.planner.contract.plan_file import (
-    Draws,
-    ModelIdentity,
-    ModulePlan,
-    Plan,
-    TracedCall,
-)
+from shardwright.planner.contract.plan_file import ModelIdentity, ModulePlan, Plan
+from shardwright.planner.contract.traced_call import Draws, TracedCall
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.draws import draws_of
