@@ -144,6 +144,9 @@ class Graph:
     draws_arrays: bool = False
     """Whether code draws arrays with Python or NumPy in training mode."""
 
+    numbers: frozenset[str] = frozenset()
+    """Arguments of the model that are numbers of which any other would do."""
+
     unpriced: frozenset[int] = frozenset()
     """Traced calls that cost nothing: runs that say what must hold besides."""
 

@@ -127,11 +127,12 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
         forward = task.source.module.get_submodule(run.module).forward
         names = [*argument_names(forward), *(f"*{i}" for i in range(len(run.args)))]
         positions = names[: len(run.args)]
-        named = {**dict(zip(positions, run.args, strict=True)), **inputs}
+        plain = plain_values(forward, {**dict(zip(positions, run.args, strict=True)), **inputs})
         call = TracedCall(
             module=run.module,
             inputs=sorted({*positions, *taken, *(k for k, v in inputs.items() if v is not None)}),
-            values=plain_values(forward, named),
+            values={n: v for n, v in plain.items() if n not in graph.numbers},
+            numbers=[n for n in plain if n in graph.numbers],
             outputs=sorted({slot_pattern(slot) for slot in given}),
             state=state,
             several=bool(state) and tokens_of(inputs) > 1,

@@ -15,6 +15,7 @@ from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
 from shardwright.planner.trace.data_dependent.drawn_arrays import drawn_arrays
+from shardwright.planner.trace.free_numbers import free_numbers
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.source import Source
 from shardwright.planner.trace.trace import trace_runs
@@ -143,4 +144,5 @@ def traced(source: Source) -> Graph:
     with alone(), noted() as reads:  # all modules tell, whoever's
         graph = trace_runs(source.module, source.runs)
     note_training(graph, source, reads)
+    graph.numbers = free_numbers(graph, source)
     return graph

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -58,7 +59,7 @@ class Net(nn.Module):
     ) -> Tensor:
         self.calls += 1  # its own business
         h = self.act(self.up(x))
-        if scale is True or mode != "b" or power is Power.ONE or skip > 2:
+        if skip > 2 or scale is True or mode != "b" or power is Power.ONE:
             return self.down(h)
         return self.down(h / (1 + h.sum(-1, keepdim=True)))
 
@@ -98,6 +99,34 @@ def test_flags_of_another_value_are_refused(net: Any) -> None:
             local(x, **without)
         with pytest.raises(UsageError, match="'skip' of Net is a Tensor, and was 1"):
             local(x, **{**FLAGS, "skip": torch.tensor(1)})
+
+    on_ranks(model, plan, check)
+
+
+class Numbers(Net):
+    """Of its numbers only the last two decide what is done."""
+
+    def forward(self, x: Tensor, start: int, factor: float, first: int, least: float) -> Tensor:
+        blocks = [self.up, self.act, self.down][:first]
+        y = x[:, start:] * factor
+        for block in blocks:
+            y = block(y)
+        return y / (1 + y.sum(-1, keepdim=True)) if math.sqrt(least) > 3 else y
+
+
+def test_numbers_that_decide_nothing_may_be_others() -> None:
+    torch.manual_seed(0)
+    model, x = Numbers().double().eval(), torch.randn(2, 5, WIDTH).double()
+    plan = planning.plan(model, tp=2, args=(x, 1, 0.5), kwargs={"first": 3, "least": 1.0})
+    assert plan.calls[0].numbers == ["factor", "start"]
+    assert plan.calls[0].values == {"first": 3, "least": 1.0}
+
+    def check(local: Any) -> None:
+        found = local(x, 2, factor=-3, first=3, least=1.0)
+        torch.testing.assert_close(found, model(x, 2, -3, 3, 1.0), rtol=0, atol=1e-9)
+        for name, numbers in {"first": (2, 1.0), "least": (3, 100.0)}.items():
+            with pytest.raises(UsageError, match=f"argument '{name}' of Numbers"):
+                local(x, 1, 0.5, *numbers)
 
     on_ranks(model, plan, check)
 
