@@ -55,12 +55,16 @@ class Settled(Copied):
     """Mixin in front of the class of a module: notes what is set on it."""
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, nn.Parameter) and _is_distributed(sys._getframe(1)):
+            self.__dict__["_parameters"][name] = value  # as where no class sets otherwise
+            return
         if is_plain(value) and not torch.compiler.is_compiling():
             calls = self.__dict__.get("_shardwright_calls")
             if calls is not None and not _may_change(name) and not name.startswith(OURS):
                 before = vars(self).get(name, getattr(type(self), name, MISSING))
-                plain = before is MISSING or is_plain(before)
-                if plain and not calls.switching and not calls.inside():
+                known = before is MISSING or is_plain(before)
+                own = calls.switching or calls.inside() or _is_distributed(sys._getframe(1))
+                if known and not own:
                     calls.changed = True
                     calls.settings.append(Change(self, name, before))  # type: ignore[arg-type]
         super().__setattr__(name, value)
@@ -75,6 +79,11 @@ class Settled(Copied):
             return super().train(mode)  # type: ignore[misc]
         finally:
             calls.switching = False
+
+
+def _is_distributed(frame: Any) -> bool:
+    """Whether code of torch.distributed runs in a frame: FSDP2 puts parameters together so."""
+    return frame.f_globals.get("__name__", "").startswith("torch.distributed.")
 
 
 class Settings:
@@ -103,8 +112,8 @@ class Settings:
             first.setdefault((id(change.module), change.name), change)
         for module, name, before in first.values():
             now = vars(module).get(name, getattr(type(module), name, MISSING))
-            off = isinstance(module, _DropoutNd) and name == "p" and now == 0
-            if not off and self._matters(name, before, now):
+            drops = isinstance(module, _DropoutNd) and name == "p"
+            if not (drops and now == 0) and self._matters(name, before, now):
                 path = next((n for n, m in model.named_modules() if m is module), "")
                 raise _refused(f"{path}.{name}".lstrip("."), before, now)
         for config, entries in self.configs:
