@@ -1,9 +1,9 @@
 """Numbers among the arguments of a model of which any other would do: no code decides by them.
 
 The model is traced again with numbers that only torch may look at, and there only where their value
-says nothing of how tensors lie: as a factor, a term, a bound of a slice. All else that code does
-with one is a decision, or computes with it. C code reads numbers past all methods; so it finds one
-far too large there, then one far too small, and does something else with one of them at least.
+says nothing of how tensors lie: as a factor or a term. What code computes with one is such a number
+again, and all else is a decision. C code reads numbers past all methods; so it finds one far too
+large there, then one far too small, and does something else with one of them at least.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from shardwright.planner.trace.traced_calls import Run
 FACTORS = frozenset(
     """
 mul mul_ multiply add add_ sub sub_ subtract rsub __rsub__ div div_ divide true_divide __rdiv__
-__rtruediv__ __getitem__ __setitem__ zeros ones empty new_zeros new_ones new_empty
+__rtruediv__
 """.split()
 )
-"""Functions of torch that do the same with other numbers."""
+"""Functions of torch that do the same with other numbers. (What is split may hang on slices.)"""
 
 DECIDING = """
 __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __bool__ __hash__ __int__ __float__ __index__ __complex__
@@ -120,10 +120,8 @@ class _Shows(TorchFunctionMode):
         if self.left < 0:
             self.asked.append(None)
             raise Decided("code loops over a number that it is given")
-        name = getattr(func, "__name__", "")
         found = [*_hidden((args, kwargs))]
-        written = name == "__setitem__" and [*_hidden(args[2])]
-        if found and (name not in FACTORS or written):
+        if found and getattr(func, "__name__", "") not in FACTORS:
             _decides(found[0])
         if found:
             args, kwargs = _shown(args), _shown(kwargs)
@@ -150,8 +148,6 @@ def _shown(value: Any) -> Any:
         return value.value
     if not [*_hidden(value)]:
         return value
-    if isinstance(value, slice):
-        return slice(*map(_shown, _parts(value)))
     if isinstance(value, dict):
         return {key: _shown(part) for key, part in value.items()}
     return type(value)(map(_shown, value))

@@ -104,11 +104,11 @@ def test_flags_of_another_value_are_refused(net: Any) -> None:
 
 
 class Numbers(Net):
-    """Of its numbers only the last two decide what is done."""
+    """Of its numbers the last two decide what is done."""
 
-    def forward(self, x: Tensor, start: int, factor: float, first: int, least: float) -> Tensor:
+    def forward(self, x: Tensor, shift: int, factor: float, first: int, least: float) -> Tensor:
         blocks = [self.up, self.act, self.down][:first]
-        y = x[:, start:] * factor
+        y = x * factor + shift * 2
         for block in blocks:
             y = block(y)
         return y / (1 + y.sum(-1, keepdim=True)) if math.sqrt(least) > 3 else y
@@ -118,7 +118,7 @@ def test_numbers_that_decide_nothing_may_be_others() -> None:
     torch.manual_seed(0)
     model, x = Numbers().double().eval(), torch.randn(2, 5, WIDTH).double()
     plan = planning.plan(model, tp=2, args=(x, 1, 0.5), kwargs={"first": 3, "least": 1.0})
-    assert plan.calls[0].numbers == ["factor", "start"]
+    assert plan.calls[0].numbers == ["factor", "shift"]
     assert plan.calls[0].values == {"first": 3, "least": 1.0}
 
     def check(local: Any) -> None:
