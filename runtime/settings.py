@@ -8,7 +8,7 @@ as nothing tells of their changes. What the model's own code sets in a call is i
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from inspect import isfunction
 from types import CodeType
 from typing import Any, NamedTuple
@@ -161,27 +161,35 @@ def _names_in_code(model: nn.Module) -> Iterator[str]:
 
     But for what only builds them.
     """
-    homes = {
-        kind.__module__
+    kinds = {
+        kind
         for own in {type(m) for m in model.modules()}
         for kind in own.__mro__
         if not f"{kind.__module__}.".startswith(NOT_MODELS)
     }
-    for home in sorted(homes):
-        for value in list(vars(sys.modules[home]).values()):
-            if isinstance(value, type):
-                members = vars(value).values() if value.__module__ == home else ()
-            else:
-                members = [value]
-            for function in filter(isfunction, map(_unwrapped, members)):
-                if function.__name__ not in ("__init__", "_init_weights"):
-                    yield from _names(function.__code__)
+    for home in {kind.__module__ for kind in kinds}:
+        beside = list(vars(sys.modules[home]).values()) if home in sys.modules else []
+        kinds |= {v for v in beside if isinstance(v, type) and v.__module__ == home}
+        yield from _names_of(v for v in beside if not isinstance(v, type))
+    for kind in kinds:
+        yield from _names_of(vars(kind).values())
+
+
+def _names_of(members: Iterable[Any]) -> Iterator[str]:
+    for function in filter(isfunction, map(_unwrapped, members)):
+        if function.__name__ not in ("__init__", "_init_weights"):
+            yield from _names(function.__code__)
 
 
 def _unwrapped(member: Any) -> Any:
-    while hasattr(member, "__wrapped__"):
+    """The function that a property, a decorator or the like stands for."""
+    if isinstance(member, property):
+        member = member.fget
+    if isinstance(member, (staticmethod, classmethod)):
+        member = member.__func__
+    while type(member) is not type and "__wrapped__" in getattr(member, "__dict__", ()):
         member = member.__wrapped__
-    return getattr(member, "fget", None) or getattr(member, "__func__", member)
+    return member
 
 
 def _names(code: CodeType) -> Iterator[str]:
