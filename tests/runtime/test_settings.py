@@ -1,5 +1,6 @@
 """Flags with another value than was traced, and attributes that change after splitting: refused."""
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
 
