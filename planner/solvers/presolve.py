@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from operator import contains
 
 from shardwright.planner.solvers.problem import Factor, Part, Problem, Row
 from shardwright.planner.solvers.reduction import Reduction
+from shardwright.planner.solvers.tables import pick, plus
 
 
 @dataclass(frozen=True)
@@ -126,25 +128,30 @@ def _join(factors: list[Factor]) -> list[Factor]:
     """Join every factor into one whose variables include its own."""
     out: list[Factor] = []
     by_variable: dict[int, list[Factor]] = {}
+    guests: dict[int, list[Factor]] = {}
     for factor in sorted(factors, key=lambda f: -len(f.scope)):
-        if not factor.scope:
-            out.append(factor)
-            continue
-        hosts = by_variable.get(factor.scope[0], ())
+        hosts = by_variable.get(factor.scope[0], ()) if factor.scope else ()
         host = next((h for h in hosts if set(factor.scope) <= set(h.scope)), None)
-        if host is None:
-            out.append(factor)
-            for v in factor.scope:
-                by_variable.setdefault(v, []).append(factor)
+        if host is not None:
+            guests.setdefault(id(host), []).append(factor)
             continue
-        at = [host.scope.index(v) for v in factor.scope]
-        table = {r.values: r.costs for r in factor.rows}
-        host.rows = [
-            Row(r.values, tuple(a + b for a, b in zip(r.costs, table[key], strict=True)))
-            for r in host.rows
-            if (key := tuple(r.values[i] for i in at)) in table
-        ]
+        out.append(factor)
+        for v in factor.scope:
+            by_variable.setdefault(v, []).append(factor)
+    for host in out:
+        for factor in guests.get(id(host), ()):
+            host.rows = _joined(host, factor)
     return out
+
+
+def _joined(host: Factor, factor: Factor) -> list[Row]:
+    """The rows of a factor that another has too, which is over variables of it, at both costs."""
+    key = pick([host.scope.index(v) for v in factor.scope])
+    table = {r.values: r.costs for r in factor.rows}
+    if not any(map(any, table.values())):
+        return [r for r in host.rows if key(r.values) in table]
+    found = ((r, table.get(key(r.values))) for r in host.rows)
+    return [Row(r.values, plus(r.costs, more)) for r, more in found if more is not None]
 
 
 def _merge_once(
@@ -157,18 +164,17 @@ def _merge_once(
     replaced: dict[int, tuple[int, dict[int, int]]] = {}
     kept: set[int] = set()
     for factor in factors:
-        for i, u in enumerate(factor.scope):
-            for j in range(i + 1, len(factor.scope)):
-                v = factor.scope[j]
-                if u in replaced or v in replaced or len(domains[u]) != len(domains[v]):
-                    continue
-                pairs = {(r.values[i], r.values[j]) for r in factor.rows}
-                if len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}):
-                    keep, drop = (u, v) if v not in kept else (v, u)
-                    if drop in kept:
-                        continue
-                    replaced[drop] = (keep, dict(pairs) if drop == v else {b: a for a, b in pairs})
-                    kept.add(keep)
+        columns = [*zip(*[r.values for r in factor.rows], strict=True)]
+        for (u, first), (v, second) in combinations(zip(factor.scope, columns, strict=True), 2):
+            if u in replaced or v in replaced or len(domains[u]) != len(domains[v]):
+                continue
+            keep, drop = (u, v) if v not in kept else (v, u)
+            if drop in kept:
+                continue
+            pairs = {*zip(first, second, strict=True)}
+            if len(pairs) <= len(domains[u]) and len(pairs) == len({*first}) == len({*second}):
+                replaced[drop] = (keep, dict(pairs) if drop == v else {b: a for a, b in pairs})
+                kept.add(keep)
     for v in range(len(parent)):
         if parent[v] in replaced:
             keep, forward = replaced[parent[v]]
