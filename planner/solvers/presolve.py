@@ -11,11 +11,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from operator import contains
+from operator import contains, itemgetter
 
 from shardwright.planner.solvers.problem import Factor, Part, Problem, Row
 from shardwright.planner.solvers.reduction import Reduction
 from shardwright.planner.solvers.tables import pick, plus
+
+VALUES = itemgetter(0)
+"""Of a `Row`."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,12 @@ def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
         waiting.discard(i)
         factor = factors[i]
         inside = [domains[v] for v in factor.scope]
-        supported = _columns(factor)
+        supported = [*map(set, _columns(factor))]
         if not all(map(set.issubset, supported, inside)):
             factor.rows = [r for r in factor.rows if all(map(contains, inside, r.values))]
             if not factor.rows:
                 return False
-            supported = _columns(factor)
+            supported = [*map(set, _columns(factor))]
         for v, found in zip(factor.scope, supported, strict=True):
             if len(found) < len(domains[v]):
                 domains[v] = found
@@ -119,9 +122,9 @@ def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
     return True
 
 
-def _columns(factor: Factor) -> list[set[int]]:
-    """Per variable of a factor the values that its rows hold."""
-    return [set(column) for column in zip(*[r.values for r in factor.rows], strict=True)]
+def _columns(factor: Factor) -> list[tuple[int, ...]]:
+    """Per variable of a factor the value in each of its rows."""
+    return [*zip(*map(VALUES, factor.rows), strict=True)]
 
 
 def _join(factors: list[Factor]) -> list[Factor]:
@@ -164,7 +167,7 @@ def _merge_once(
     replaced: dict[int, tuple[int, dict[int, int]]] = {}
     kept: set[int] = set()
     for factor in factors:
-        columns = [*zip(*[r.values for r in factor.rows], strict=True)]
+        columns = _columns(factor)
         for (u, first), (v, second) in combinations(zip(factor.scope, columns, strict=True), 2):
             if u in replaced or v in replaced or len(domains[u]) != len(domains[v]):
                 continue
@@ -180,24 +183,26 @@ def _merge_once(
             keep, forward = replaced[parent[v]]
             maps[v] = {new: maps[v][old] for new, old in forward.items() if old in maps[v]}
             parent[v] = keep
+    inverse = {drop: {old: new for new, old in f.items()} for drop, (_, f) in replaced.items()}
     for factor in factors:
         if not any(v in replaced for v in factor.scope):
             continue
-        back = [
-            {old: new for new, old in replaced[v][1].items()} if v in replaced else None
-            for v in factor.scope
-        ]
         scope = tuple(replaced[v][0] if v in replaced else v for v in factor.scope)
         unique = tuple(dict.fromkeys(scope))
-        at = [scope.index(v) for v in unique]
+        take, again = pick([scope.index(v) for v in unique]), len(unique) < len(scope)
+        columns = [
+            map(inverse[v].get, column) if v in inverse else column
+            for v, column in zip(factor.scope, _columns(factor), strict=True)
+        ]
         rows = []
-        for row in factor.rows:
-            values = [
-                x if b is None else b.get(x, -1) for x, b in zip(row.values, back, strict=True)
-            ]
-            agree = all(values[k] == values[scope.index(v)] for k, v in enumerate(scope))
-            if agree and -1 not in values:
-                rows.append(Row(tuple(values[i] for i in at), row.costs))
+        for values, row in zip(zip(*columns, strict=True), factor.rows, strict=True):
+            if None in values:
+                continue
+            if again and any(
+                x != values[scope.index(v)] for v, x in zip(scope, values, strict=True)
+            ):
+                continue
+            rows.append(Row(take(values), row.costs))
         factor.scope, factor.rows = unique, rows
     return bool(replaced)
 
