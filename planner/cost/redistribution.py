@@ -73,7 +73,9 @@ class RedistributionCosts:
     ) -> None:
         self.graph, self.states, self.sizes = graph, states, sizes
         self.workload, self.device = workload, device
+        self._kinds: dict[str, tuple[object, ...]] = {}
         self._known: dict[object, tuple[Traffic | None, bool]] = {}
+        self._costs: dict[object, TransitionCost | None] = {}
 
     def traffic(
         self, name: str, source: State, target: State, run: Pass | None = None
@@ -134,14 +136,20 @@ class RedistributionCosts:
         Where that made a Partial sum of it (a residual that is added to Partial sums, all in one
         all-reduce), what it was before is still there. Second: whether that is taken instead.
         """
-        tensor = self.graph.tensors[name]
-        kind = (self.sizes.alike(name), tensor.dtype, tensor.differentiable)
-        at = (kind, before, source, target, run)
+        at = (self._kind(name), before, source, target, run)
         if at not in self._known:
             instead = made_partial(before, source) and target != source
             start = before if instead else source
             self._known[at] = self.traffic(name, start, target, run), instead
         return self._known[at]
+
+    def _kind(self, name: str) -> tuple[object, ...]:
+        """What is the same of tensors whose changes of placement take the same."""
+        if (found := self._kinds.get(name)) is None:
+            tensor = self.graph.tensors[name]
+            found = self.sizes.alike(name), tensor.dtype, tensor.differentiable
+            self._kinds[name] = found
+        return found
 
     def sends(self, boundary: Boundary, before: State, source: State, target: State) -> bool:
         """Whether ranks send each other something at a boundary, forward or backward."""
@@ -161,6 +169,14 @@ class RedistributionCosts:
 
     def cost(self, name: str, before: State, source: State, target: State) -> TransitionCost | None:
         """What `inner` takes in all passes; None if it cannot be."""
+        at = self._kind(name), before, source, target
+        if at not in self._costs:
+            self._costs[at] = self._cost(name, before, source, target)
+        return self._costs[at]
+
+    def _cost(
+        self, name: str, before: State, source: State, target: State
+    ) -> TransitionCost | None:
         time, backward = 0, 0
         for i, run in enumerate(self.sizes.passes):
             traffic, _ = self.inner(name, before, source, target, run)

@@ -90,9 +90,11 @@ def tried(task: Task, plan: Plan, layouts: Layouts, every_block: bool = False) -
     unless `every_block` is to.
     """
     traced = _traced(layouts)
+    distinct = {id(d): d for dims in traced.values() for d in dims}
     ran: list[dict[str, tuple[int, ...]]] = []
     for at in corners(task, layouts):
-        sizes = {n: tuple(dim_size(d, at) or 0 for d in dims) for n, dims in traced.items()}
+        local = {key: dim_size(d, at) or 0 for key, d in distinct.items()}
+        sizes = {n: tuple([local[id(d)] for d in dims]) for n, dims in traced.items()}
         if sizes in ran and not every_block:
             continue
         ran.append(sizes)
