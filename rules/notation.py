@@ -28,7 +28,7 @@ concatenation: then it is dropped, and the results are the same however it is sp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
@@ -69,14 +69,14 @@ ZERO = "zero"
 AXIS_CLAUSES = ("sum", "lookup", "whole", "free")
 
 
-def letters(expr: Expr) -> Iterator[str]:
+def letters(expr: Expr) -> list[str]:
     """The axes in `expr`, left to right."""
     if isinstance(expr, str):
-        if expr != ONE:
-            yield expr
-    else:
-        for child in expr.factors if isinstance(expr, Product) else expr.terms:
-            yield from letters(child)
+        return [expr] if expr != ONE else []
+    out: list[str] = []
+    for child in expr.factors if isinstance(expr, Product) else expr.terms:
+        out += letters(child)
+    return out
 
 
 def expr_size(expr: Expr, sizes: Mapping[str, int]) -> int:
