@@ -6,7 +6,7 @@ which states, of which tensors, in which passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -76,6 +76,7 @@ class RedistributionCosts:
         self._kinds: dict[str, tuple[object, ...]] = {}
         self._known: dict[object, tuple[Traffic | None, bool]] = {}
         self._costs: dict[object, TransitionCost | None] = {}
+        self._times: dict[tuple[tuple[Collective, ...], int], int] = {}
 
     def traffic(
         self, name: str, source: State, target: State, run: Pass | None = None
@@ -163,9 +164,12 @@ class RedistributionCosts:
             self._nanoseconds(traffic.backward, traffic.copied_back),
         )
 
-    def _nanoseconds(self, collectives: Sequence[Collective], copied: int) -> int:
-        sent = sum(self.device.collective(kind, size, n) for kind, size, n in collectives)
-        return sent + self.device.compute(0, copied, "float32")
+    def _nanoseconds(self, collectives: tuple[Collective, ...], copied: int) -> int:
+        if (found := self._times.get((collectives, copied))) is None:
+            sent = sum(self.device.collective(kind, size, n) for kind, size, n in collectives)
+            found = sent + self.device.compute(0, copied, "float32")
+            self._times[collectives, copied] = found
+        return found
 
     def cost(self, name: str, before: State, source: State, target: State) -> TransitionCost | None:
         """What `inner` takes in all passes; None if it cannot be."""
