@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 
 from shardwright.errors import InfeasibleError, SolverError, UsageError
 from shardwright.planner import solvers
@@ -132,16 +133,20 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
     )
     stage("solve")
     room, aim = asked.room(task), asked.objective
+
+    @cache
+    def held(values: tuple[int, ...]) -> Memory:
+        return _held(task, formulation, values)
+
     try:
         optimum = within(
             room,
             lambda cap: optimize(
                 small, by, asked.seconds, cap, backup, movable=network.movable, objective=aim
             ),
-            lambda values: _held(task, formulation, values).total,
+            lambda values: held(values).total,
             lambda values: memory_in_words(
-                _held(task, formulation, values),
-                largest(task.graph, costs, network.assignment(tuple(values))),
+                held(values), largest(task.graph, costs, network.assignment(values))
             ),
         )
     except SolverError:
@@ -152,7 +157,7 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
     unfolded, bill = checked(task, costs, layouts, optimum)
     solver = asked.solver or solvers.DEFAULT
     stage("emit")
-    memory = memory_of(task, bill, layouts, costs)
+    memory = held(optimum.assignment)
     price = byte_price_ns(optimum.byte_price)
     objective = Objective(name=aim, byte_price_ns=price, memory_bytes=room)
     can = possible(network, small)
@@ -160,10 +165,10 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
     return Solution(*given, solver, note)
 
 
-def _held(task: Task, formulation: Formulation, values: Sequence[int]) -> Memory:
+def _held(task: Task, formulation: Formulation, values: tuple[int, ...]) -> Memory:
     """Bytes that a rank of the whole model holds."""
     costs, network = formulation.costs, formulation.network
-    layouts = Layouts(task.graph, costs.states, network.assignment(tuple(values)))
+    layouts = Layouts(task.graph, costs.states, network.assignment(values))
     bill = unfolded_bill(task, unfolded_layouts(task, layouts), costs)
     return memory_of(task, bill, layouts, costs)
 
