@@ -75,6 +75,7 @@ class RedistributionCosts:
         self.workload, self.device = workload, device
         self._kinds: dict[str, tuple[object, ...]] = {}
         self._known: dict[object, tuple[Traffic | None, bool]] = {}
+        self._steps: dict[tuple[State, State, tuple[int, int]], list[MaskStep] | None] = {}
         self._costs: dict[object, TransitionCost | None] = {}
         self._times: dict[tuple[tuple[Collective, ...], int], int] = {}
 
@@ -90,9 +91,10 @@ class RedistributionCosts:
         if not (self._plain(name, source) and self._plain(name, target)):
             return None
         covered = self.states.covered(name, source.shards), self.states.covered(name, target.shards)
-        sub = self.states.sub
-        found = steps(source, target, covered, sub.bits, sub.along)
-        if found is None:
+        at, sub = (source, target, covered), self.states.sub
+        if at not in self._steps:
+            self._steps[at] = steps(*at, sub.bits, sub.along)
+        if (found := self._steps[at]) is None:
             return None
         work = [self._work(name, step, run or self.sizes.passes[0]) for step in found]
         forward, copied = _done((s.transition.forward, w) for s, w in zip(found, work, strict=True))
