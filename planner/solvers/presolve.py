@@ -124,7 +124,7 @@ def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
 
 def _columns(factor: Factor) -> list[tuple[int, ...]]:
     """Per variable of a factor the value in each of its rows."""
-    return [*zip(*map(VALUES, factor.rows), strict=True)]
+    return [*zip(*map(VALUES, factor.rows), strict=True)] or [()] * len(factor.scope)
 
 
 def _join(factors: list[Factor]) -> list[Factor]:
