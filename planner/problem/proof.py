@@ -43,7 +43,8 @@ def prove(whole: WarmStart, price: int, found: Result, prover: Solver, seconds: 
     best = min(range(len(answers)), key=costs.__getitem__)
     if best > 0 and found.status == "optimal":
         raise SolverError(
-            f"two solvers prove different costs, {costs[0]} and {costs[1]}: please report it"
+            f"nothing is proven to cost less than {costs[0]}, but a solver finds {costs[1]}: "
+            "please report it"
         )
     proven = result.status == "optimal"
     status = result.status if proven else found.status
