@@ -28,7 +28,7 @@ concatenation: then it is dropped, and the results are the same however it is sp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
@@ -69,14 +69,14 @@ ZERO = "zero"
 AXIS_CLAUSES = ("sum", "lookup", "whole", "free")
 
 
-def letters(expr: Expr) -> Iterator[str]:
+def letters(expr: Expr) -> list[str]:
     """The axes in `expr`, left to right."""
     if isinstance(expr, str):
-        if expr != ONE:
-            yield expr
-    else:
-        for child in expr.factors if isinstance(expr, Product) else expr.terms:
-            yield from letters(child)
+        return [expr] if expr != ONE else []
+    out: list[str] = []
+    for child in expr.factors if isinstance(expr, Product) else expr.terms:
+        out += letters(child)
+    return out
 
 
 def expr_size(expr: Expr, sizes: Mapping[str, int]) -> int:
@@ -265,12 +265,13 @@ def _solve(pairs: Sequence[tuple[Expr, int]], rule: Rule) -> dict[str, int]:
         broadcast = isinstance(expr, str) and sizes.get(expr, 1) == 1
         if broadcast and expr != ONE and expr not in rule.sizes:
             sizes[expr] = size  # type: ignore[index]
-    for expr, size in pairs:
+    composed = [pair for pair in pairs if not isinstance(pair[0], str)]  # the others are known
+    for expr, size in composed:
         unknown = [a for a in dict.fromkeys(letters(expr)) if a not in sizes]
         if len(unknown) == 1:
             least = expr_size(expr, {**sizes, unknown[0]: 0})
             step = expr_size(expr, {**sizes, unknown[0]: 1}) - least
             sizes[unknown[0]] = (size - least) // step if step else 0
-    if unknown := {a for expr, _ in pairs for a in letters(expr) if a not in sizes}:
+    if unknown := {a for expr, _ in composed for a in letters(expr) if a not in sizes}:
         raise DoesNotFit(f"rule '{rule}' does not say the sizes of {sorted(unknown)}")
     return sizes

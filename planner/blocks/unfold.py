@@ -70,19 +70,61 @@ class Columns:
 class _Copy:
     """Names as block number `block`, a copy of `segment`, has them; without one, as all else."""
 
-    def __init__(self, unfolder: _Unfolder, segment: Segment | None, block: int) -> None:
+    def __init__(self, naming: _Naming, segment: Segment | None, block: int) -> None:
         self.segment, self.at = segment, f"@{block}" if segment else ""
-        kept = unfolder.folded.tensors
+        kept = naming.folded.tensors
         own = {n: n + self.at for n in segment.keys if n in kept} if segment else {}
-        self.tensors = _Names(own, lambda name: unfolder.name(name, segment, block))
-        self.modules = _Names({}, lambda name: unfolder.module(name, segment, block))
+        self.tensors = _Names(own, lambda name: naming.tensor(name, segment, block))
+        self.modules = _Names({}, lambda name: naming.module(name, segment, block))
 
 
-class _Unfolder:
-    """Goes through the folded graph, or one of some of its runs, and writes the whole one.
+class _Naming:
+    """What stands for a name of the folded graph in a block of the whole one.
 
     Of what is `collected` from all blocks it gives one to those who read it.
     """
+
+    def __init__(
+        self, folding: Folding, folded: Graph, alike: int | None, collected: Collection[str]
+    ) -> None:
+        self.owner, self.folded, self.collected = folding.owner, folded, collected
+        self.rows = {row[0].stack.path: row for row in folding.segments}
+        self.places = {
+            path: [p for _, run in groupby(row[0].stack.traced) for p in islice(run, alike)]
+            for path, row in self.rows.items()
+        }
+
+    @staticmethod
+    def module(module: str, segment: Segment | None, block: int) -> str:
+        """Name of a module or parameter as it stands in block number `block`."""
+        if segment is None or not is_within(module, segment.module):
+            return module
+        return f"{segment.stack.path}.{block}{module.removeprefix(segment.module)}"
+
+    def tensor(self, tensor: str, segment: Segment | None, block: int) -> str:
+        """The copy of `tensor` that block number `block` takes or makes."""
+        owner = self.owner.get(tensor)
+        if owner is None:
+            return tensor
+        stack, key = owner.stack, owner.keys[tensor]
+        if owner is segment:
+            return f"{tensor}@{block}"
+        row, places = self.rows[stack.path], self.places[stack.path]
+        if segment is not None and segment.stack is stack and owner.place == segment.place - 1:
+            return f"{row[places[block - 1]].tensors[key]}@{block - 1}"
+        if owner.sole:
+            return f"{tensor}@{places.index(owner.place)}"
+        if segment is None and tensor in self.collected:
+            at = next(n for n, place in enumerate(places) if row[place].kind == owner.kind)
+            return f"{row[places[at]].tensors[key]}@{at}"
+        inside = segment is not None and segment.stack is stack
+        if owner.last and not inside:
+            return f"{row[places[-1]].tensors[key]}@{len(places) - 1}"
+        raise Unfoldable(f"{owner.module} is read from afar")
+
+
+class _Unfolder:
+    """Goes through the folded graph, or one of some of its runs, and writes the whole one."""
 
     def __init__(
         self,
@@ -91,16 +133,12 @@ class _Unfolder:
         alike: int | None,
         collected: Collection[str] = (),
     ) -> None:
-        self.folding, self.folded, self.collected = folding, graph, collected
+        naming = _Naming(folding, graph, alike, collected)
+        self.folding, self.folded, self.rows = folding, graph, naming.rows
         self.out, self.origin = Graph(), dict[str, str]()
-        self.rows = {row[0].stack.path: row for row in folding.segments}
-        self.outside = _Copy(self, None, 0)
-        self.places = {
-            path: [p for _, run in groupby(row[0].stack.traced) for p in islice(run, alike)]
-            for path, row in self.rows.items()
-        }
+        self.outside = _Copy(naming, None, 0)
         self.blocks = {
-            path: [_Copy(self, row[p], block) for block, p in enumerate(self.places[path])]
+            path: [_Copy(naming, row[p], block) for block, p in enumerate(naming.places[path])]
             for path, row in self.rows.items()
         }
         self.copies: dict[int, list[_Copy]] = {}
@@ -185,31 +223,3 @@ class _Unfolder:
             if place is not None:
                 return row[place]
         return None
-
-    @staticmethod
-    def module(module: str, segment: Segment | None, block: int) -> str:
-        """Name of a module or parameter as it stands in block number `block`."""
-        if segment is None or not is_within(module, segment.module):
-            return module
-        return f"{segment.stack.path}.{block}{module.removeprefix(segment.module)}"
-
-    def name(self, tensor: str, segment: Segment | None, block: int) -> str:
-        """The copy of `tensor` that block number `block` takes or makes."""
-        owner = self.folding.owner.get(tensor)
-        if owner is None:
-            return tensor
-        stack, key = owner.stack, owner.keys[tensor]
-        if owner is segment:
-            return f"{tensor}@{block}"
-        row, places = self.rows[stack.path], self.places[stack.path]
-        if segment is not None and segment.stack is stack and owner.place == segment.place - 1:
-            return f"{row[places[block - 1]].tensors[key]}@{block - 1}"
-        if owner.sole:
-            return f"{tensor}@{places.index(owner.place)}"
-        if segment is None and tensor in self.collected:
-            at = next(n for n, place in enumerate(places) if row[place].kind == owner.kind)
-            return f"{row[places[at]].tensors[key]}@{at}"
-        inside = segment is not None and segment.stack is stack
-        if owner.last and not inside:
-            return f"{row[places[-1]].tensors[key]}@{len(places) - 1}"
-        raise Unfoldable(f"{owner.module} is read from afar")

@@ -80,13 +80,12 @@ def dim_size(dim: Dim, coords: Coords | None = None) -> int | None:
             return dim.size
         start, stop = shard_range(dim.size, *coords[dim.mesh])
         return stop - start
-    parts = [dim_size(d, coords) for d in (dim.factors if isinstance(dim, Product) else dim.terms)]
-    if any(p is None for p in parts):
-        return None
-    total = 1 if isinstance(dim, Product) else 0
-    for part in parts:
-        assert part is not None
-        total = total * part if isinstance(dim, Product) else total + part
+    is_product = isinstance(dim, Product)
+    total = 1 if is_product else 0
+    for part in dim.factors if is_product else dim.terms:
+        if (size := dim_size(part, coords)) is None:
+            return None
+        total = total * size if is_product else total + size
     return total
 
 

@@ -6,7 +6,7 @@ which states, of which tensors, in which passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -73,7 +73,11 @@ class RedistributionCosts:
     ) -> None:
         self.graph, self.states, self.sizes = graph, states, sizes
         self.workload, self.device = workload, device
+        self._kinds: dict[str, tuple[object, ...]] = {}
         self._known: dict[object, tuple[Traffic | None, bool]] = {}
+        self._steps: dict[tuple[State, State, tuple[int, int]], list[MaskStep] | None] = {}
+        self._costs: dict[object, TransitionCost | None] = {}
+        self._times: dict[tuple[tuple[Collective, ...], int], int] = {}
 
     def traffic(
         self, name: str, source: State, target: State, run: Pass | None = None
@@ -87,9 +91,10 @@ class RedistributionCosts:
         if not (self._plain(name, source) and self._plain(name, target)):
             return None
         covered = self.states.covered(name, source.shards), self.states.covered(name, target.shards)
-        sub = self.states.sub
-        found = steps(source, target, covered, sub.bits, sub.along)
-        if found is None:
+        at, sub = (source, target, covered), self.states.sub
+        if at not in self._steps:
+            self._steps[at] = steps(*at, sub.bits, sub.along)
+        if (found := self._steps[at]) is None:
             return None
         work = [self._work(name, step, run or self.sizes.passes[0]) for step in found]
         forward, copied = _done((s.transition.forward, w) for s, w in zip(found, work, strict=True))
@@ -134,14 +139,20 @@ class RedistributionCosts:
         Where that made a Partial sum of it (a residual that is added to Partial sums, all in one
         all-reduce), what it was before is still there. Second: whether that is taken instead.
         """
-        tensor = self.graph.tensors[name]
-        kind = (self.sizes.alike(name), tensor.dtype, tensor.differentiable)
-        at = (kind, before, source, target, run)
+        at = (self._kind(name), before, source, target, run)
         if at not in self._known:
             instead = made_partial(before, source) and target != source
             start = before if instead else source
             self._known[at] = self.traffic(name, start, target, run), instead
         return self._known[at]
+
+    def _kind(self, name: str) -> tuple[object, ...]:
+        """What is the same of tensors whose changes of placement take the same."""
+        if (found := self._kinds.get(name)) is None:
+            tensor = self.graph.tensors[name]
+            found = self.sizes.alike(name), tensor.dtype, tensor.differentiable
+            self._kinds[name] = found
+        return found
 
     def sends(self, boundary: Boundary, before: State, source: State, target: State) -> bool:
         """Whether ranks send each other something at a boundary, forward or backward."""
@@ -155,12 +166,23 @@ class RedistributionCosts:
             self._nanoseconds(traffic.backward, traffic.copied_back),
         )
 
-    def _nanoseconds(self, collectives: Sequence[Collective], copied: int) -> int:
-        sent = sum(self.device.collective(kind, size, n) for kind, size, n in collectives)
-        return sent + self.device.compute(0, copied, "float32")
+    def _nanoseconds(self, collectives: tuple[Collective, ...], copied: int) -> int:
+        if (found := self._times.get((collectives, copied))) is None:
+            sent = sum(self.device.collective(kind, size, n) for kind, size, n in collectives)
+            found = sent + self.device.compute(0, copied, "float32")
+            self._times[collectives, copied] = found
+        return found
 
     def cost(self, name: str, before: State, source: State, target: State) -> TransitionCost | None:
         """What `inner` takes in all passes; None if it cannot be."""
+        at = self._kind(name), before, source, target
+        if at not in self._costs:
+            self._costs[at] = self._cost(name, before, source, target)
+        return self._costs[at]
+
+    def _cost(
+        self, name: str, before: State, source: State, target: State
+    ) -> TransitionCost | None:
         time, backward = 0, 0
         for i, run in enumerate(self.sizes.passes):
             traffic, _ = self.inner(name, before, source, target, run)

@@ -45,6 +45,7 @@ class _Drawing:
     def __init__(self, layouts: Layouts, elements: Elements, spending: Spending) -> None:
         self.layouts, self.elements, self.spending = layouts, elements, spending
         self.found, self.parts = elements.found, parts(elements)
+        self._texts: dict[int, str] = {}
         self.runs: dict[Place, list[list[int]]] = {}
         """Place -> the elements of each of its items."""
         self.item: dict[tuple[Place, int], int] = {}
@@ -62,7 +63,7 @@ class _Drawing:
         for name in elements.graph.outputs:
             made = elements.origin(name)
             if made is not None and made >= 0:
-                chain, text = self.found[made].chain, str(layouts.placement(name))
+                chain, text = self.found[made].chain, self._text(name)
                 for n in range(1, len(chain) + 1):
                     self._leave(chain[:n], made, text)
 
@@ -81,11 +82,18 @@ class _Drawing:
 
     # --- edges
 
+    def _text(self, name: str) -> str:
+        """The placement of a tensor; that of copies is one object, which is put in words once."""
+        placement = self.layouts.placement(name)
+        if id(placement) not in self._texts:
+            self._texts[id(placement)] = str(placement)
+        return self._texts[id(placement)]
+
     def _join(
         self, number: int, element: Element, made: int | None, name: str, path: tuple[Boundary, ...]
     ) -> None:
         """Note that an element reads what another one made, or an input of the model."""
-        text, chain = str(self.layouts.placement(name)), element.chain
+        text, chain = self._text(name), element.chain
         if made is None:
             shared = 0
         else:

@@ -67,6 +67,7 @@ class Elements:
         self.aside: list[tuple[tuple[str, ...], Op]] = []
         self.readers: dict[str, int] = {}
         self.entries = self._entries()
+        self._ran: set[str] = set()
         for op in self.graph.ops:
             self._add(op)
         for name in self.graph.outputs:
@@ -84,6 +85,9 @@ class Elements:
 
     def _enter(self, module: str) -> None:
         """Note what changes as modules are entered, before anything is computed in them."""
+        if module in self._ran:
+            return
+        self._ran.add(module)
         for around in prefixes(module):
             for name in self.entries.pop(around, ()):
                 self.origin(name)

@@ -24,6 +24,7 @@ class Layouts:
             a.id for u in graph.uses for d in states.axes.dims[u.stored] for a in leaves_of(d)
         }
         self._dims: dict[tuple[int, Cut, bool], layout.Dim] = {}
+        self._placements: dict[tuple[int, State, bool], Placement] = {}
 
     def traced(self, name: str, state: State | None = None) -> tuple[layout.Dim, ...]:
         """Dims of a tensor with the sizes of the trace."""
@@ -36,6 +37,12 @@ class Layouts:
     def placement(self, name: str, state: State | None = None, stored: bool = False) -> Placement:
         """Placement of a tensor; sizes that vary at run time are open unless it is a stored one."""
         state = self.assignment[name] if state is None else state
+        at = id(self.states.axes.dims[name]), state, stored  # copies of a block share their dims
+        if at not in self._placements:
+            self._placements[at] = self._placed(name, state, stored)
+        return self._placements[at]
+
+    def _placed(self, name: str, state: State, stored: bool) -> Placement:
         dims = []
         for k, dim in enumerate(self.states.axes.dims[name]):
             cut = cut_of(state.shards, k)

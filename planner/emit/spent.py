@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from shardwright.planner.contract.plan_file import CollectiveCount, Phase
@@ -39,7 +39,7 @@ class Spending:
     def __init__(self, elements: Elements, bill: Bill) -> None:
         self.bill, self.costs, self.state = bill, bill.costs, bill.assignment
         self.runs: list[Pass] = self.costs.passes
-        self._known: dict[object, Counter[Phase]] = {}
+        self._known: dict[object, Mapping[Phase, int]] = {}
         self.aside: defaultdict[tuple[str, ...], Spent] = defaultdict(Spent)
         self.elements = [self._element(element) for element in elements.found]
         for chain, op in elements.aside:
@@ -62,9 +62,10 @@ class Spending:
         key = (op.name if at is None else id(at), *states)
         if key not in self._known:
             strategy, once = self.bill.strategy(op), self.costs.ops.once
-            self._known[key] = Counter({r.phase: once(op, strategy, r) for r in self.runs})
-        spent.ns += self._known[key]
-        spent.slowest[op.call.op, op.source] += sum(self._known[key].values())
+            self._known[key] = {r.phase: once(op, strategy, r) for r in self.runs}
+        for phase, ns in self._known[key].items():
+            spent.ns[phase] += ns
+            spent.slowest[op.call.op, op.source] += ns
 
     def _add_edge(self, spent: Spent, target: str, times: int = 1) -> None:
         """Add the change of placement that makes a tensor."""

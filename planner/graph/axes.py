@@ -60,14 +60,15 @@ def find(dim: Dim) -> Dim:
     return root
 
 
-def leaves_of(dim: Dim) -> Iterator[Dim]:
+def leaves_of(dim: Dim) -> list[Dim]:
     """The atoms of `dim`, left to right (an atom may come twice)."""
     dim = find(dim)
     if dim.kind == ATOM:
-        yield dim
-    else:
-        for child in dim.children:
-            yield from leaves_of(child)
+        return [dim]
+    out: list[Dim] = []
+    for child in dim.children:
+        out += leaves_of(child)
+    return out
 
 
 def factors_of(dim: Dim) -> Iterator[Dim]:
@@ -80,9 +81,9 @@ def factors_of(dim: Dim) -> Iterator[Dim]:
         yield dim
 
 
-def atoms_of(dim: Dim) -> Iterator[Dim]:
+def atoms_of(dim: Dim) -> list[Dim]:
     """The atoms of `dim` that are longer than 1: those that could be split."""
-    return (atom for atom in leaves_of(dim) if atom.size > 1)
+    return [atom for atom in leaves_of(dim) if atom.size > 1]
 
 
 def product(factors: Sequence[Dim]) -> Dim:

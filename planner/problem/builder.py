@@ -248,13 +248,13 @@ class _Builder:
                 self.same(label, ends[0], ends[2])
                 self.same(label, ends[1], ends[3])
                 continue
+            first, second, third, fourth = (self.index[n] for n in ends)
             alike = sizes.same(one.source, other.source)
-            rows = [
-                Row((i, j, k, m), FREE)
-                for (s, i), (t, j) in product(*(self.index[n].items() for n in ends[:2]))
-                for (u, k), (v, m) in product(*(self.index[n].items() for n in ends[2:]))
-                if (s == t and u == v) or (alike and (s, t) == (u, v))
-            ]
+            never = [(k, fourth[u]) for u, k in third.items() if u in fourth]
+            rows = []
+            for (s, i), (t, j) in product(first.items(), second.items()):
+                same = [(third[s], fourth[t])] if alike and s in third and t in fourth else []
+                rows += [Row((i, j, *pair), FREE) for pair in (never if s == t else same)]
             self.problem.factor(label, self.scope(ends), rows)
 
 

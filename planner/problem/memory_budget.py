@@ -7,7 +7,7 @@ is found in a few steps; that there is no other is not proven.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.problem.builder import BYTES
@@ -32,8 +32,8 @@ class OverMemory(InfeasibleError):
 def within(
     budget: int | None,
     solve: Callable[[int | None], Optimum],
-    measure: Callable[[Sequence[int]], int],
-    explain: Callable[[Sequence[int]], str],
+    measure: Callable[[tuple[int, ...]], int],
+    explain: Callable[[tuple[int, ...]], str],
 ) -> Optimum:
     """The optimum of `solve(bytes that add up)` that `measure` finds to hold `budget` at most.
 

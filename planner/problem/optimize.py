@@ -11,14 +11,15 @@ price is eliminated first, once. The price is found with the backtracking solver
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from shardwright.errors import InfeasibleError, SolverError
 from shardwright.planner.contract.plan_file import ObjectiveName
 from shardwright.planner.problem.byte_price import price_for_memory, price_for_time
 from shardwright.planner.problem.objective import BYTE_PRICES, Digits, primary
-from shardwright.planner.problem.proof import Proof, prove
+from shardwright.planner.problem.proof import prove
 from shardwright.planner.problem.warm_start import WarmStart
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.bucket_elimination import eliminate
@@ -57,8 +58,12 @@ class Optimum:
     bound: int
     """No plan has a lower objective."""
     optimal: bool
-    proven: bool
-    """Whether the solver that was asked proved that; else backtracking did, or nobody."""
+    proven: Callable[[], bool]
+    """Whether the solver that was asked proved that; else backtracking did, or nobody.
+
+    Where backtracking did, the other is at work when this is first asked for: so it may be beside
+    something else.
+    """
     better: bool
     """Whether that solver found it, and not backtracking before."""
     caps: Mapping[int, int]
@@ -89,7 +94,8 @@ def optimize(
     Raises:
         OverBudget: nothing fits; the message says the least that would.
         SolverError: the time ran out before any plan was found, or the solver's answer breaks a
-            factor or a cap.
+            factor or a cap. So does `proven` of what is given, and where that answer is better than
+            what backtracking proved the best.
     """
     start = time.monotonic()
     prover = solve or backup or backtracking.solve
@@ -118,12 +124,13 @@ def optimize(
         budget = floor + int(SLACK * movable) if memory is None else None
         price, found = price_for_memory(warm_start, least, budget)
     found = found._replace(assignment=left.expand(found.assignment or ()))
-    proof = Proof(found, False, False)
-    if not alone:
-        whole = replace(warm_start, problem=digits.split(small.problem).problem)
-        proof = prove(whole, price, found, prover, start + seconds)
 
-    best = proof.result
+    whole = replace(warm_start, problem=left.parts[0].problem)
+    rest = start + seconds - time.monotonic()
+    proof = cache(partial(prove, whole, price, found, prover, rest))
+    best, better = found, False
+    if not alone and found.status != "optimal":
+        best, better = proof().result, proof().better
     assignment = best.assignment or ()
     costs = small.problem.accept(assignment)
     value = primary(costs, price)
@@ -131,5 +138,5 @@ def optimize(
     optimal = best.status == "optimal"
     return Optimum(
         small.expand(assignment), costs, price, value, bound, optimal,
-        proven=proof.proven, better=proof.better, caps=warm_start.caps,
+        proven=lambda: not alone and proof().proven, better=better, caps=warm_start.caps,
     )  # fmt: skip

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import NamedTuple
 
+from shardwright.errors import SolverError
 from shardwright.planner.problem.warm_start import WarmStart
 from shardwright.planner.solvers.problem import Result, Solver
 from shardwright.planner.solvers.reduction import solve_reduced
@@ -21,7 +21,7 @@ class Proof(NamedTuple):
     """Whether it is the prover's own, and cheaper than what it was told."""
 
 
-def prove(whole: WarmStart, price: int, found: Result, prover: Solver, deadline: float) -> Proof:
+def prove(whole: WarmStart, price: int, found: Result, prover: Solver, seconds: float) -> Proof:
     """The cheaper of what was found and the prover's answer; the bound is the higher of both.
 
     Args:
@@ -29,18 +29,23 @@ def prove(whole: WarmStart, price: int, found: Result, prover: Solver, deadline:
         price: A byte costs 2**price.
         found: The best plan at that price, as the prover is told.
         prover: A solver.
-        deadline: Of `time.monotonic`.
+        seconds: Time limit for that.
 
     Raises:
-        SolverError: the prover's answer breaks a factor or a cap.
+        SolverError: the prover's answer breaks a factor or a cap, or is cheaper than what was found
+            and is said to be proven.
     """
     problem = whole.priced(price)
     fit = partial(whole.digits.fit, price=price)
-    seconds = deadline - time.monotonic()
     result = solve_reduced(problem, [fit], prover, whole.caps, found.assignment, seconds)
     answers = [r.assignment for r in (found, result) if r.assignment is not None]
     costs = [problem.accept(answer)[0] for answer in answers]
     best = min(range(len(answers)), key=costs.__getitem__)
+    if best > 0 and found.status == "optimal":
+        raise SolverError(
+            f"nothing is proven to cost less than {costs[0]}, but a solver finds {costs[1]}: "
+            "please report it"
+        )
     proven = result.status == "optimal"
     status = result.status if proven else found.status
     bound = max(found.bound, result.bound)

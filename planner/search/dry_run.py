@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.dims import Dim, dim_size
@@ -14,7 +15,7 @@ from shardwright.planner.dry_run.local_run import Mismatch
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import module_plans
 from shardwright.planner.emit.redistributions import Differs
-from shardwright.planner.search.plan import make_plan
+from shardwright.planner.search.plan import finished, make_plan
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
@@ -30,6 +31,7 @@ def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) ->
 
     Raises:
         ModelError: nothing was split where it failed: the model itself cannot run on meta.
+        SolverError: as `Solution.report`: the solver is at its proof meanwhile.
     """
     found = _dry_run(task, solution, earlier)
     if isinstance(found, str):
@@ -48,12 +50,15 @@ def _dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict]) -> Pla
         return of_size(failure, layouts, earlier) or str(failure)
     except Differs as failure:
         return of_module(failure.module, str(failure), layouts, earlier) or str(failure)
-    plan = make_plan(task, solution, modules, earlier)
-    stage("verify")
-    if (mismatch := tried(task, plan, layouts)) is not None:
+    with ThreadPoolExecutor(1) as beside:  # CP-SAT does without Python's lock
+        proof = beside.submit(lambda: solution.report)
+        plan = make_plan(task, solution, modules, earlier)
+        stage("verify")
+        mismatch = tried(task, plan, layouts)
+    if mismatch is not None:
         module = task.folding.traced_name(mismatch.module)
         return of_module(module, mismatch.text, layouts, earlier) or mismatch.text
-    return plan
+    return finished(task, plan, proof.result())
 
 
 def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
@@ -85,9 +90,11 @@ def tried(task: Task, plan: Plan, layouts: Layouts, every_block: bool = False) -
     unless `every_block` is to.
     """
     traced = _traced(layouts)
+    distinct = {id(d): d for dims in traced.values() for d in dims}
     ran: list[dict[str, tuple[int, ...]]] = []
     for at in corners(task, layouts):
-        sizes = {n: tuple(dim_size(d, at) or 0 for d in dims) for n, dims in traced.items()}
+        local = {key: dim_size(d, at) or 0 for key, d in distinct.items()}
+        sizes = {n: tuple([local[id(d)] for d in dims]) for n, dims in traced.items()}
         if sizes in ran and not every_block:
             continue
         ran.append(sizes)

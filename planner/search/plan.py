@@ -19,7 +19,12 @@ from shardwright.planner.contract.plain_values import (
     is_plain,
     plain_value,
 )
-from shardwright.planner.contract.plan_file import ModelIdentity, ModulePlan, Plan
+from shardwright.planner.contract.plan_file import (
+    ModelIdentity,
+    ModulePlan,
+    Plan,
+    SolverReport,
+)
 from shardwright.planner.contract.traced_call import Draws, TracedCall
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.emit.drawing import drawing
@@ -56,7 +61,7 @@ T = TypeVar("T")
 def make_plan(
     task: Task, solution: Solution, modules: Mapping[str, ModulePlan], earlier: Sequence[Conflict]
 ) -> Plan:
-    """The plan of the whole model.
+    """The plan of the whole model, as it is tried: `finished` is what it is then.
 
     Args:
         task: What was planned.
@@ -72,7 +77,7 @@ def make_plan(
         like = used[task.unfolded.origin[use.used]]
         return reason_of(like, layouts, solution.possible)
 
-    plan = Plan(
+    return Plan(
         model=ModelIdentity(
             architecture=source.architecture,
             config_hash=source.config_hash,
@@ -95,10 +100,15 @@ def make_plan(
         ),
         opaque=without_rule(task.graph, task.axes),
         predicted=predicted(task, solution),
-        solver=solution.report,
+        solver=solution.unproven,
         pins=as_table(task.pins),
         versions={p: version(p) for p in ("torch", "transformers")},
     )
+
+
+def finished(task: Task, plan: Plan, report: SolverReport) -> Plan:
+    """A plan that passed its dry run, with how far it is proven and what it is not for; sealed."""
+    plan = plan.model_copy(update={"solver": report})
     if "train" in task.workload.phases and not any(call.training for call in plan.calls):
         plan = plan.noted(IN_EVAL_MODE)
     plan = plan.noted(BY_VALUE) if task.source.by_value else plan

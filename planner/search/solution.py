@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from shardwright.errors import InfeasibleError, SolverError, UsageError
 from shardwright.planner import solvers
@@ -75,18 +76,33 @@ class Solution:
     """A solution of the problem, not yet tried; `possible` says which tensors any could split.
 
     `layouts` are those of the folded graph, `unfolded` and `bill` speak of that of all blocks.
-    `optimum` is what the solvers said.
+    `optimum` is what the solvers said, `solver` who was asked, and `note` why not another.
     """
 
     layouts: Layouts
     unfolded: Layouts
     bill: Bill
     memory: Memory
-    report: SolverReport
     objective: Objective
     possible: dict[str, bool]
     pinned: Mapping[str, Pin]
     optimum: Optimum
+    solver: str
+    note: str
+
+    @property
+    def report(self) -> SolverReport:
+        """Who found it, and how far it is proven.
+
+        Raises:
+            SolverError: as `optimize` says of its proof, which may be made only now.
+        """
+        return reported(self.optimum, self.solver, self.note)
+
+    @property
+    def unproven(self) -> SolverReport:
+        """The same before anybody but backtracking is asked."""
+        return reported(replace(self.optimum, proven=lambda: False), "backtracking", "")
 
 
 def predicted(task: Task, solution: Solution) -> Prediction:
@@ -117,16 +133,20 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
     )
     stage("solve")
     room, aim = asked.room(task), asked.objective
+
+    @cache
+    def held(values: tuple[int, ...]) -> Memory:
+        return _held(task, formulation, values)
+
     try:
         optimum = within(
             room,
             lambda cap: optimize(
                 small, by, asked.seconds, cap, backup, movable=network.movable, objective=aim
             ),
-            lambda values: _held(task, formulation, values).total,
+            lambda values: held(values).total,
             lambda values: memory_in_words(
-                _held(task, formulation, values),
-                largest(task.graph, costs, network.assignment(tuple(values))),
+                held(values), largest(task.graph, costs, network.assignment(values))
             ),
         )
     except SolverError:
@@ -135,19 +155,20 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
         raise
     layouts = Layouts(task.graph, costs.states, network.assignment(optimum.assignment))
     unfolded, bill = checked(task, costs, layouts, optimum)
-    report = reported(optimum, asked.solver or solvers.DEFAULT, note)
+    solver = asked.solver or solvers.DEFAULT
     stage("emit")
-    memory = memory_of(task, bill, layouts, costs)
+    memory = held(optimum.assignment)
     price = byte_price_ns(optimum.byte_price)
     objective = Objective(name=aim, byte_price_ns=price, memory_bytes=room)
     can = possible(network, small)
-    return Solution(layouts, unfolded, bill, memory, report, objective, can, pinned, optimum)
+    given = layouts, unfolded, bill, memory, objective, can, pinned, optimum
+    return Solution(*given, solver, note)
 
 
-def _held(task: Task, formulation: Formulation, values: Sequence[int]) -> Memory:
+def _held(task: Task, formulation: Formulation, values: tuple[int, ...]) -> Memory:
     """Bytes that a rank of the whole model holds."""
     costs, network = formulation.costs, formulation.network
-    layouts = Layouts(task.graph, costs.states, network.assignment(tuple(values)))
+    layouts = Layouts(task.graph, costs.states, network.assignment(values))
     bill = unfolded_bill(task, unfolded_layouts(task, layouts), costs)
     return memory_of(task, bill, layouts, costs)
 
@@ -159,9 +180,10 @@ def possible(network: CostFunctionNetwork, small: Presolved) -> dict[str, bool]:
 
 def reported(optimum: Optimum, solver: str, note: str) -> SolverReport:
     """Who found the plan, and how far it is proven; where `solver` could not, that is noted."""
-    if not optimum.proven and solver != "backtracking":
+    proven = optimum.proven()
+    if not proven and solver != "backtracking":
         note = note or f"{solver} ran out of time: planned with the backtracking solver"
-    by = solver if optimum.proven else "backtracking"
+    by = solver if proven else "backtracking"
     return SolverReport(
         name=by,
         found_by=solver if optimum.better else "backtracking",

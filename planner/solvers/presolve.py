@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import contains
+from itertools import combinations
+from operator import contains, itemgetter
 
 from shardwright.planner.solvers.problem import Factor, Part, Problem, Row
 from shardwright.planner.solvers.reduction import Reduction
+from shardwright.planner.solvers.tables import pick, plus
+
+VALUES = itemgetter(0)
+"""Of a `Row`."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +106,12 @@ def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
         waiting.discard(i)
         factor = factors[i]
         inside = [domains[v] for v in factor.scope]
-        supported = _columns(factor)
+        supported = [*map(set, _columns(factor))]
         if not all(map(set.issubset, supported, inside)):
             factor.rows = [r for r in factor.rows if all(map(contains, inside, r.values))]
             if not factor.rows:
                 return False
-            supported = _columns(factor)
+            supported = [*map(set, _columns(factor))]
         for v, found in zip(factor.scope, supported, strict=True):
             if len(found) < len(domains[v]):
                 domains[v] = found
@@ -117,34 +122,39 @@ def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
     return True
 
 
-def _columns(factor: Factor) -> list[set[int]]:
-    """Per variable of a factor the values that its rows hold."""
-    return [set(column) for column in zip(*[r.values for r in factor.rows], strict=True)]
+def _columns(factor: Factor) -> list[tuple[int, ...]]:
+    """Per variable of a factor the value in each of its rows."""
+    return [*zip(*map(VALUES, factor.rows), strict=True)] or [()] * len(factor.scope)
 
 
 def _join(factors: list[Factor]) -> list[Factor]:
     """Join every factor into one whose variables include its own."""
     out: list[Factor] = []
     by_variable: dict[int, list[Factor]] = {}
+    guests: dict[int, list[Factor]] = {}
     for factor in sorted(factors, key=lambda f: -len(f.scope)):
-        if not factor.scope:
-            out.append(factor)
-            continue
-        hosts = by_variable.get(factor.scope[0], ())
+        hosts = by_variable.get(factor.scope[0], ()) if factor.scope else ()
         host = next((h for h in hosts if set(factor.scope) <= set(h.scope)), None)
-        if host is None:
-            out.append(factor)
-            for v in factor.scope:
-                by_variable.setdefault(v, []).append(factor)
+        if host is not None:
+            guests.setdefault(id(host), []).append(factor)
             continue
-        at = [host.scope.index(v) for v in factor.scope]
-        table = {r.values: r.costs for r in factor.rows}
-        host.rows = [
-            Row(r.values, tuple(a + b for a, b in zip(r.costs, table[key], strict=True)))
-            for r in host.rows
-            if (key := tuple(r.values[i] for i in at)) in table
-        ]
+        out.append(factor)
+        for v in factor.scope:
+            by_variable.setdefault(v, []).append(factor)
+    for host in out:
+        for factor in guests.get(id(host), ()):
+            host.rows = _joined(host, factor)
     return out
+
+
+def _joined(host: Factor, factor: Factor) -> list[Row]:
+    """The rows of a factor that another has too, which is over variables of it, at both costs."""
+    key = pick([host.scope.index(v) for v in factor.scope])
+    table = {r.values: r.costs for r in factor.rows}
+    if not any(map(any, table.values())):
+        return [r for r in host.rows if key(r.values) in table]
+    found = ((r, table.get(key(r.values))) for r in host.rows)
+    return [Row(r.values, plus(r.costs, more)) for r, more in found if more is not None]
 
 
 def _merge_once(
@@ -157,41 +167,42 @@ def _merge_once(
     replaced: dict[int, tuple[int, dict[int, int]]] = {}
     kept: set[int] = set()
     for factor in factors:
-        for i, u in enumerate(factor.scope):
-            for j in range(i + 1, len(factor.scope)):
-                v = factor.scope[j]
-                if u in replaced or v in replaced or len(domains[u]) != len(domains[v]):
-                    continue
-                pairs = {(r.values[i], r.values[j]) for r in factor.rows}
-                if len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}):
-                    keep, drop = (u, v) if v not in kept else (v, u)
-                    if drop in kept:
-                        continue
-                    replaced[drop] = (keep, dict(pairs) if drop == v else {b: a for a, b in pairs})
-                    kept.add(keep)
+        columns = _columns(factor)
+        for (u, first), (v, second) in combinations(zip(factor.scope, columns, strict=True), 2):
+            if u in replaced or v in replaced or len(domains[u]) != len(domains[v]):
+                continue
+            keep, drop = (u, v) if v not in kept else (v, u)
+            if drop in kept:
+                continue
+            pairs = {*zip(first, second, strict=True)}
+            if len(pairs) <= len(domains[u]) and len(pairs) == len({*first}) == len({*second}):
+                replaced[drop] = (keep, dict(pairs) if drop == v else {b: a for a, b in pairs})
+                kept.add(keep)
     for v in range(len(parent)):
         if parent[v] in replaced:
             keep, forward = replaced[parent[v]]
             maps[v] = {new: maps[v][old] for new, old in forward.items() if old in maps[v]}
             parent[v] = keep
+    inverse = {drop: {old: new for new, old in f.items()} for drop, (_, f) in replaced.items()}
     for factor in factors:
         if not any(v in replaced for v in factor.scope):
             continue
-        back = [
-            {old: new for new, old in replaced[v][1].items()} if v in replaced else None
-            for v in factor.scope
-        ]
         scope = tuple(replaced[v][0] if v in replaced else v for v in factor.scope)
         unique = tuple(dict.fromkeys(scope))
-        at = [scope.index(v) for v in unique]
+        take, again = pick([scope.index(v) for v in unique]), len(unique) < len(scope)
+        columns = [
+            map(inverse[v].get, column) if v in inverse else column
+            for v, column in zip(factor.scope, _columns(factor), strict=True)
+        ]
         rows = []
-        for row in factor.rows:
-            values = [
-                x if b is None else b.get(x, -1) for x, b in zip(row.values, back, strict=True)
-            ]
-            agree = all(values[k] == values[scope.index(v)] for k, v in enumerate(scope))
-            if agree and -1 not in values:
-                rows.append(Row(tuple(values[i] for i in at), row.costs))
+        for values, row in zip(zip(*columns, strict=True), factor.rows, strict=True):
+            if None in values:
+                continue
+            if again and any(
+                x != values[scope.index(v)] for v, x in zip(scope, values, strict=True)
+            ):
+                continue
+            rows.append(Row(take(values), row.costs))
         factor.scope, factor.rows = unique, rows
     return bool(replaced)
 

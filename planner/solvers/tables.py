@@ -43,6 +43,9 @@ def join(a: Table, b: Table, limit: int, plus: Plus = plus) -> Table | None:
     common = [v for v in a.scope if v in b.scope]
     extra = [v for v in b.scope if v not in a.scope]
     key_a, key_b = (pick([t.scope.index(v) for v in common]) for t in (a, b))
+    if tuple(common) == b.scope:
+        found = ((values, costs, b.rows.get(key_a(values))) for values, costs in a.rows.items())
+        return Table(scope, {v: plus(costs, more) for v, costs, more in found if more is not None})
     rest = pick([b.scope.index(v) for v in extra])
     both = (*a.scope, *extra)
     merge = pick([both.index(v) for v in scope])

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import contains
 
 from shardwright.planner.contract.transitions import Kind, kind_of
 from shardwright.planner.graph.axes import atoms_of
 from shardwright.planner.graph.graph import Op
 from shardwright.planner.strategies.cuts import covers
-from shardwright.planner.strategies.state import Shards, State, with_kinds
+from shardwright.planner.strategies.state import Shards, State, flagged, flags
 from shardwright.planner.strategies.states import States
 from shardwright.rules.notation import Dims, Expr, Rule, letters
 
@@ -39,18 +40,20 @@ def strategies(states: States, op: Op) -> list[Strategy]:
     domains = [set(states.domain(n)) for n in names]
     known = [{s.shards for s in domain} for domain in domains]
     rule = states.axes.rules.get(op.name)
+    given = states, op, rule
     found: dict[tuple[State, ...], Strategy] = {}
     for split in _op_splits(states, op, rule):
         shards = _shards(rule, split, len(names))
         if any(s not in k for s, k in zip(shards, known, strict=True)):
             continue
-        options = [_kinds(states, op, rule, split, shards, bit) for bit in states.sub.bits]
+        options = [
+            [[flags(kind, bit) for kind in kinds] for kinds in _kinds(*given, split, shards, bit)]
+            for bit in states.sub.bits
+        ]
         for chosen in product(*options):
-            row = tuple(
-                with_kinds(s, dict(zip(states.sub.bits, kinds, strict=True)))
-                for s, kinds in zip(shards, zip(*chosen, strict=True), strict=True)
-            )
-            if all(s in d for s, d in zip(row, domains, strict=True)):
+            pending = zip(*chosen, strict=True)  # per tensor its flags on each sub-axis
+            row = tuple([flagged(s, f) for s, f in zip(shards, pending, strict=True)])
+            if all(map(contains, domains, row)):
                 found.setdefault(row, Strategy(row, split))
     return list(found.values())
 

@@ -11,7 +11,7 @@ is a mask, and where there is one sub-axis all masks are 0 or 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from shardwright.planner.contract.transitions import GRAD_PARTIAL, Kind, kind_of
@@ -65,10 +65,15 @@ def mask_of(shards: Shards) -> int:
     return out
 
 
-def with_kinds(shards: Shards, kinds: Mapping[int, Kind]) -> State:
-    """The state with these shards that is of these kinds, per sub-axis."""
-    return State(
-        shards,
-        sum(bit for bit, kind in kinds.items() if kind == Kind.PARTIAL),
-        sum(bit for bit, kind in kinds.items() if kind in GRAD_PARTIAL),
-    )
+def flags(kind: Kind, bit: int) -> tuple[int, int]:
+    """The sub-axis as a mask if it is one that the value is Partial over, and the gradient."""
+    return bit * (kind is Kind.PARTIAL), bit * (kind in GRAD_PARTIAL)
+
+
+def flagged(shards: Shards, pending: Iterable[tuple[int, int]]) -> State:
+    """The state with these shards, and with the `flags` of each sub-axis."""
+    partial = grad_partial = 0
+    for value, gradient in pending:
+        partial |= value
+        grad_partial |= gradient
+    return State(shards, partial, grad_partial)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _DisableTorchDispatch  # pyright: ignore
 from torch._decomp import decomposition_table, meta_table
 from torch._library.simple_registry import singleton as registered
 from torch._ops import OpOverload
@@ -90,7 +91,7 @@ class OnMeta(FakeTensorMode):
             given = func, torch.get_default_dtype(), self._described(args, kwargs)
             if (kept := _kept.get(given)) is not None:
                 shape, stride, dtype = kept
-                with in_kernel_invocation_manager(self):
+                with _DisableTorchDispatch():
                     made = torch.empty_strided(shape, stride, dtype=dtype, device=META)
                 return FakeTensor(self, made, META)
             with in_kernel_invocation_manager(self):

@@ -17,6 +17,7 @@ from torch._decomp import _core_aten_decompositions_post_autograd
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from shardwright.planner.graph.marks import Draw
+from shardwright.planner.trace.arguments import mapped
 from shardwright.planner.trace.attention_rows import ROWS, by_rows
 from shardwright.planner.trace.boundaries import BOUNDARY
 from shardwright.planner.trace.data_dependent.loops import inner
@@ -64,17 +65,6 @@ def is_pure(op: Any) -> bool:
     return not (op._schema.is_mutable or any(r.alias_info for r in op._schema.returns))
 
 
-def mapped(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Arguments or results of an op, with their tensors changed; as `tree_map`, in less time."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {k: mapped(change, v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)([mapped(change, v) for v in value])
-    return value
-
-
 def _of_run(value: Any) -> bool:
     """Whether all tensors in there are those that model code sees, none what stands behind one."""
     if isinstance(value, torch.Tensor):
@@ -116,8 +106,12 @@ class Functional(FunctionalTensorMode):
         """`value`, or the tensor that model code sees for it."""
         if not isinstance(value, torch.Tensor):
             return value
-        with self:
-            return FunctionalTensor.to_functional(value)
+        with self:  # as `to_functional`, which would look for this mode and enter it again
+            shown = torch._to_functional_tensor(value)
+            torch._mirror_autograd_meta_to(value, shown)  # pyright: ignore
+            out = FunctionalTensor(shown, self)
+            torch._mirror_autograd_meta_to(shown, out)  # pyright: ignore
+        return out
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

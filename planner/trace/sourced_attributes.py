@@ -42,6 +42,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     try:
         yield provenance
     finally:
+        del top.__dict__["forward"]  # which holds all that was noted, in a circle
         for module, attributes, contents in undo:  # whatever a forward kept is gone as well
             module.__dict__.clear()
             module.__dict__.update(attributes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import networkx as nx
 from torch import nn
 
-from shardwright.planner.graph.as_networkx import as_networkx, sources
+from shardwright.planner.graph.as_networkx import sources
 from shardwright.planner.graph.graph import ATTENDS, Boundary, Graph, Op, SizeArgument, Slot
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.trace.expressions import evaluate
@@ -70,7 +71,9 @@ def prune_boundaries(graph: Graph) -> None:
     But keep a module's entrance where its own ops and modules within both take the tensor: a
     residual may become Partial there while the modules within take it as it was.
     """
-    flow = as_networkx(graph)
+    readers = Counter(name for op in graph.ops for name in {*op.inputs})
+    readers.update(source for source, _ in {(b.source, b.target) for b in graph.boundaries})
+    readers.update(stored for stored, _ in {(u.stored, u.used) for u in graph.uses})
     read_by_ops = {name for op in graph.ops for name in op.inputs}
     enters_again = {b.source for b in graph.boundaries if b.side == "in"}
     forks = {b.target for b in graph.boundaries if b.side == "in"} & read_by_ops & enters_again
@@ -79,7 +82,7 @@ def prune_boundaries(graph: Graph) -> None:
     makers = {b.target: _key(b) for b in graph.boundaries if b.module or b.side == "out"}
     before: dict[Key, set[Key | None]] = {}
     for boundary in graph.boundaries:
-        single = flow.out_degree(boundary.source) == 1 and boundary.source not in demanded
+        single = readers[boundary.source] == 1 and boundary.source not in demanded
         maker = makers.get(boundary.source) if single and boundary.target not in forks else None
         before.setdefault(_key(boundary), set()).add(maker)
     # A module does the same in each of its calls, so all of them must come behind the same

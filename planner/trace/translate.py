@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument, Tensor, Use
 from shardwright.planner.trace import boundaries as boundaries
+from shardwright.planner.trace.arguments import tensors_in
 from shardwright.planner.trace.data_dependent.loops import SAME
 from shardwright.planner.trace.expressions import SizeFact
 from shardwright.planner.trace.record import Call, Record
@@ -100,7 +100,7 @@ def _looped(record: Record, names: Mapping[int, str]) -> set[str]:
         for call in record.calls[loop.starts[0] : loop.stop] if loop.starts else ():
             if call.op is boundaries.BOUNDARY:
                 out.add(names.get(id(call.result), ""))
-            out |= {names[id(t)] for t in _tensors(call.args) if id(t) in parameters}
+            out |= {names[id(t)] for t in tensors_in(call.args) if id(t) in parameters}
     return out - {""}
 
 
@@ -109,9 +109,9 @@ def alive(calls: Sequence[Call], results: Iterable[torch.Tensor]) -> list[Call]:
     maker: dict[int, int] = {}
     needs: list[set[int]] = []
     for i, call in enumerate(calls):
-        taken = _tensors((call.args, dict(call.kwargs)))
+        taken = tensors_in((call.args, dict(call.kwargs)))
         needs.append({maker[id(t)] for t in taken if id(t) in maker})
-        maker.update({id(t): i for t in _tensors(call.result)})
+        maker.update({id(t): i for t in tensors_in(call.result)})
     found = {maker[id(t)] for t in results if id(t) in maker}
     for i in reversed(range(len(calls))):
         if i in found:
@@ -127,10 +127,6 @@ def trained(graph: Graph) -> list[Use]:
         for name in UPDATED.get(op.call.op, ())
     }
     return [use for use in graph.uses if use.used in changed]
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (t for t in tree_leaves(value) if isinstance(t, torch.Tensor))
 
 
 class _Translator:
@@ -223,7 +219,7 @@ class _Translator:
 
     def results(self, call: Call, name: str, differentiable: bool) -> list[str]:
         """Put the tensors that a call makes into the graph and return their names."""
-        sources = [self.name_of(t) for t in _tensors((call.args, dict(call.kwargs)))]
+        sources = [self.name_of(t) for t in tensors_in((call.args, dict(call.kwargs)))]
         differentiable &= any(self.graph.tensors[n].differentiable for n in sources) or (
             id(call.result) in self.carried  # what passes of a loop add to it is
         )

@@ -43,7 +43,7 @@ def test_all_solvers_prove_the_same_plan(kind: str, name: str, monkeypatch) -> N
     for optimum in found:
         assert optimum.optimal and optimum.objective == optimum.bound
         assert optimum.assignment == found[0].assignment
-    assert [optimum.proven for optimum in found] == [True, True, False]
+    assert [optimum.proven() for optimum in found] == [True, True, False]
     assert not any(optimum.better for optimum in found)  # than backtracking's own
     # Without a hint too: ties are broken by the objective, not by what a solver was told.
     problem = question(small.problem, found[0].byte_price, False)

@@ -203,7 +203,7 @@ def test_budgets_of_large_models_that_train() -> None:
 
 
 def optimum(values: tuple[int, ...]) -> Optimum:
-    return Optimum(values, (values[0],), 0, 0, 0, True, True, False, {})
+    return Optimum(values, (values[0],), 0, 0, 0, True, lambda: True, False, {})
 
 
 def test_the_solver_gets_less_where_the_rest_is_too_much() -> None:

@@ -2,7 +2,8 @@
 
 One worker is best: on 6 layers of a dense decoder it proved in 0.05 s what two workers, each with a
 search of its own, did not in 10 s. Probing, symmetries and a second presolve take half of the time
-and find nothing on these problems.
+and find nothing on these problems. With literals of several tables merged into cliques it branched
+where else the root proves: 1.1 s for 0.4 s on a mixture model over 16 ranks.
 """
 
 from __future__ import annotations
@@ -80,12 +81,14 @@ def solve(
     if asked is None:
         return Result("infeasible", None, 0)
     best, above = None if hint is None else tuple(hint), 0
+    told = None
     count, bits = asked.total.digits
     for k, place in enumerate(asked.places):
         if k:
             asked.model.model.minimize(place)
-        if best is not None:
+        if best is not None and best != told:
             asked.model.hint(best)
+            told = best
         status, found, bound = _ask(asked.model, end - time.monotonic())
         if found is not None or k == 0:  # a hint need not be an answer
             best = found
@@ -119,6 +122,7 @@ def _ask(model: PartModel, seconds: float) -> tuple[str, tuple[int, ...] | None,
     parameters.linearization_level = 2
     parameters.symmetry_level = parameters.cp_model_probing_level = 0
     parameters.max_presolve_iterations = 1
+    parameters.merge_at_most_one_work_limit = 0  # each row is said once: cliques of several mislead
     parameters.absolute_gap_limit = 0  # by default a gap that a float does not show is none
     status = solver.solve(model.model)
     if status == cp.MODEL_INVALID:

@@ -95,19 +95,20 @@ class PartModel:
 
     def hint(self, assignment: Sequence[int]) -> None:
         """Tell where to begin: what each integer and literal is under an assignment."""
-        model = self.model
-        model.clear_hints()
+        told: list[tuple[Any, int]] = []
         parts = zip(self.problem.parts, self.parts, self.values, assignment, strict=True)
         for meant, integers, literals, value in parts:
-            for part, integer in zip(meant, integers, strict=True):
-                model.add_hint(integer, part.values[value])
-            for x, literal in literals.items():
-                model.add_hint(literal, x == value)
+            told += [(i, part.values[value]) for part, i in zip(meant, integers, strict=True)]
+            told += [(literal, x == value) for x, literal in literals.items()]
         for factor, rows in zip(self.problem.factors, self.rows, strict=True):
             values = tuple(assignment[v] for v in factor.scope)
             if len(factor.scope) > 1:  # else they are those of the values
-                for literal, row in zip(rows, factor.rows, strict=True):
-                    model.add_hint(literal, row.values == values)
+                pairs = zip(rows, factor.rows, strict=True)
+                told += [(literal, row.values == values) for literal, row in pairs]
+        self.model.clear_hints()
+        hint = self.model.proto.solution_hint  # `add_hint` takes ten times as long
+        hint.vars.extend([of.index for of, _ in told])
+        hint.values.extend([int(is_now) for _, is_now in told])
 
     def read(self, value: Callable[[Any], int]) -> tuple[int, ...]:
         """The assignment that the integers of the parts say, where `value` tells each of them."""

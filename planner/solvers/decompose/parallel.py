@@ -1,8 +1,12 @@
-"""Tasks side by side, each but the first in a forked process: it has all that this one has."""
+"""Tasks side by side, each but the first in a forked process: it has all that this one has.
+
+But not where another thread than the main one solves: a fork has the locks that others hold.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -18,6 +22,8 @@ def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
     Raises:
         SolverError: a process ended without a result.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return [task() for task in tasks]
     context = multiprocessing.get_context("fork")
     running: list[tuple[Any, Connection]] = []
     for task in tasks[1:]:

@@ -20,10 +20,13 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from shardwright.planner.trace.arguments import mapped, tensors_in
 from shardwright.planner.trace.data_dependent.model_code import torch_goes_on
 
 MOST = 1 << 16
 """Elements from which on values are not kept: nobody looks for a few in there."""
+
+CPU = torch.device("cpu")
 
 aten = torch.ops.aten
 LIFTED = {aten.lift_fresh.default, aten.lift_fresh_copy.default}
@@ -48,7 +51,7 @@ class Known:
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fake: Callable[[], Any]
     ) -> tuple[Any, bool]:
         """What an op gives, and whether only values say so; else `fake` does."""
-        given = func in LIFTED or all(t in self._values for t in _tensors((args, kwargs)))
+        given = func in LIFTED or all(t in self._values for t in tensors_in((args, kwargs)))
         known = given and DRAWS not in func.tags and "empty" not in func.__name__
         try:
             out = fake()
@@ -67,7 +70,7 @@ class Known:
                 if goes_on is None:
                     raise
                 return goes_on, True
-            device = next(t.device for t in _tensors((args, kwargs)))
+            device = next(t.device for t in tensors_in((args, kwargs)))
             with self._fakes:
                 out = tree_map(lambda v: _like(v, device), made)
             self._keep(out, made)
@@ -79,7 +82,7 @@ class Known:
                 made = torch.full(tuple(out.shape), BELOW_ALL[func])
             self._keep(out, made)
             return out, False
-        small = known and sum(t.numel() for t in _tensors(out)) < MOST
+        small = known and sum(t.numel() for t in tensors_in(out)) < MOST
         made = self._computed(func, args, kwargs) if small else None
         if made is None:
             self._forget(func, args)
@@ -107,18 +110,17 @@ class Known:
         """The result on values; None if the CPU cannot compute it."""
 
         def real(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return self._values.get(value, value)
-            return torch.device("cpu") if isinstance(value, torch.device) else value
+            return self._values.get(value, value) if isinstance(value, Tensor) else CPU
 
+        kinds = Tensor, torch.device
         with on_data():
             try:
-                return func(*tree_map(real, tuple(args)), **tree_map(real, dict(kwargs)))
+                return func(*mapped(real, tuple(args), kinds), **mapped(real, dict(kwargs), kinds))
             except Exception:  # whatever a kernel raises: not every dtype has one
                 return None
 
     def _keep(self, out: Any, made: Any) -> None:
-        for name, value in zip(_tensors(out), _tensors(made), strict=True):
+        for name, value in zip(tensors_in(out), tensors_in(made), strict=True):
             self._values[name] = value
 
     def _forget(self, func: Any, args: Sequence[Any]) -> None:
@@ -135,17 +137,6 @@ def on_data() -> Iterator[None]:
     """Within, functions of tensors run as they do without any mode."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         yield
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in arguments or results, in order; every op asks for them."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
 
 
 def _writes(argument: Any) -> bool:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils._pytree import tree_leaves
 
+from shardwright.planner.trace.arguments import tensors_in
 from shardwright.rules.call import name_of
 
 SAME = {"detach", "lift_fresh_copy"}
@@ -89,8 +89,8 @@ def carried(
         if name_of(call.op) in SAME:
             first[id(call.result)] = one(call.args[0])
             continue
-        readers += [(i, one(t)) for t in _tensors((call.args, dict(call.kwargs)))]
-        maker |= {id(t): i for t in _tensors(call.result)}
+        readers += [(i, one(t)) for t in tensors_in((call.args, dict(call.kwargs)))]
+        maker |= {id(t): i for t in tensors_in(call.result)}
     readers += [(len(calls), one(t)) for t in results]
     was = {id(one(now)): one(before) for now, before in replaced}
     for loop in loops:
@@ -110,7 +110,3 @@ def carried(
                     raise ValueError("what a pass of a loop over data makes is read outside of it")
                 yield was[id(tensor)], tensor
                 tensor = was[id(tensor)]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    return (t for t in tree_leaves(value) if isinstance(t, Tensor))
