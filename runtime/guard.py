@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import (
+    peek_interpreter_stack,  # pyright: ignore[reportMissingImports]
+)
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
@@ -17,6 +20,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime.agreement import agree
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.facts import digest
+from shardwright.runtime.functional import as_one_function
 from shardwright.runtime.hooks import BEFORE_ALL, BEHIND_ALL, check_hooks_on_all
 from shardwright.runtime.local import placements
 from shardwright.runtime.newcomers import (
@@ -149,10 +153,13 @@ class GuardedRoot(Seeing):
             calls.changed = False
         if (BEFORE_ALL or BEHIND_ALL) and not torch.compiler.is_compiling():
             check_hooks_on_all()
+        forward = super().forward  # type: ignore[misc]
+        if peek_interpreter_stack() is not None and not torch.compiler.is_compiling():
+            forward = as_one_function(self, forward)
         running = calls.running
         outer, running.now = running.now, True
         try:
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+            return forward(*args, **kwargs)
         finally:
             running.now = outer
 
