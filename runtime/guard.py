@@ -41,9 +41,9 @@ class Guard:
     """What a split model was made of when it was last looked at."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = {
-            path: m for path, m in model.named_modules() if "_shardwright" in m.__dict__
-        }
+        every = dict(model.named_modules())
+        self.modules = {path: m for path, m in every.items() if "_shardwright" in m.__dict__}
+        self.classes = {path: type(m) for path, m in every.items()}
 
     def check(self, model: nn.Module) -> None:
         """Look whether what was put into the model since may stay.
@@ -162,6 +162,10 @@ class GuardedRoot(Seeing):
             return forward(*args, **kwargs)
         finally:
             running.now = outer
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        recipe = vars(self).get("_shardwright_recipe")
+        return super().__reduce_ex__(protocol) if recipe is None else recipe.reduced(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         out = super().__deepcopy__(memo)

@@ -4,7 +4,6 @@
 
 import copy
 import math
-import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -404,7 +403,6 @@ def test_functional_calls_are_those_of_the_unsplit_model() -> None:
             "'more' came",
         ),
         (lambda model: model.resize_token_embeddings(60), "resize them before"),
-        (pickle.dumps, "shardwright.save"),
         (nn.parallel.DistributedDataParallel, "fully_shard"),
         (lambda model: nn.utils.parametrizations.weight_norm(model.lm_head), "before"),
     ],
