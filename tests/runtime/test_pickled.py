@@ -134,6 +134,20 @@ def test_it_comes_back_as_it_was(make: Any, through: Any, sizes: dict[str, int])
     run_ranks(4 if "dp" in sizes else sizes["tp"], work, sizes)
 
 
+def test_all_of_a_state_dict_can_be_saved_whole() -> None:
+    """Buffers of which a state dict shows parts, too."""
+    base = made(Odd())
+    plan = planned(base, tp=2)
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        assert split.norm.running_mean.shape[0] < base.norm.running_mean.shape[0]
+        state = split.state_dict()
+        torch.testing.assert_close(full_tensors(split, state), {**base.state_dict()})
+
+    run_ranks(2, work)
+
+
 def test_it_is_read_where_there_is_no_such_mesh() -> None:
     base = made(llama())
     plan = planned(base, tp=2)
