@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch._C._functorch import (
     peek_interpreter_stack,  # pyright: ignore[reportMissingImports]
@@ -80,7 +81,7 @@ class Alone(Again, Interface):
         """
         if self.never is not None:
             raise UsageError(f"'{self.path}' is called by itself: {self.never}")
-        if peek_interpreter_stack() is not None:
+        if not torch.compiler.is_compiling() and peek_interpreter_stack() is not None:
             refuse(PART)
         self.called = True
         given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}

@@ -154,7 +154,7 @@ class GuardedRoot(Seeing):
         if (BEFORE_ALL or BEHIND_ALL) and not torch.compiler.is_compiling():
             check_hooks_on_all()
         forward = super().forward  # type: ignore[misc]
-        if peek_interpreter_stack() is not None and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and peek_interpreter_stack() is not None:
             forward = as_one_function(self, forward)
         running = calls.running
         outer, running.now = running.now, True
