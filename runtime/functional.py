@@ -153,11 +153,11 @@ class _Backward(torch.autograd.Function):
         refuse("twice: collectives have no second derivatives")
 
     @staticmethod
-    def jvp(*_: Any) -> NoReturn:
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
         refuse(f"by anything but {KNOWN}")
 
     @staticmethod
-    def vmap(*_: Any) -> NoReturn:
+    def vmap(info: Any, in_dims: Any, *_: Any) -> NoReturn:
         refuse(f"by anything but {KNOWN}")
 
 

@@ -133,14 +133,16 @@ def called_twice(model: Any) -> Any:
 
 def products(model: Any) -> Any:
     """Two products with one Jacobian, and what was computed, which nobody differentiates."""
-    out, product = vjp(lambda p, x: functional_call(model, p, (x,)).up, named(model), EMBEDS)
+    found: Any = vjp(lambda p, x: functional_call(model, p, (x,)).up, named(model), EMBEDS)
+    out, product = found
     return out, product(torch.ones_like(out)), product(out)
 
 
 def beside_autograd(model: Any) -> Any:
     """What `vjp` gave is a function of parameters outside of it, too."""
     model.zero_grad()
-    out, product = vjp(lambda x: model(x).up, EMBEDS)
+    result: Any = vjp(lambda x: model(x).up, EMBEDS)
+    out, product = result
     wave(out).backward()
     found = {n: p.grad for n, p in model.named_parameters()}
     return product(out.detach()), found

@@ -1,5 +1,5 @@
 """A split model that is pickled, or saved by torch: each rank gets its part again."""
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false
 
 import copy
 import io
@@ -27,7 +27,7 @@ from tests.ranks import run_ranks
 
 IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 X = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(2)).double()
-SMALL = {"vocab_size": 50, "num_hidden_layers": 1, "pad_token_id": 0}
+SMALL: dict[str, Any] = {"vocab_size": 50, "num_hidden_layers": 1, "pad_token_id": 0}
 
 
 class Odd(nn.Module):
@@ -37,7 +37,7 @@ class Odd(nn.Module):
         super().__init__()
         self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
         self.up, self.norm, self.down = nn.Linear(32, 48), nn.BatchNorm1d(48), nn.Linear(48, 32)
-        self.down.around = (self,)
+        vars(self.down)["around"] = (self,)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, rows, 32] -> the same."""
@@ -47,7 +47,7 @@ class Odd(nn.Module):
 
 def llama() -> Any:
     """Heads that two ranks do not divide, and attributes that become local."""
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 36}
+    heads: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 36}
     return LlamaForCausalLM(LlamaConfig(**heads, intermediate_size=48, **SMALL))
 
 
@@ -58,7 +58,7 @@ def gpt2() -> Any:
 
 def phi3() -> Any:
     """A fused weight, of which ranks share rows, over two sub-axes of four ranks."""
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
     return Phi3ForCausalLM(Phi3Config(**heads, intermediate_size=48, **SMALL))
 
 
