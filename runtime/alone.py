@@ -13,11 +13,16 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch._C._functorch import (
+    peek_interpreter_stack,  # pyright: ignore[reportMissingImports]
+)
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.runtime.caches import Caches
+from shardwright.runtime.functional import PART, refuse
 from shardwright.runtime.interface import Again, Interface, table
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.proven import Proven
@@ -72,10 +77,12 @@ class Alone(Again, Interface):
         And those that it `keeps` for modules within, as they lie around it in the model.
 
         Raises:
-            UsageError: the module may not be called by itself.
+            UsageError: the module may not be called by itself, or not within torch.func.
         """
         if self.never is not None:
             raise UsageError(f"'{self.path}' is called by itself: {self.never}")
+        if not torch.compiler.is_compiling() and peek_interpreter_stack() is not None:
+            refuse(PART)
         self.called = True
         given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}
         keep = self.change(self.around, "in", "in")

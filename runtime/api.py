@@ -35,6 +35,7 @@ from shardwright.runtime.loops.adapting import is_adapted, save_adapters
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.own_rows import WHOLE, own_rows_wanted, take_own_rows
 from shardwright.runtime.parameters import LocalTensors, distribute
+from shardwright.runtime.pickled import Recipe
 from shardwright.runtime.processes import device_mesh_for, end_in_order, pick_device
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import wrap_root
@@ -291,8 +292,10 @@ def _unedited(plan: Plan | str | Path) -> Plan:
 def _split(model: nn.Module, plan: Plan, mesh: Mesh) -> Mesh:
     """Split `model` over `mesh`, which is given back with groups for the plan's sub-axes."""
     mesh = mesh.with_sub_axes(plan.sub_axes)
+    recipe = Recipe(plan, {path: type(module) for path, module in model.named_modules()}, _split)
     apply_modules(model, plan, mesh)
     model._shardwright_mesh = mesh  # type: ignore[assignment]
+    model._shardwright_recipe = recipe  # type: ignore[assignment]
     if debug.wanted():
         debug.watch(model, mesh.process_groups(plan.mesh.keys() - {*plan.batch_dims}))
     return mesh

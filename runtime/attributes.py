@@ -28,23 +28,39 @@ def set_local(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
     Raises:
         PlanError: there is no such attribute, or its value is not the whole size of `dim`.
     """
+    whole, local = _sizes(path, dim, mesh)
+    _replaced(module, path.split("."), (whole, local), path)
+
+
+def set_whole(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
+    """The inverse of `set_local`.
+
+    Raises:
+        PlanError: the value of the attribute is not the local size of `dim`.
+    """
+    whole, local = _sizes(path, dim, mesh)
+    _replaced(module, path.split("."), (local, whole), path)
+
+
+def _sizes(path: str, dim: str, mesh: Mesh) -> tuple[int, int]:
+    """The whole and the local size of `dim`, as which the plan has attribute `path`."""
     (parsed,) = parse(dim).dims
-    local = dim_size(parsed, mesh.coords)
-    if local is None:
+    whole, local = dim_size(parsed), dim_size(parsed, mesh.coords)
+    if whole is None or local is None:
         raise PlanError(f"attribute '{path}' cannot be set to '{dim}', a size not known yet")
-    _replaced(module, path.split("."), (dim_size(parsed), local), path)
+    return whole, local
 
 
-def _replaced(owner: Any, keys: list[str], sizes: tuple[int | None, int], path: str) -> Any:
-    """`owner` with what stands at `keys` replaced, of the whole and the local size given."""
-    whole, local = sizes
+def _replaced(owner: Any, keys: list[str], sizes: tuple[int, int], path: str) -> Any:
+    """`owner` with what stands at `keys` replaced: the first of two sizes by the second."""
+    old, new = sizes
     if not keys:
         if isinstance(owner, bool) or not isinstance(owner, int):
             kind = type(owner).__name__
             raise PlanError(f"attribute '{path}' is a {kind}: a plan may replace plain sizes only")
-        if owner != whole:
-            raise PlanError(f"attribute '{path}' is {owner}; the plan is for {whole}")
-        return local
+        if owner != old:
+            raise PlanError(f"attribute '{path}' is {owner}; the plan is for {old}")
+        return new
     key, rest = keys[0], keys[1:]
     if isinstance(owner, (list, tuple)):
         items = [

@@ -108,8 +108,10 @@ def _failure(
         if name not in held:
             return PlanError(f"the model has no parameter or buffer '{name}'")
         own = held[name].shape
-        if mesh is not None and name in placed and not isinstance(value, DTensor):
-            own = torch.Size(n or 0 for n in placed[name].local_shape(mesh.coords))
+        if mesh is not None and name in placed:
+            at = placed[name]
+            sizes = at.shape if isinstance(value, DTensor) else at.local_shape(mesh.coords)
+            own = torch.Size(n or 0 for n in sizes)
         if not _is_scalar(value) and value.shape != own:
             return PlanError(
                 f"the tensor for '{name}' has shape {list(value.shape)}; "

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import (
+    peek_interpreter_stack,  # pyright: ignore[reportMissingImports]
+)
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
@@ -17,6 +20,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime.agreement import agree
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.facts import digest
+from shardwright.runtime.functional import as_one_function
 from shardwright.runtime.hooks import BEFORE_ALL, BEHIND_ALL, check_hooks_on_all
 from shardwright.runtime.local import placements
 from shardwright.runtime.newcomers import (
@@ -38,9 +42,9 @@ class Guard:
     """What a split model was made of when it was last looked at."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = {
-            path: m for path, m in model.named_modules() if "_shardwright" in m.__dict__
-        }
+        every = dict(model.named_modules())
+        self.modules = {path: m for path, m in every.items() if "_shardwright" in m.__dict__}
+        self.classes = {path: type(m) for path, m in every.items()}
         self.settings = Settings(model)
 
     def check(self, model: nn.Module) -> None:
@@ -157,14 +161,21 @@ class GuardedRoot(Seeing):
             settings.keep_configs()
         if (BEFORE_ALL or BEHIND_ALL) and not compiling:
             check_hooks_on_all()
+        forward = super().forward  # type: ignore[misc]
+        if not compiling and peek_interpreter_stack() is not None:
+            forward = as_one_function(self, forward)
         running = calls.running
         outer, running.now = running.now, True
         try:
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+            return forward(*args, **kwargs)
         finally:
             running.now = outer
             if not compiling and settings.configs_changed():
                 settings.keep_configs()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        recipe = vars(self).get("_shardwright_recipe")
+        return super().__reduce_ex__(protocol) if recipe is None else recipe.reduced(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         out = super().__deepcopy__(memo)

@@ -47,6 +47,12 @@ def check_hooks_on_all() -> None:
             )
 
 
+def is_hooked(module: Any) -> bool:
+    """Whether somebody has put hooks on `module`: those of torch and transformers do not count."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(not _trusted(hook) for kind in kinds for hook in getattr(module, kind).values())
+
+
 class Hooked(Copied):
     """Mixin in front of the class of a module."""
 

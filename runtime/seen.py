@@ -24,6 +24,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime import overlap
 from shardwright.runtime.attributes import SIZES
 from shardwright.runtime.dtensors import axes_of, check_own, cut
+from shardwright.runtime.functional import PART, refuse
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.replicas import Copies
 from shardwright.runtime.running import Running
@@ -139,10 +140,7 @@ def _seen(name: str, used: bool) -> property:
             return stored
         if type(stored) is not DTensor:
             if is_functorch_wrapped_tensor(stored):
-                raise UsageError(
-                    "torch.func cannot transform a split model, whose ranks talk to each other on "
-                    "the way: take gradients with backward() or torch.autograd.grad"
-                )
+                refuse(PART)
             raise UsageError(
                 f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
                 "was split: change its values in place, or change the model before it is split"

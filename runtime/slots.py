@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from shardwright.errors import PlanError
 
 Keys = tuple[str, ...]
+Kinds = type | tuple[type, ...]
 
 
 def keys_of(slot: str) -> Keys:
@@ -94,27 +95,33 @@ def replace(value: Any, keys: Keys, change: Callable[[Tensor], Any]) -> Any:
     raise PlanError(f"'{key}' cannot be found in a {type(value).__name__}")
 
 
-def map_slots(value: Any, slot: str, change: Callable[[Tensor, str], Any]) -> Any:
-    """`value` with `change(tensor, slot)` in place of every tensor in it.
+def map_slots(
+    value: Any,
+    slot: str,
+    change: Callable[[Any, str], Any],
+    kinds: type | tuple[type, ...] = Tensor,
+) -> Any:
+    """`value` with `change(tensor, slot)` for every tensor in it, or all that is of `kinds`.
 
     Slots of nested values are joined by dots; containers that are neither tuples, lists, dicts nor
     dataclasses (a key-value cache) are left alone.
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, kinds):
         return change(value, slot)
+
+    def within(part: Any, key: object) -> Any:
+        return map_slots(part, joined(slot, key), change, kinds)
+
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
-        pairs = zip(value._fields, value, strict=True)  # type: ignore[attr-defined]
-        return type(value)(*(map_slots(v, joined(slot, k), change) for k, v in pairs))
+        return type(value)(*map(within, value, value._fields))  # type: ignore[attr-defined]
     if isinstance(value, (tuple, list)):
-        items = (map_slots(v, joined(slot, i), change) for i, v in enumerate(value))
-        return type(value)(items)
+        return type(value)(within(v, i) for i, v in enumerate(value))
     if type(value) is dict or _is_output(value):
-        new = {k: map_slots(v, joined(slot, k), change) for k, v in value.items()}
+        new = {k: within(v, k) for k, v in value.items()}
         return type(value)(**new) if _is_output(value) else new
     if _is_record(value):
         names = (f.name for f in dataclasses.fields(value) if hasattr(value, f.name))
-        found = {n: map_slots(getattr(value, n), joined(slot, n), change) for n in names}
-        return _with(value, found)
+        return _with(value, {n: within(getattr(value, n), n) for n in names})
     return value
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from benchmarks.compare import weighing_loss
-from benchmarks.uses.subject import MAKING, Subject, Unfit, use
+from benchmarks.uses.subject import MAKING, Subject, Unfit, tensors, use, weigh
+from shardwright.runtime.gather import full_tensors
 
 
 @use()
@@ -67,8 +68,12 @@ def torch_save_for_the_whole(s: Subject) -> Any:
 
 @use(may_refuse=True)
 def pickled(s: Subject) -> Any:
-    """`pickle` of the model."""
-    return replace(s, model=pickle.loads(pickle.dumps(s.model))).call()
+    """`pickle` of the model, on each rank: its outputs, and its parameters' gradients."""
+    model = pickle.loads(pickle.dumps(s.model))
+    out = replace(s, model=model).call()
+    weigh(out).backward()
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return [tensors(out), full_tensors(model, grads)]
 
 
 @use(may_refuse=True)
