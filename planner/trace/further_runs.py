@@ -85,6 +85,7 @@ def decoded(
     if grows is None or not (SWITCH in inputs or _switch(module, SWITCH)):
         return []
     filling = [_run({**given, SWITCH: True}) for given in (*(b.kwargs for b in before), inputs)]
+    filling = [run._replace(fills=decoding.only_taken(module)) for run in filling]
     given, found = {**inputs, **padding(module, inputs)}, [(*filling, *before)]
     for n, several in enumerate(tokens):
         steps = [*decoding.steps(given, grows, several, sum(tokens[:n]))]

@@ -249,10 +249,31 @@ def test_a_plan_that_a_step_forbids_is_refused() -> None:
 
 def test_embeddings_are_proven_where_no_cache_is_left() -> None:
     """Elsewhere they are a step's."""
-    _, model = zoo.build("recurrent_gemma")
+    _, model = zoo.build("bert", kind="masked")
     calls = planning.plan(model, tp=2).calls
     assert not any(call.state for call in calls)
     assert [c.inputs for c in calls if "inputs_embeds" in c.inputs] == [["inputs_embeds"]]
+
+
+def test_a_cache_that_a_model_takes_and_does_not_give_out() -> None:
+    """`generate` keeps it; this one keeps more of what it goes on with, as attributes."""
+    _, model = zoo.build("recurrent_gemma")
+    model = model.double().eval()
+    plan = planning.plan(model, tp=2)
+    assert {(*call.state.items(),) for call in plan.calls if call.state}
+    want = copy.deepcopy(model).generate(ids(5), max_new_tokens=4, do_sample=False)
+    scores = copy.deepcopy(model)(ids(6), use_cache=False).logits
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            local(ids(6)[:, :5], past_key_values=cache, use_cache=True)
+            got = local(ids(6)[:, 5:], past_key_values=cache, use_cache=True).logits
+        torch.testing.assert_close(got[:, 0], scores[:, -1], rtol=0, atol=1e-6)
+        assert torch.equal(local.generate(ids(5), max_new_tokens=4, do_sample=False), want)
+
+    run_ranks(2, work)
 
 
 def test_embeddings_are_proven_where_a_step_takes_one_token_alone() -> None:
