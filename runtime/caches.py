@@ -3,8 +3,8 @@
 What ranks put into a cache is what they get back: keys and values of their own heads. Between two
 calls of the model each object in a cache that holds tensors has a class in front of its own, that
 hands these out as what nobody can compute with (`cached_part.py`), takes none in, and lets methods
-(`crop`, `reorder_cache`) do what they do on this rank's part. Within a call it has its own class, so
-that nothing there takes longer.
+(`crop`, `reorder_cache`) do what they do on this rank's part. Within a call it has its own class,
+so that nothing there takes longer.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class States:
         self.pairs += [(before, now) for before, now in found if before is not None]
 
     def _found(self, state: State) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors in `state` and, if there is one, in attributes of modules, with their slots."""
+        """The tensors in `state`, and beside one in attributes of modules, with their slots."""
         yield from _tensors(state)
         for path, module in self.root.named_modules() if state else ():
             kept = {name: v for name, v in vars(module).items() if isinstance(v, torch.Tensor)}

@@ -116,7 +116,9 @@ def test_nobody_takes_a_part_of_a_cache_for_the_whole() -> None:
             for look in (torch.sum, len, copy.deepcopy, lambda keys: keys.shape[1]):
                 with pytest.raises(UsageError, match="a cache of a split model"):
                     look(layer.keys[0])
-            sorted_out = DynamicCache([(torch.stack([k[1]]), v[1][None].cpu()) for k, v, _ in cache])
+            sorted_out = DynamicCache(
+                [(torch.stack([k[1]]), v[1][None].cpu()) for k, v, _ in cache]
+            )
             assert sorted_out.get_seq_length() == 5
             with pytest.raises(UsageError, match="filled by another model"):
                 local(ids(1), past_key_values=sorted_out)

@@ -3,7 +3,8 @@
 It is traced as if the code never did: as a pass of a loop that may be made or not (`loops.py`).
 That is as right as both ways where nothing else depends on which was taken: names that are assigned
 there are read nowhere else, or stand for a tensor like the one that they stood for before; and of
-these, as of tensors changed in place there, the state before and after is the same. Where code asks few such questions it is rather run both ways (`branch_paths.py`).
+these, as of tensors changed in place there, the state before and after is the same. Where code asks
+few such questions it is rather run both ways (`branch_paths.py`).
 """
 
 from __future__ import annotations
