@@ -35,7 +35,8 @@ FACTS: frozenset[Any] = frozenset(
 )
 """They are told of a part as of the whole."""
 
-SIZES: frozenset[Any] = frozenset({Tensor.shape.__get__, Tensor.numel, Tensor.size, Tensor.dim})
+_SHAPE: Any = Tensor.shape
+SIZES: frozenset[Any] = frozenset({_SHAPE.__get__, Tensor.numel, Tensor.size, Tensor.dim})
 """They are told to the code of caches."""
 
 

@@ -8,7 +8,6 @@ gradient each rank keeps what it holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -31,14 +30,13 @@ def whole_layer(module: nn.Module, own: type) -> nn.Module | None:
     DTensors over those ranks alone (modules in it, buffers, what a style set up for its part).
     """
     calls = vars(module).get("_shardwright_calls")
-    stored = {n: p for n, p in module._parameters.items() if p is not None}
+    stored: dict[str, Any] = {n: p for n, p in module._parameters.items() if p is not None}
     more = any(module._modules) or any(module._buffers) or hasattr(type(module), "set_up")
     if more or calls is None or not all(map(calls.has, stored.values())):
         return None
     found = object.__new__(own)
     vars(found).update({n: v for n, v in vars(module).items() if not n.startswith(OURS)})
-    parameters: Mapping[str, Any] = stored
-    whole = {name: parameter.full_tensor() for name, parameter in parameters.items()}
+    whole = {name: parameter.full_tensor() for name, parameter in stored.items()}
     vars(found)["_parameters"] = {**module._parameters, **whole}
     if "weight" in whole:
         set_sizes(found, tuple(whole["weight"].shape))

@@ -121,10 +121,12 @@ def trace_folded(
             continue
         try:
             with shortened(module, stacks):
-                shared = shared_beyond(module, stacks, owners)
+                graph, shared = traced(source), shared_beyond(module, stacks, owners)
                 try:
-                    folding = fold(traced(source), stacks, shared)
+                    folding = fold(graph, stacks, shared)
                 except Idle:
+                    if not any(answers for _, answers in graph.branch_paths):
+                        raise
                     folding = fold(traced(source, skips=True), stacks, shared)
             return folding, unfold(folding)
         except Unfoldable:

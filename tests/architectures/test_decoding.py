@@ -259,8 +259,7 @@ def test_embeddings_are_proven_where_no_cache_is_left() -> None:
 
 def test_a_cache_that_a_model_takes_and_does_not_give_out() -> None:
     """`generate` keeps it; this one keeps more of what it goes on with, as attributes."""
-    _, model = zoo.build("recurrent_gemma")
-    model = model.double().eval()
+    model: Any = zoo.build("recurrent_gemma")[1].double().eval()
     plan = planning.plan(model, tp=2)
     assert {(*call.state.items(),) for call in plan.calls if call.state}
     want = copy.deepcopy(model).generate(ids(5), max_new_tokens=4, do_sample=False)

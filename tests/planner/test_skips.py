@@ -207,6 +207,8 @@ def test_a_folded_stack() -> None:
 class Dropped(nn.Module):
     """Blocks that data has it go around, each for itself: `LayerDrop` by what all ranks read."""
 
+    limits: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Residual() for _ in range(4))
@@ -233,6 +235,19 @@ class Passed(Dropped):
         return self.last(x)
 
 
+class Flagged(Dropped):
+    """The same by a flag."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            skips = False
+            if self.limits[i] > 0.3 + x.detach().abs().clamp(max=0.1).amax():
+                skips = True
+            if not skips:
+                x = layer(x)
+        return self.last(x)
+
+
 class Widened(Dropped):
     """What it goes around may give more numbers: code behind it would see."""
 
@@ -253,7 +268,7 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("tp", [2, 3])
-@pytest.mark.parametrize("kind", [Dropped, Passed])
+@pytest.mark.parametrize("kind", [Dropped, Passed, Flagged])
 def test_blocks_that_code_goes_around(kind: type[Dropped], tp: int) -> None:
     made = kind().double().eval()
     plan = planned(made, features(WIDTH), tp)

@@ -36,7 +36,8 @@ ENDS = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 class Skip(NamedTuple):
     """A test, the answer with which code does not skip, and the lines that it would skip.
 
-    In these the names `handed` are assigned anew, and code outside of them may read one.
+    In these the names `handed` are assigned anew, and code outside of them may read one. Where the
+    test is `ahead` of them it sets a flag, that another asks for right before them.
     """
 
     test: ast.expr
@@ -44,6 +45,7 @@ class Skip(NamedTuple):
     first: int
     last: int
     handed: frozenset[str]
+    ahead: bool = False
 
 
 @dataclass
@@ -55,6 +57,8 @@ class Open:
     loop: Loop
     before: dict[str, Tensor]
     """What the names stood for that it hands on."""
+    waits: bool
+    """Whether code did not get to it yet."""
 
 
 class Skips:
@@ -80,7 +84,8 @@ class Skips:
         self.settle()
         before = {name: inner(names[name]) for name in skip.handed}
         alike = rows is None and bool(before)  # a length may be that of what a rank selects
-        self.open.append(Open(frame, skip, Loop(None, [self.now()], alike=alike), before))
+        loop = Loop(None, [self.now()], alike=alike)
+        self.open.append(Open(frame, skip, loop, before, skip.ahead))
         return skip.answer if rows is None else True
 
     def settle(self) -> None:
@@ -89,7 +94,9 @@ class Skips:
             running = _frames()
             for one in list(self.open):
                 line = one.frame.f_lineno if one.frame in running else 0
-                if not one.skip.first <= line <= one.skip.last:
+                within = one.skip.first <= line <= one.skip.last
+                one.waits &= not within and one.skip.test.lineno <= line < one.skip.first
+                if not (within or one.waits):
                     self._close(one)
 
     def ended(self) -> list[Loop]:
@@ -146,6 +153,8 @@ def _skip(
     known: Mapping[str, bool],
     of_lengths: bool,
 ) -> Skip | None:
+    if (skip := _by_flag(function, node, tensors, known)) is not None:
+        return skip
     around = [loop for loop in own(function.body) if isinstance(loop, LOOPS) and _in(node, loop)]
     loop = around[-1] if around else None
     ends_pass = len(node.body) == 1 and isinstance(node.body[0], ast.Continue)
@@ -166,6 +175,41 @@ def _skip(
             return None
         answer = found
     return Skip(node.test, answer, first, last, _handed(function, node, loop, ends_pass, tensors))
+
+
+def _by_flag(
+    function: ast.FunctionDef, node: ast.If, tensors: Collection[str], known: Mapping[str, bool]
+) -> Skip | None:
+    """What `node` has other code go around by a flag that it sets; None where it does otherwise.
+
+    The flag is asked for once, by that code's own test.
+
+    Raises:
+        Refused: that code hands on more than tensors.
+    """
+    match node:
+        case ast.If(
+            body=[ast.Assign(targets=[ast.Name(id=flag)], value=ast.Constant(bool(value)))]
+        ):
+            answer = truth(node.test, False)
+        case _:
+            return None
+    reads = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == flag]
+    reads = [name for name in reads if isinstance(name.ctx, ast.Load)]
+    tests = [n for n in own(function.body) if isinstance(n, ast.If) and n.lineno > node.lineno]
+    asking = [n for n in tests if reads and _in(reads[0], n.test)]
+    if node.orelse or answer is None or len(reads) != 1 or len(asking) != 1:
+        return None
+    (rest,) = asking
+    wanted, test = True, rest.test
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        wanted, test = not wanted, test.operand
+    ends = any(isinstance(n, ENDS) for n in own(rest.body))
+    if test is not reads[0] or rest.orelse or ends or not known.get(flag) is wanted is not value:
+        return None
+    first, last = rest.body[0].lineno, rest.body[-1].end_lineno or 0
+    handed = _handed(function, rest, None, False, tensors)
+    return Skip(node.test, answer, first, last, handed, ahead=True)
 
 
 def _asked(test: ast.expr, known: Mapping[str, bool]) -> ast.expr:
