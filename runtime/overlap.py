@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from shardwright.runtime.collectives import begin_all_reduce
 from shardwright.runtime.mesh import Group
+from shardwright.runtime.writable import writable
 
 
 class _Last(threading.local):
@@ -128,7 +129,7 @@ class _Linear(Function):
         """What `F.linear` gives."""
         ctx.save_for_backward(x, weight)
         ctx.reader = reader
-        return F.linear(x, weight, bias)
+        return writable(F.linear(x, weight, bias), x)
 
     @staticmethod
     def backward(  # type: ignore[override]
