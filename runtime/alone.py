@@ -25,6 +25,7 @@ from shardwright.runtime.caches import Caches
 from shardwright.runtime.functional import PART, refuse
 from shardwright.runtime.interface import Again, Interface, table
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.never_run import never_ran, whole_layer
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.shown import Shown
 from shardwright.runtime.slots import map_slots, returned
@@ -61,6 +62,8 @@ class Alone(Again, Interface):
         """Of the model that the module is in."""
         self.as_first: AsFirst | None = None
         """What is done first where the module may draw random numbers."""
+        self.own = type(module) if leaf and never_ran(spec) else None
+        """The class of a layer that no proven call ran."""
         self.never: str | None = None
         """Why the module may not be called by itself, where it may not."""
 
@@ -88,6 +91,11 @@ class Alone(Again, Interface):
         keep = self.change(self.around, "in", "in")
         kept = {n: map_slots(given[n], n, keep) for n in keeps if n in given}
         return *self.changed(args, kwargs, self.takes, "in"), kept
+
+    def unrun(self, module: nn.Module) -> nn.Module | None:
+        """`module` with whole parameters, if it is a layer that no proven call ran; else None."""
+        may = self.own is not None and self.never is None
+        return whole_layer(module, self.own) if may else None  # type: ignore[arg-type]
 
     def caches(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], caches: Caches

@@ -2,8 +2,9 @@
 
 What ranks put into a cache is what they get back: keys and values of their own heads. Between two
 calls of the model each object in a cache that holds tensors has a class in front of its own, that
-does not hand these out or in, and lets methods (`crop`, `reorder_cache`) do what they do on this
-rank's part. Within a call it has its own class, so that nothing there takes longer.
+hands these out as what nobody can compute with (`cached_part.py`), takes none in, and lets methods
+(`crop`, `reorder_cache`) do what they do on this rank's part. Within a call it has its own class,
+so that nothing there takes longer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import UsageError
+from shardwright.runtime.cached_part import PART, shown
 from shardwright.runtime.slots import is_own, leaves, named
 from shardwright.runtime.subclasses import subclass_with
 
@@ -30,11 +32,6 @@ OWN = "_shardwright_own"
 
 SEEN = "_shardwright_seen"
 """The attribute by which a cache knows where what is hidden was when it was hidden."""
-
-PART = (
-    "a cache of a split model holds what this rank computes with, its heads, and no rank has all: "
-    "take keys, values and states from the unsplit model"
-)
 
 
 class Caches:
@@ -261,9 +258,8 @@ def _front(own: type) -> type:
 
 def _hidden(name: str) -> property:
     def get(self: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return self.__dict__[name]
-        raise UsageError(f"'{name}': {PART}")
+        value = self.__dict__[name]
+        return value if torch.compiler.is_compiling() else shown(value, vars(type(self))[OWN])
 
     def put(self: Any, value: Any) -> None:
         if not torch.compiler.is_compiling():

@@ -221,6 +221,8 @@ class LocalModule(Hooked):
                 alone.proven.check_modes(self.modules(), alone.path)  # type: ignore[attr-defined]
             if alone.as_first is not None:
                 alone.as_first(self)
+            if (layer := alone.unrun(self)) is not None:
+                return layer.forward(*args, **kwargs)
             return state.alone_with(super().forward, args, kwargs)  # type: ignore[misc]
         trains = torch.is_grad_enabled()
         idle_in, idle_out = state.idle

@@ -24,6 +24,10 @@ class Unfoldable(Exception):
     """The blocks are not as alike as they are made; the model must be traced whole."""
 
 
+class Idle(Unfoldable):
+    """A block does nothing in some call: it may be gone around."""
+
+
 @dataclass
 class Segment:
     """What the graph holds of one traced block.
@@ -225,7 +229,7 @@ def _cut(items: Sequence[Item], row: Sequence[Segment]) -> None:
     for segment in row:
         at = [i for i, place in enumerate(places) if place == segment.place]
         if not at:
-            raise Unfoldable(f"block {segment.module} does nothing")
+            raise Idle(f"block {segment.module} does nothing")
         spans.append((at[0], at[-1] + 1))
     gaps = {b[0] - a[1] for a, b in zip(spans, spans[1:], strict=False)}
     if len(gaps) != 1 or min(gaps) < 0:

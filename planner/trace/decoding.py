@@ -7,11 +7,13 @@ what a step leaves lies as what it found: then the next step is as this one.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, get_args, get_type_hints
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwright.planner.contract.names import MASKS
 
@@ -23,6 +25,9 @@ GROWING = ("decoder_input_ids", "input_ids")
 
 EMBEDDED = {"inputs_embeds": "input_ids", "decoder_inputs_embeds": "decoder_input_ids"}
 """Arguments for what tokens are looked up as -> that with the tokens."""
+
+CACHE = "past_key_values"
+"""The argument for a cache, and the output with it."""
 
 POSITIONS = "position_ids"
 """The argument for positions of tokens."""
@@ -36,6 +41,29 @@ def grows(inputs: Mapping[str, Any]) -> str | None:
     if inputs.get(SWITCH):
         return None
     return next((name for name in GROWING if isinstance(inputs.get(name), Tensor)), None)
+
+
+def only_taken(module: nn.Module) -> str:
+    """The argument for a cache, if `module` takes one that it does not give out; else empty.
+
+    Who calls it keeps the cache then, as `generate` does. The class of the output is what the code
+    says that it is; where it says nothing, it gives the cache out.
+    """
+    forward = inspect.unwrap(type(module).forward)
+    with suppress(Exception):  # what it says may be no types
+        said = get_type_hints(forward).get("return")
+        fields = [getattr(c, "__dataclass_fields__", ()) for c in (*get_args(said), said)]
+        takes = CACHE in inspect.signature(forward).parameters
+        if takes and any(fields) and not any(CACHE in names for names in fields):
+            return CACHE
+    return ""
+
+
+def empty_cache(module: Any) -> Any:
+    """The cache that `generate` gives `module` where that is given none."""
+    from transformers import DynamicCache
+
+    return DynamicCache(config=module.config.get_text_config(decoder=True))
 
 
 def tokens_of(inputs: Mapping[str, Any]) -> int:

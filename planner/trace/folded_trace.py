@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 
 from shardwright.errors import ModelError
-from shardwright.planner.blocks.fold import Folding, Unfoldable, fold
+from shardwright.planner.blocks.fold import Folding, Idle, Unfoldable, fold
 from shardwright.planner.blocks.stacks import find_stacks, holders, shared_beyond, shortened
 from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import pattern
@@ -122,8 +122,13 @@ def trace_folded(
             continue
         try:
             with shortened(module, stacks):
-                graph = traced(source)
-                folding = fold(graph, stacks, shared_beyond(module, stacks, owners))
+                graph, shared = traced(source), shared_beyond(module, stacks, owners)
+                try:
+                    folding = fold(graph, stacks, shared)
+                except Idle:
+                    if not any(answers for _, answers in graph.branch_paths):
+                        raise
+                    folding = fold(traced(source, skips=True), stacks, shared)
             return folding, unfold(folding)
         except Unfoldable:
             continue  # with more blocks, or whole
@@ -135,14 +140,16 @@ def trace_folded(
     return folding, unfold(folding)
 
 
-def traced(source: Source) -> Graph:
+def traced(source: Source, skips: bool = False) -> Graph:
     """The graph of all its runs; the further ones only say what must hold besides.
+
+    With `skips`, as `trace_runs` has it.
 
     Raises:
         ModelError: the model cannot be traced.
     """
     with alone(), noted() as reads:  # all modules tell, whoever's
-        graph = trace_runs(source.module, source.runs)
+        graph = trace_runs(source.module, source.runs, skips)
     note_training(graph, source, reads)
     graph.numbers = free_numbers(graph, source)
     return graph

@@ -78,19 +78,23 @@ def decoded(
     """A call that fills a cache, `before` or else that with `inputs`, and steps behind it.
 
     By several tokens, as prompts come in parts and guesses are tried, and by one: code may do
-    something else for each. That by several is one by what is `embedded`, if that can be.
+    something else for each. That by several is one by what is `embedded`, if that can be; where it
+    cannot, embeddings are rather proven behind no cache than tokens behind one.
     """
     grows = decoding.grows(inputs)
     if grows is None or not (SWITCH in inputs or _switch(module, SWITCH)):
         return []
     filling = [_run({**given, SWITCH: True}) for given in (*(b.kwargs for b in before), inputs)]
+    filling = [run._replace(fills=decoding.only_taken(module)) for run in filling]
     given, found = {**inputs, **padding(module, inputs)}, [(*filling, *before)]
     for n, several in enumerate(tokens):
         steps = [*decoding.steps(given, grows, several, sum(tokens[:n]))]
+        calls = [_run(step)._replace(resumes=True) for step in steps]
         if several > 1 and embedded:
             part = {k: v if v is None else v[:, :several] for k, v in embedded.items()}
-            steps = [*(_without(step, part) for step in steps), *steps]
-        found.append(tuple(_run(step)._replace(resumes=True) for step in steps))
+            behind = [_run(_without(step, part))._replace(resumes=True) for step in steps]
+            calls = [*behind, _run(_without(inputs, embedded)), *calls]
+        found.append(tuple(calls))
     return found
 
 

@@ -59,7 +59,7 @@ def record(
         recorder.calls.clear()
         for tensor, value in pairs(arguments, given):
             recorder.known.keep(tensor, value)
-        states = States()
+        states = States(module)
 
         def begin(traced_call: int, state: State) -> None:
             recorder.begin(traced_call)

@@ -1,10 +1,14 @@
-"""What runs find and leave in the state that they are given, a cache say."""
+"""What runs find and leave in the state that they are given, a cache say.
+
+Some modules keep a part of that as attributes: that is of the state, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
+from torch import nn
 
 from shardwright.planner.trace.data_dependent.loops import inner
 from shardwright.planner.trace.traced_calls import State
@@ -12,7 +16,7 @@ from shardwright.runtime.slots import is_own, leaves
 
 
 class States:
-    """The states of runs that are recorded, one after the other.
+    """The states of runs of `root` that are recorded, one after the other.
 
     Attributes:
         classes: Of each run, the classes of what it was given, by argument: objects of classes of
@@ -21,7 +25,8 @@ class States:
         pairs: Each tensor in a state before a run, and what stands there after it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
         self.classes: list[dict[str, str]] = []
         self.given: list[list[str]] = []
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -31,12 +36,19 @@ class States:
         """A run begins with `state`."""
         self.given.append([*state])
         self.classes.append({n: type(v).__name__ for n, v in state.items() if is_own(v)})
-        self._before = dict(_tensors(state))
+        self._before = dict(self._found(state))
 
     def end(self, state: State) -> None:
         """The run ends, and has changed `state`."""
-        found = ((self._before.get(slot), now) for slot, now in _tensors(state))
+        found = ((self._before.get(slot), now) for slot, now in self._found(state))
         self.pairs += [(before, now) for before, now in found if before is not None]
+
+    def _found(self, state: State) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors in `state`, and beside one in attributes of modules, with their slots."""
+        yield from _tensors(state)
+        for path, module in self.root.named_modules() if state else ():
+            kept = {name: v for name, v in vars(module).items() if isinstance(v, torch.Tensor)}
+            yield from ((f"{path}:{slot}", tensor) for slot, tensor in _tensors(kept))
 
 
 def _tensors(state: State) -> Iterator[tuple[str, torch.Tensor]]:

@@ -55,13 +55,15 @@ def trace(
     return trace_runs(module, [Run("", args, kwargs), *more])
 
 
-def trace_runs(module: nn.Module, runs: Sequence[Run]) -> Graph:
+def trace_runs(module: nn.Module, runs: Sequence[Run], skips: bool = False) -> Graph:
     """The graph of several runs of `module`, of which the first is of all of it.
+
+    With `skips`, what code may go around is not gone around, where that will do (`skips.py`).
 
     Raises:
         ModelError: as `trace`.
     """
-    opaque = Opaque(module)
+    opaque = Opaque(module, skips=skips)
     graph = _traced(module, runs, opaque)
     if not as_long_as_the_model_says(graph):
         opaque.drop_stand_ins()

@@ -15,7 +15,7 @@ from torch import nn
 
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.trace.data_dependent import branch_paths
-from shardwright.planner.trace.decoding import without_state
+from shardwright.planner.trace.decoding import empty_cache, without_state
 from shardwright.runtime.slots import state_of
 
 State = Mapping[str, Any]
@@ -43,6 +43,7 @@ class Run(NamedTuple):
     dtype: torch.dtype | None = None
     answers: tuple[bool, ...] = ()
     priced: bool = True
+    fills: str = ""
     resumes: bool = False
     training: bool = False
     by_rows: bool = False
@@ -113,10 +114,12 @@ class Runner(nn.Module):
             if given is None:
                 found.append(None)
                 continue
+            if run.fills:
+                state = {run.fills: empty_cache(self.root)}
             module = self.root.get_submodule(run.module)
             taken = branch_paths.taken(traced_call, run.answers, not self.on_fake)
             with taken, in_mode(self.root, run.training):
                 found.append(module(*run.args, **{**given, **state}))
-            self.end(state)
-            left = left if run.module else state_of(found[-1], module) or left
+            self.end(state if run.resumes else {})
+            left = left if run.module else state_of(found[-1], module) or state or left
         return found

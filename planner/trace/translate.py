@@ -93,10 +93,13 @@ def _enters(call: Call) -> bool:
 
 
 def _looped(record: Record, names: Mapping[int, str]) -> set[str]:
-    """What passes of loops over data take or give at boundaries, and parameters that they read."""
+    """What passes of loops over data take or give at boundaries, and parameters that they read.
+
+    Of those that some ranks may make alone.
+    """
     parameters = {id(t) for t in record.stored.values()}
     out = set[str]()
-    for loop in record.loops:
+    for loop in (loop for loop in record.loops if not loop.alike):
         for call in record.calls[loop.starts[0] : loop.stop] if loop.starts else ():
             if call.op is boundaries.BOUNDARY:
                 out.add(names.get(id(call.result), ""))

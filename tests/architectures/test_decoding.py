@@ -10,11 +10,14 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import Gemma3TextConfig
+from transformers import DynamicCache, Gemma3TextConfig
 
 import shardwright
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.graph.trace_sizes import TRACE_SEQ
+from shardwright.planner.trace.folded_trace import trace_all
+from shardwright.planner.trace.source import read_source
 from shardwright.runtime.api import apply
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.proven import ALIKE
@@ -110,10 +113,15 @@ def test_nobody_takes_a_part_of_a_cache_for_the_whole() -> None:
         with torch.no_grad():
             cache = local(ids(5), use_cache=True).past_key_values
             layer = cache.layers[0]
-            with pytest.raises(UsageError, match="'keys': a cache of a split model"):
-                _ = layer.keys
-            with pytest.raises(UsageError, match="'keys'"):
-                list(cache)
+            for look in (torch.sum, len, copy.deepcopy, lambda keys: keys.shape[1]):
+                with pytest.raises(UsageError, match="a cache of a split model"):
+                    look(layer.keys[0])
+            sorted_out = DynamicCache(
+                [(torch.stack([k[1]]), v[1][None].cpu()) for k, v, _ in cache]
+            )
+            assert sorted_out.get_seq_length() == 5
+            with pytest.raises(UsageError, match="filled by another model"):
+                local(ids(1), past_key_values=sorted_out)
             with pytest.raises(UsageError, match="'keys'"):
                 layer.keys = filled.layers[0].keys
             with pytest.raises(UsageError, match="update"):
@@ -129,8 +137,8 @@ def test_nobody_takes_a_part_of_a_cache_for_the_whole() -> None:
             got = other(ids(5)[:, 3:], past_key_values=copied).logits
             torch.testing.assert_close(got, model(ids(5)).logits[:, 3:], rtol=0, atol=1e-9)
             part = local.model(ids(5), use_cache=True).past_key_values
-            with pytest.raises(UsageError, match="'keys'"):
-                _ = part.layers[0].keys
+            with pytest.raises(UsageError, match="numpy: a cache of a split model"):
+                part.layers[0].keys.numpy()
 
     run_ranks(2, work)
 
@@ -145,8 +153,8 @@ def test_a_cache_of_a_plan_without_steps_is_hidden_too() -> None:
         with torch.no_grad():
             for part in (local.model, local):
                 cache = part(ids(5), use_cache=True).past_key_values
-                with pytest.raises(UsageError, match="'keys': a cache of a split model"):
-                    _ = cache.layers[0].keys
+                with pytest.raises(UsageError, match="mul: a cache of a split model"):
+                    _ = cache.layers[0].keys * 2
             with pytest.raises(UsageError, match="proven for steps with none"):
                 local(ids(1), past_key_values=cache)
 
@@ -243,10 +251,38 @@ def test_a_plan_that_a_step_forbids_is_refused() -> None:
 
 def test_embeddings_are_proven_where_no_cache_is_left() -> None:
     """Elsewhere they are a step's."""
-    _, model = zoo.build("recurrent_gemma")
+    _, model = zoo.build("bert", kind="masked")
     calls = planning.plan(model, tp=2).calls
     assert not any(call.state for call in calls)
     assert [c.inputs for c in calls if "inputs_embeds" in c.inputs] == [["inputs_embeds"]]
+
+
+def test_a_cache_that_a_model_takes_and_does_not_give_out() -> None:
+    """`generate` keeps it; this one keeps more of what it goes on with, as attributes."""
+    model: Any = zoo.build("recurrent_gemma")[1].double().eval()
+    plan = planning.plan(model, tp=2)
+    assert {(*call.state.items(),) for call in plan.calls if call.state}
+    want = copy.deepcopy(model).generate(ids(5), max_new_tokens=4, do_sample=False)
+    scores = copy.deepcopy(model)(ids(6), use_cache=False).logits
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            local(ids(6)[:, :5], past_key_values=cache, use_cache=True)
+            got = local(ids(6)[:, 5:], past_key_values=cache, use_cache=True).logits
+        torch.testing.assert_close(got[:, 0], scores[:, -1], rtol=0, atol=1e-6)
+        assert torch.equal(local.generate(ids(5), max_new_tokens=4, do_sample=False), want)
+
+    run_ranks(2, work)
+
+
+def test_embeddings_are_proven_where_a_step_takes_one_token_alone() -> None:
+    _, model = zoo.build("mamba")
+    further = trace_all(read_source(model))[0].further
+    assert [r.kwargs["input_ids"].shape[1] for r in further if r.resumes] == [1]
+    embedded = [r.kwargs["inputs_embeds"] for r in further if "inputs_embeds" in r.kwargs]
+    assert [given.shape[1] for given in embedded] == [TRACE_SEQ]
 
 
 def test_several_tokens_that_were_in_no_step_are_refused() -> None:

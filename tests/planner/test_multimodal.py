@@ -42,9 +42,10 @@ def step(model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Te
 
 
 def written(model: Any, inputs: dict[str, Any]) -> Tensor:
-    """Some tokens by `generate`."""
+    """Some tokens by `generate`, which may sort the cache by sequences to give it out."""
     given = {n: v for n, v in inputs.items() if n not in ("use_cache", "decoder_input_ids")}
-    return model.generate(**given, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    kept = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    return model.generate(**given, **kept, return_dict_in_generate=True).sequences
 
 
 def embedded(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardwright.errors import ModelError
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 
@@ -159,7 +160,7 @@ def model(mixture: type[Mixture], blocks: int = 2) -> nn.Module:
     return nn.Sequential(*(Block(mixture) for _ in range(blocks))).double().eval()
 
 
-SPLIT = (ByNumel, ByLength, ByLengthWithin, ByShape, ByMask, ByNoMask, ByCounts, Sorted)
+SPLIT = (ByNumel, ByLength, ByLengthWithin, ByShape, ByMask, ByNoMask, ByCounts, Sorted, Kept)
 
 
 @pytest.mark.parametrize("tp", [2, 3])
@@ -174,11 +175,10 @@ def test_experts_are_split(mixture: type[Mixture], tp: int) -> None:
     assert_equal(made, features(WIDTH), plan, collectives=False)
 
 
-@pytest.mark.parametrize("mixture", [Kept, Counted])
-def test_what_more_depends_on_stays_whole(mixture: type[Mixture]) -> None:
-    made = model(mixture)
+def test_what_more_depends_on_stays_whole() -> None:
+    made = model(Counted)
     plan = planned(made, features(WIDTH), 2)
-    assert plan.opaque == {f"module {mixture.__name__}": 2}
+    assert plan.opaque == {"module Counted": 2}
     assert_equal(made, features(WIDTH), plan, collectives=False)
 
 
@@ -202,3 +202,81 @@ def test_a_folded_stack() -> None:
     plan = planned(made, features(WIDTH), 2)
     assert plan.predicted.parameter_bytes[0] < 0.52 * plan.predicted.unsharded_bytes
     assert_equal(made, features(WIDTH), plan, collectives=False)
+
+
+class Dropped(nn.Module):
+    """Blocks that data has it go around, each for itself: `LayerDrop` by what all ranks read."""
+
+    limits: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Residual() for _ in range(4))
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("limits", torch.tensor([2.0, 0.0, 0.5, -1.0]).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        always = False
+        for i, layer in enumerate(self.layers):
+            skip = self.limits[i] > 1.0 - x.detach().abs().clamp(max=0.1).amax()
+            if not skip or always:
+                x = layer(x)
+        return self.last(x)
+
+
+class Passed(Dropped):
+    """The same by going on with the next block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            if self.limits[i] > 0.3 + x.detach().abs().clamp(max=0.1).amax():
+                continue
+            x = layer(x)
+        return self.last(x)
+
+
+class Flagged(Dropped):
+    """The same by a flag."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            skips = False
+            if self.limits[i] > 0.3 + x.detach().abs().clamp(max=0.1).amax():
+                skips = True
+            if not skips:
+                x = layer(x)
+        return self.last(x)
+
+
+class Widened(Dropped):
+    """What it goes around may give more numbers: code behind it would see."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            if self.limits[i] < x.detach().amax():
+                x = torch.cat([layer(x), x], 1)
+        return self.last(x)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(x)
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("kind", [Dropped, Passed, Flagged])
+def test_blocks_that_code_goes_around(kind: type[Dropped], tp: int) -> None:
+    made = kind().double().eval()
+    plan = planned(made, features(WIDTH), tp)
+    assert plan.opaque == {}
+    assert plan.predicted.parameter_bytes[0] < 0.6 * plan.predicted.unsharded_bytes
+    assert_equal(made, features(WIDTH), plan, collectives=False)
+
+
+def test_what_is_handed_on_has_the_shape_that_was_there() -> None:
+    with pytest.raises(ModelError, match="reads numbers off data"):
+        planned(Widened().double().eval(), features(WIDTH), 2)

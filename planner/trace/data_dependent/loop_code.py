@@ -62,23 +62,28 @@ def independent(file: str, line: int, tensors: Collection[str]) -> Found:
 
 
 def passes(
-    function: ast.FunctionDef, code: ast.For | ast.If, tensors: Collection[str]
+    function: ast.FunctionDef,
+    code: ast.For | ast.If,
+    tensors: Collection[str],
+    handed: Collection[str] = (),
 ) -> frozenset[str]:
     """The names that a loop, or what a test goes around, assigns: for itself alone.
 
+    But for those that are `handed` on, from pass to pass and to code after them.
+
     Raises:
-        Refused: passes are not independent, or code after them reads one of the names.
+        Refused: passes are not independent, or code after them reads another of the names.
     """
     target = [code.target] if isinstance(code, ast.For) else []
     nodes = [*target, *code.body]
-    stored = frozenset(_stored(nodes))
+    stored = frozenset(assigned(nodes))
     changed = {
         node.target.id
         for node in ast.walk(code)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     } & set(tensors)
-    only_changed = changed - _stored(nodes, augmented=False)
-    passed = _Pass(stored - only_changed, only_changed, tensors)
+    only_changed = changed - assigned(nodes, augmented=False)
+    passed = _Pass(stored - only_changed - {*handed}, only_changed, tensors)
     passed.block(code.body, passed.target(target[0], set()) if target else set())
     _not_read_after(function, code, passed.stored)
     return stored
@@ -129,7 +134,7 @@ def own(
             yield from own(ast.iter_child_nodes(node), without)
 
 
-def _stored(nodes: Iterable[ast.AST], augmented: bool = True) -> set[str]:
+def assigned(nodes: Iterable[ast.AST], augmented: bool = True) -> set[str]:
     """Names that are assigned; where not `augmented`, by more than `+=` and its like."""
     out = set[str]()
     for node in nodes:
@@ -138,7 +143,7 @@ def _stored(nodes: Iterable[ast.AST], augmented: bool = True) -> set[str]:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             out.add(node.id)
         if not isinstance(node, COMPREHENSIONS):
-            out |= _stored(ast.iter_child_nodes(node), augmented)
+            out |= assigned(ast.iter_child_nodes(node), augmented)
     return out
 
 
@@ -240,7 +245,7 @@ class _Pass:
         if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
             raise Refused(f"'{ast.unparse(node)}' is in the loop")
         if isinstance(node, COMPREHENSIONS):
-            have = have | {n for g in node.generators for n in _stored([g.target])}
+            have = have | {n for g in node.generators for n in assigned([g.target])}
         if isinstance(node, ast.Name):
             self.known(node.id, have)
         for child in ast.iter_child_nodes(node):

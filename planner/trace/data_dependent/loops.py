@@ -5,7 +5,8 @@ time some of them are made, none maybe. That is as right as all of them where ea
 independent of the others (`loop_code.py`) but for tensors that it changes in place, and where such
 a tensor is in one state before the loop, in it and after it: then it does not matter which of the
 changes are made. What a pass makes else nobody reads outside of it. Numbers of rows are known where
-the mask is as long as the model says; within a pass nothing is sent between ranks.
+the mask is as long as the model says; within a pass that some ranks may make alone nothing is sent
+between them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ class Loop:
     starts: list[int] = field(default_factory=list)
     stop: int | None = None
     """None until the last pass is made."""
+
+    handed: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """What stood for names before and after a pass that may not be made, and that code after it
+    reads: without that pass it reads what was before."""
+
+    alike: bool = False
+    """Whether all ranks make it or none does, as all read the same off data: they may send."""
 
     def pass_of(self, call: int) -> int:
         """The number of the pass that a call was made in; -1 for one outside."""
@@ -94,6 +102,7 @@ def carried(
     readers += [(len(calls), one(t)) for t in results]
     was = {id(one(now)): one(before) for now, before in replaced}
     for loop in loops:
+        before_it = {**was, **{id(one(now)): one(before) for before, now in loop.handed}}
         for now, before in replaced:
             made = loop.pass_of(maker.get(id(one(now)), -1))
             outside = made != loop.pass_of(maker.get(id(one(before)), -1))
@@ -106,7 +115,9 @@ def carried(
         }
         for tensor in escaping.values():
             while loop.pass_of(maker.get(id(tensor), -1)) >= 0:
-                if id(tensor) not in was:
+                if (before := before_it.get(id(tensor))) is None:
                     raise ValueError("what a pass of a loop over data makes is read outside of it")
-                yield was[id(tensor)], tensor
-                tensor = was[id(tensor)]
+                if (before.shape, before.dtype) != (tensor.shape, tensor.dtype):
+                    raise ValueError("what code may go around gives another shape or dtype")
+                yield before, tensor
+                tensor = before
