@@ -2,9 +2,9 @@
 
 In a forward pass of the model what a module takes and gives lies as the plan has it. A hook that
 somebody puts on a module sees it whole, value and gradient, as outside of the model; what it gives
-in its place, or does to it, is cut again. What is in a cache is hidden from it. Hooks of torch
-itself (of FSDP) and of transformers (which note what the model then gives out, whole) see all as
-it is.
+in its place, or does to it, is cut again. What is in a cache is hidden from it, and parameters that
+it reads and modules that it calls are what they are outside of the model. Hooks of torch itself
+(of FSDP) and of transformers (which note what the model then gives out, whole) see all as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.nn.modules import module as modules
 from shardwright.errors import UsageError
 from shardwright.runtime.copied import Copied
 from shardwright.runtime.interface import Again
+from shardwright.runtime.running import left
 from shardwright.runtime.shown import Shown
 from shardwright.runtime.slots import map_slots
 
@@ -99,14 +100,14 @@ def _behind(hook: Hook, with_kwargs: bool) -> Hook:
         kwargs, output = rest[0] if with_kwargs else {}, rest[-1]
         shown = state.shown
         if shown is None:
-            with state.caches.closed(args, kwargs, output):
+            with state.caches.closed(args, kwargs, output), left(state.running):
                 return hook(module, args, *rest)
-        shown.check()
+        shown = shown.call_of(args, kwargs, output)
         given, whole = shown.whole(args, kwargs), shown.whole_output(output)
         around, more = (args, kwargs), [given[1]] if with_kwargs else []
         same = _through(around, output), _through(around, output, whole)
         alone = _untouched(shown.path, (around, same[0]), (given, same[1]))
-        with state.caches.closed(*around, output), alone:
+        with state.caches.closed(*around, output), alone, left(state.running):
             found = hook(module, given[0], *more, whole)
         if found is None and not _others(output, whole):
             return None
@@ -124,12 +125,13 @@ def _before(hook: Hook, with_kwargs: bool) -> Hook:
         kwargs = rest[0] if with_kwargs else {}
         shown = state.shown
         if shown is None:
-            with state.caches.closed(args, kwargs):
+            with state.caches.closed(args, kwargs), left(state.running):
                 return hook(module, args, *rest)
-        shown.check()
+        shown = shown.call_of(args, kwargs)
         given = shown.whole(args, kwargs)
         around, more = (args, kwargs), [given[1]] if with_kwargs else []
-        with state.caches.closed(*around), _untouched(shown.path, around, given):
+        alone = _untouched(shown.path, around, given)
+        with state.caches.closed(*around), alone, left(state.running):
             found = hook(module, given[0], *more)
         if found is None:
             found = given if with_kwargs else given[0]
@@ -144,16 +146,17 @@ def _of_gradients(hook: Hook, shown: Shown, side: str) -> Hook:
     """A hook on gradients that is given whole ones, and whose result is cut again."""
     if _trusted(hook):
         return hook
-    shown.check()
 
     @functools.wraps(hook)
     def seen(module: Any, *grads: Any) -> Any:
         sides = ("in", "out")[-len(grads) :]  # one before its backward pass has no gradients in
-        given = [shown.whole_gradients(g, s) for g, s in zip(grads, sides, strict=True)]
-        found = hook(module, *given)
+        call = shown.call_of_gradients(grads, sides)
+        given = [call.whole_gradients(g, s) for g, s in zip(grads, sides, strict=True)]
+        with left(_state(module).running):
+            found = hook(module, *given)
         if found is None:
             return None
-        return shown.cut_gradients(found if isinstance(found, tuple) else (found,), side)
+        return call.cut_gradients(found if isinstance(found, tuple) else (found,), side)
 
     return seen
 
@@ -221,7 +224,7 @@ def is_inside(state: Any) -> bool:
         if alone is not None:
             alone.inside = True
         return True
-    if alone is None or alone.again():
+    if alone is None or (not running.left and alone.again()):
         return alone is not None
     if unchanged and torch._C._current_graph_task_id() == -1:
         alone.called = True

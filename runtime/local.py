@@ -193,7 +193,7 @@ class LocalModule(Hooked):
         if state.running.now:
             if not alone.inside:
                 alone.inside = True
-        elif not alone.again():
+        elif state.running.left or not alone.again():
             if alone.proven is not None:
                 alone.proven.check_modes(self.modules(), alone.path)  # type: ignore[attr-defined]
             if alone.as_first is not None:

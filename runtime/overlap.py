@@ -130,7 +130,10 @@ class _Linear(Function):
         """What `F.linear` gives."""
         ctx.save_for_backward(x, weight)
         ctx.reader = reader
-        return F.linear(x, weight, bias)
+        out = F.linear(x, weight, bias)  # of more than two dims it is a view, which code behind
+        return (
+            torch.ops.aten._unsafe_view(out, out.shape) if out._is_view() else out
+        )  # may not write into
 
     @staticmethod
     def backward(  # type: ignore[override]

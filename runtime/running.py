@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -14,6 +16,8 @@ class Running(threading.local):
     """
 
     now = False
+    left = False
+    """Whether code that is no part of the model runs within its forward: a hook."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Running:
         return memo.setdefault(id(self), Running())
@@ -29,3 +33,17 @@ class Always:
 
 
 ALWAYS = Always()
+
+
+@contextmanager
+def left(running: Running | Always) -> Iterator[None]:
+    """Within, whoever calls modules of the model, or reads their parameters, is not the model."""
+    if isinstance(running, Always):
+        yield
+        return
+    outer = running.now, running.left
+    running.now, running.left = False, True
+    try:
+        yield
+    finally:
+        running.now, running.left = outer

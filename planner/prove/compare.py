@@ -127,7 +127,7 @@ def done(root: nn.Module, modules: Mapping[str, ModulePlan]) -> dict[str, Any]:
     """What modules do in the model, without what is said of calls by themselves and hooks alone."""
     names = [n for n, _ in root.named_modules()]
     found = {n: m for n in names if (m := lookup(modules, n)) is not None}
-    said = {"takes": [], "gives": [], "varies": False, "no_gradient": []}
+    said = {"takes": [], "gives": [], "varies": False, "each": [], "no_gradient": [], "unknown": []}
     does = {n: m for n, m in found.items() if m.changes or m.layer not in (LOCAL, UNCHANGED)}
     bare = {n: m.model_copy(update=said) for n, m in does.items()}
     spoken = folded(root, bare)
@@ -137,7 +137,7 @@ def done(root: nn.Module, modules: Mapping[str, ModulePlan]) -> dict[str, Any]:
 
 
 def _follows(place: str) -> bool:
-    said = {"takes", "gives", "varies", "no_gradient"}
+    said = {"takes", "gives", "varies", "each", "no_gradient", "unknown"}
     return place.startswith("calls") or bool(said & {*place.split(".")})
 
 
