@@ -15,7 +15,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime.dtensors import as_dtensor, placements_of
+from shardwright.runtime.dtensors import as_dtensor, check_own, placements_of
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import take_local
 
@@ -32,7 +32,7 @@ def _split(module: Any) -> Iterator[tuple[str, Tensor, Placement, Mesh]]:
 def show(module: Any, destination: Any, prefix: str) -> None:
     """Put DTensors, which share their memory, in the place of split buffers in a state dict."""
     for name, buffer, placement, mesh in _split(module):
-        device_mesh = mesh.parameter_mesh() if mesh.device_mesh is not None else None
+        device_mesh = mesh.parameter_mesh()
         if prefix + name in destination and device_mesh is not None:
             spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
             whole: Any = placement.shape
@@ -44,6 +44,7 @@ def cut(module: Any, state_dict: Any, prefix: str) -> None:
 
     Raises:
         PlanError: a DTensor is not of the shape of the whole.
+        UsageError: it is one that another rank had.
     """
     for name, buffer, placement, mesh in _split(module):
         value = state_dict.get(prefix + name)
@@ -53,6 +54,8 @@ def cut(module: Any, state_dict: Any, prefix: str) -> None:
                     f"'{prefix}{name}' in this state dict has shape {list(value.shape)}; "
                     f"the whole has {list(placement.shape)}"
                 )
+            if (own := mesh.parameter_mesh()) is not None:
+                check_own(value, own, prefix + name)
             state_dict[prefix + name] = value._local_tensor
         elif isinstance(value, Tensor) and tuple(value.shape) == placement.shape:
             state_dict[prefix + name] = take_local(value.to(buffer.device), placement, mesh)

@@ -125,10 +125,10 @@ class Around:
 def draw_alike_alone(model: nn.Module, running: Running, always: bool) -> None:
     """Let all parts of `model` that have split modules in them draw alike when called alone."""
     for module in model.modules():
-        states = [s for m in module.modules() if (s := vars(m).get("_shardwright")) is not None]
-        if not states or module is model:
+        states = (s for m in module.modules() if (s := vars(m).get("_shardwright")) is not None)
+        if module is model or (state := next(states, None)) is None:
             continue
-        as_first, own = AsFirst(states[0].mesh, always), vars(module).get("_shardwright")
+        as_first, own = AsFirst(state.mesh, always), vars(module).get("_shardwright")
         if own is not None:
             own.alone.as_first = as_first
         elif type(module).forward is not nn.Module.forward:

@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from shardwright.errors import PlanError
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.dims import Atom, Concat, Dim, Product, atoms
 from shardwright.planner.contract.mesh import TP, Coords, sub_axes_of, together, with_sub_axes
 from shardwright.planner.contract.notation import parse
@@ -183,6 +184,21 @@ def cut(whole: Tensor, like: DTensor, mesh: Mesh, dtype: torch.dtype | None = No
             length = min(share, local.shape[placement.dim] - start)
             local = local.narrow(placement.dim, start, length).clone()
     return as_dtensor(local, like.shape, like._spec)
+
+
+def check_own(part: DTensor, own: DeviceMesh, name: str) -> None:
+    """Check that a DTensor in a state dict is not one of another rank.
+
+    Raises:
+        UsageError: it is one that another rank had.
+    """
+    theirs = part.device_mesh
+    alike = theirs.mesh_dim_names == own.mesh_dim_names
+    if alike and theirs.get_coordinate() != own.get_coordinate():
+        raise UsageError(
+            f"'{name}' in this state dict is the part that another rank had when it saved it: "
+            "save parts with torch.distributed.checkpoint, or each rank its own file"
+        )
 
 
 def layout_of(tensor: DTensor, mesh: Mesh) -> Placement:

@@ -10,7 +10,6 @@ whatever its code does, ranks do alike, and its parameters are plain tensors, wh
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from shardwright.errors import UsageError
 from shardwright.runtime import facts
 from shardwright.runtime.hooks import Hooked, is_inside, see_whole
-from shardwright.runtime.subclasses import like, subclass_with
+from shardwright.runtime.subclasses import subclass
 from shardwright.runtime.unchanged import Unchanged
 
 NEWCOMER = "_shardwright_newcomer"
@@ -106,12 +105,12 @@ def welcome(new: nn.Module, old: nn.Module | None, calls: Any, name: str) -> Non
     place = _place_of(old, calls, name)
     vars(new).update({NEWCOMER: place, "_shardwright_unchanged": place})
     bases = (Newcomer,) if isinstance(new, Hooked) else (Newcomer, Hooked)
-    new.__class__ = _behind(type(new), bases)
+    new.__class__ = subclass(type(new), *bases)
     see_whole(new)
     for module in _of_model(new, calls):
         vars(module)[WITHIN] = place
         if not isinstance(module, Within):
-            module.__class__ = _behind(type(module), (Within,))
+            module.__class__ = subclass(type(module), Within)
 
 
 def _of_model(new: nn.Module, calls: Any) -> Iterator[nn.Module]:
@@ -152,13 +151,6 @@ def _place_of(old: nn.Module, calls: Any, name: str) -> Unchanged:
     place = Unchanged(alone.forward, alone.leaf, state.path, alone.spec, state.mesh)
     place.running, place.caches = state.running, state.caches
     return place
-
-
-@functools.cache
-def _behind(original: type, mixins: tuple[type, ...]) -> type:
-    """`original` with `mixins` in front of it."""
-    forward = like(original, mixins[0].forward)  # type: ignore[attr-defined]
-    return subclass_with(original, {"forward": forward}, *mixins)
 
 
 def newcomers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

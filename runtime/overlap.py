@@ -69,14 +69,18 @@ def summed_behind(x: Tensor, group: Group) -> Tensor:
     return _Begin.apply(x, total)
 
 
-class _Await(Function):
-    """The outer end: nothing forward."""
+class _End(Function):
+    """One of the two ends of a sum: nothing forward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, total: _Sum) -> Tensor:  # type: ignore[override]
         """`x` as it is."""
         ctx.total = total
         return x.view_as(x)
+
+
+class _Await(_End):
+    """The outer end."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
@@ -90,14 +94,8 @@ class _Await(Function):
         return grad, None
 
 
-class _Begin(Function):
+class _Begin(_End):
     """The inner end."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, total: _Sum) -> Tensor:  # type: ignore[override]
-        """`x` as it is."""
-        ctx.total = total
-        return x.view_as(x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -145,7 +143,7 @@ class _Linear(Function):
         if torch.is_grad_enabled():  # it will be differentiated again
             to_weight = _of_weight(grad, x)
         else:
-            owe(ctx.reader, grad, x)
+            ctx.reader.owed = torch._C._current_graph_task_id(), grad, x
             to_weight = grad.new_zeros(()).expand(weight.shape)
         return (
             grad @ weight if to_input else None,
@@ -158,12 +156,6 @@ class _Linear(Function):
 def _of_weight(grad: Tensor, x: Tensor) -> Tensor:
     """[..., out], [..., in] -> [out, in]."""
     return grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
-
-
-def owe(reader: Any, grad: Tensor, x: Tensor) -> None:
-    """Leave a weight's gradient to its `reader`, for this pass of autograd."""
-    task = torch._C._current_graph_task_id()
-    reader.owed = task, grad, x
 
 
 def paid(reader: Any, grad: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.slots import positions
 from shardwright.runtime.split_logits import SplitLogits
 from shardwright.runtime.split_rows import Share, SplitRows
-from shardwright.runtime.subclasses import like, subclass_with
+from shardwright.runtime.subclasses import subclass
 
 WHOLE, LOCAL = "whole", "local"
 """What each rank of `cp` is given: all of a sequence, or its own rows."""
@@ -68,9 +68,6 @@ class OwnRowsModule:
         raise UsageError('generate() of a model with cp="local": apply the plan with cp="whole"')
 
 
-_CLASSES: dict[type, type] = {}
-
-
 def own_rows_wanted(cp: str, plan: Plan) -> bool:
     """Whether ranks are to pass their own rows.
 
@@ -89,15 +86,12 @@ def own_rows_wanted(cp: str, plan: Plan) -> bool:
 def take_own_rows(model: nn.Module, mesh: Mesh) -> None:
     """Let each rank of `cp` pass its own rows to `model`, the root of a split model; in place."""
     root = type(model)
-    if root not in _CLASSES:
-        forward = like(root, OwnRowsModule.forward)
-        _CLASSES[root] = subclass_with(root, {"forward": forward}, OwnRowsModule)
     for module in model.modules():
         if module is not model and (state := vars(module).get("_shardwright")) is not None:
             state.alone.never = PARTS
     model._shardwright_rows = mesh[CP]  # type: ignore[assignment]
     model._shardwright_positions, _ = positions(root.forward)  # type: ignore[assignment]
-    model.__class__ = _CLASSES[root]
+    model.__class__ = subclass(root, OwnRowsModule)
 
 
 def takes_own_rows(model: Any) -> bool:

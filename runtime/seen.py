@@ -24,7 +24,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime import overlap
 from shardwright.runtime.attributes import SIZES
 from shardwright.runtime.copied import Copied
-from shardwright.runtime.dtensors import axes_of, cut
+from shardwright.runtime.dtensors import axes_of, check_own, cut
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.replicas import Copies
 from shardwright.runtime.running import Running
@@ -88,13 +88,7 @@ class Calls:
         """
         if not isinstance(value, DTensor):
             return cut(value, stored, self.mesh)
-        theirs, own = value.device_mesh, stored.device_mesh
-        alike = theirs.mesh_dim_names == own.mesh_dim_names
-        if alike and theirs.get_coordinate() != own.get_coordinate():
-            raise UsageError(
-                f"'{name}' in this state dict is the part that another rank had when it saved it: "
-                "save parts with torch.distributed.checkpoint, or each rank its own file"
-            )
+        check_own(value, stored.device_mesh, name)
         return value
 
 

@@ -18,10 +18,10 @@ def subclass_with(original: type, members: Mapping[str, Any], *front: type) -> t
 
 
 @functools.cache
-def subclass(original: type, front: type) -> type:
-    """`original` with `front` before it; the same class each time."""
-    forward = vars(front).get("forward")
-    return subclass_with(original, {"forward": like(original, forward)} if forward else {}, front)
+def subclass(original: type, *front: type) -> type:
+    """`original` with `front` before it, the first of which may have a forward; one class each."""
+    forward = vars(front[0]).get("forward")
+    return subclass_with(original, {"forward": like(original, forward)} if forward else {}, *front)
 
 
 def like(original: type, forward: FunctionType) -> FunctionType:

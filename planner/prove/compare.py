@@ -123,13 +123,16 @@ def rewritten(plan: Plan, found: Mapping[str, Any]) -> Plan:
     return Plan.model_validate(data).sealed()
 
 
+SAID = {"takes": [], "gives": [], "varies": False, "no_gradient": []}
+"""What a module's plan says of calls by themselves and hooks alone, where it says nothing."""
+
+
 def done(root: nn.Module, modules: Mapping[str, ModulePlan]) -> dict[str, Any]:
     """What modules do in the model, without what is said of calls by themselves and hooks alone."""
     names = [n for n, _ in root.named_modules()]
     found = {n: m for n in names if (m := lookup(modules, n)) is not None}
-    said = {"takes": [], "gives": [], "varies": False, "each": [], "no_gradient": [], "unknown": []}
     does = {n: m for n, m in found.items() if m.changes or m.layer not in (LOCAL, UNCHANGED)}
-    bare = {n: m.model_copy(update=said) for n, m in does.items()}
+    bare = {n: m.model_copy(update=SAID) for n, m in does.items()}
     spoken = folded(root, bare)
     known = {n if n in modules else pattern(n) for n in found}
     spoken |= {n: m for n, m in modules.items() if n not in known}  # of no module: that differs
@@ -137,8 +140,7 @@ def done(root: nn.Module, modules: Mapping[str, ModulePlan]) -> dict[str, Any]:
 
 
 def _follows(place: str) -> bool:
-    said = {"takes", "gives", "varies", "each", "no_gradient", "unknown"}
-    return place.startswith("calls") or bool(said & {*place.split(".")})
+    return place.startswith("calls") or bool(SAID.keys() & {*place.split(".")})
 
 
 def _differs(have: Mapping[str, Any], key: str, want: Any) -> tuple[str, str, str] | None:

@@ -59,6 +59,18 @@ class OnMeta(FakeTensorMode):
         """Whether to keep each op from being compiled, which takes as long as some of them."""
         return False
 
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """What an op gives."""
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        return self.seen(func, types, args, kwargs or {})
+
+    def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What an op gives that tells more than a device; for a mode that does more than this."""
+        return self.dispatch(func, types, args, kwargs)
+
     def dispatch(
         self,
         func: Any,
@@ -129,13 +141,8 @@ class LikeReal(OnMeta):
     float16 too, but nothing else (torch 2.13).
     """
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The op, or what stands in for it."""
-        if func is DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device
-        kwargs = kwargs or {}
         if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
             with self:
                 return grouped_mm(*args, **kwargs)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd
-from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from shardwright.planner.graph.marks import Draw
@@ -205,16 +204,11 @@ class Recorder(OnMeta):
         """From here on calls are made in this traced call."""
         self.traced_call = traced_call
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Note a call, or the calls that it is made of."""
-        if func is DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device
         if func is PASSES:
             self.passed.append(Passed(*args, len(self.calls)))
             return None
-        kwargs = kwargs or {}
         if not self.noting or func.namespace == "prim" or func in FunctionalTensor.metadata_fns:
             return self.dispatch(func, types, args, kwargs)
         if func is aten.detach_.default:  # of a constant that was just made

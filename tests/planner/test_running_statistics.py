@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
 from shardwright.runtime.gather import full_tensors
@@ -87,6 +89,7 @@ def test_training_moves_them() -> None:
 def test_state_dicts_show_and_take_them_whole() -> None:
     """As parameters: as DTensors of the whole shape; whole ones that are loaded are cut."""
     model, plan = made()
+    firsts: dict[str, Tensor] = {}
     other = copy.deepcopy(model)
     for buffer in other.buffers():
         buffer.add_(1)
@@ -96,10 +99,15 @@ def test_state_dicts_show_and_take_them_whole() -> None:
         local = apply(copy.deepcopy(model), plan, mesh)
         state = local.state_dict()
         assert isinstance(state["norm.running_mean"], DTensor)
+        if mesh["tp"].rank == 0:
+            firsts["norm.running_mean"] = state["norm.running_mean"].clone()
         shown = {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in state.items()}
         kept = {name: t.clone() for name, t in state.items()}
         local.load_state_dict(other.state_dict())
         outputs = [local(*x)]
+        if mesh["tp"].rank == 1:  # the first has come here, too: tensors were shown whole
+            with pytest.raises(UsageError, match="another rank had"):
+                local.load_state_dict(firsts, strict=False)
         local.load_state_dict(kept)
         outputs.append(local(*x))
         state["norm.running_mean"].to_local().add_(1)  # it is the module's own memory
