@@ -128,10 +128,9 @@ class _Linear(Function):
         """What `F.linear` gives."""
         ctx.save_for_backward(x, weight)
         ctx.reader = reader
-        out = F.linear(x, weight, bias)  # of more than two dims it is a view, which code behind
-        return (
-            torch.ops.aten._unsafe_view(out, out.shape) if out._is_view() else out
-        )  # may not write into
+        out = F.linear(x, weight, bias)
+        # Of more than two dims it is a view, and into what we call one no code may write.
+        return torch.ops.aten._unsafe_view(out, out.shape) if out._is_view() else out
 
     @staticmethod
     def backward(  # type: ignore[override]
