@@ -17,7 +17,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime.agreement import agree
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.facts import digest
-from shardwright.runtime.hooks import BEFORE_ALL, BEHIND_ALL, check_hooks_on_all
+from shardwright.runtime.hooks import BEFORE_ALL, BEHIND_ALL, check_hooks_on_all, check_kept
 from shardwright.runtime.local import placements
 from shardwright.runtime.newcomers import (
     NEWCOMER,
@@ -152,9 +152,13 @@ class GuardedRoot(Seeing):
         running = calls.running
         outer, running.now = running.now, True
         try:
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+            output = super().forward(*args, **kwargs)  # type: ignore[misc]
+            if running.shown:
+                check_kept(running)
+            return output
         finally:
             running.now = outer
+            running.shown = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         out = super().__deepcopy__(memo)

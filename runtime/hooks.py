@@ -21,8 +21,8 @@ from torch.nn.modules import module as modules
 from shardwright.errors import UsageError
 from shardwright.runtime.copied import Copied
 from shardwright.runtime.interface import Again
-from shardwright.runtime.running import left
-from shardwright.runtime.shown import Shown
+from shardwright.runtime.running import Always, left
+from shardwright.runtime.shown import Given, Shown, changed, stamp
 from shardwright.runtime.slots import map_slots
 
 Hook = Callable[..., Any]
@@ -109,9 +109,13 @@ def _behind(hook: Hook, with_kwargs: bool) -> Hook:
         alone = _untouched(shown.path, (around, same[0]), (given, same[1]))
         with state.caches.closed(*around, output), alone, left(state.running):
             found = hook(module, given[0], *more, whole)
+        _note(state, shown.path, given, around)
         if found is None and not _others(output, whole):
             return None
-        return shown.cut_output(whole if found is None else found)
+        found = whole if found is None else found
+        cut = shown.cut_output(found)
+        _note(state, shown.path, found, cut)
+        return cut
 
     return hook if _trusted(hook) else seen
 
@@ -135,9 +139,11 @@ def _before(hook: Hook, with_kwargs: bool) -> Hook:
             found = hook(module, given[0], *more)
         if found is None:
             found = given if with_kwargs else given[0]
-        if with_kwargs:
-            return shown.cut(*found)
-        return shown.cut(found if isinstance(found, tuple) else (found,), {})[0]
+        if not with_kwargs:
+            found = found if isinstance(found, tuple) else (found,), {}
+        cut = shown.cut(*found)
+        _note(state, shown.path, found, cut)
+        return cut if with_kwargs else cut[0]
 
     return hook if _trusted(hook) else seen
 
@@ -161,6 +167,26 @@ def _of_gradients(hook: Hook, shown: Shown, side: str) -> Hook:
     return seen
 
 
+def _note(state: Any, path: str, shown: Any, model: Any) -> None:
+    """Note what was shown in the place of what the model goes on with, until its forward ends."""
+    running = state.running
+    if isinstance(running, Always) or not running.now or torch.compiler.is_compiling():
+        return
+    still = (given for given in running.shown if not given.shown.expired())
+    running.shown = (*still, *Given.pairs(path, shown, model))
+
+
+def check_kept(running: Any) -> None:
+    """Check that what hooks keep is as the unsplit model would show it, when a forward ends.
+
+    Raises:
+        UsageError: it is not.
+    """
+    found, running.shown = running.shown, ()
+    for given in found:
+        given.check()
+
+
 @contextmanager
 def _untouched(path: str, before: Any, given: Any) -> Iterator[None]:
     """Check that no tensor that is `given` in another's place is changed within.
@@ -171,11 +197,10 @@ def _untouched(path: str, before: Any, given: Any) -> Iterator[None]:
         UsageError: one was: the model would not see that.
     """
     copies = [] if torch.compiler.is_compiling() else _others(before, given)
-    stamps = [x.clone() if x.is_inference() else x._version for x in copies]
+    stamps = [stamp(x) for x in copies]
     yield
-    for x, stamp in zip(copies, stamps, strict=True):
-        same = torch.equal(x, stamp) if isinstance(stamp, Tensor) else x._version == stamp
-        if not same:
+    for x, before_it in zip(copies, stamps, strict=True):
+        if changed(x, before_it):
             raise UsageError(
                 f"a hook on '{path}' changed in place what the module was given, of which each "
                 "rank has a part: let it give another tensor instead"

@@ -20,7 +20,7 @@ from shardwright.planner.contract.dims import Range
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime import buffers, overlap
 from shardwright.runtime.caches import Caches
-from shardwright.runtime.hooks import Hooked
+from shardwright.runtime.hooks import Hooked, check_kept
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import Reshard
 from shardwright.runtime.running import ALWAYS, Always, Running
@@ -164,9 +164,12 @@ class LocalState:
                 output = code(*args, **kwargs)
                 if left is not None:
                     left += self.caches.among(output, alone.arguments)
+                if running.shown:
+                    check_kept(running)
                 return alone.leave(output)
         finally:
             running.now = False
+            running.shown = ()
 
 
 class LocalModule(Hooked):

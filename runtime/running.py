@@ -16,6 +16,8 @@ class Running(threading.local):
     """
 
     now = False
+    shown: tuple[Any, ...] = ()
+    """What hooks were shown in this forward in the place of what the model goes on with."""
     left = False
     """Whether code that is no part of the model runs within its forward: a hook."""
 
@@ -41,9 +43,9 @@ def left(running: Running | Always) -> Iterator[None]:
     if isinstance(running, Always):
         yield
         return
-    outer = running.now, running.left
-    running.now, running.left = False, True
+    outer = running.now, running.left, running.shown
+    running.now, running.left, running.shown = False, True, ()
     try:
         yield
     finally:
-        running.now, running.left = outer
+        running.now, running.left, running.shown = outer

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import Coords
@@ -119,15 +120,15 @@ class Shown(Interface):
         return all(n in (None, size) for n, size in zip(sizes, seen[-1].shape, strict=True))
 
     def change(self, table: Table, side: str, at: str) -> Callable[[Tensor, str], Tensor]:
-        """As for any interface, with copies where autograd would know a view of what was given.
+        """As for any interface, with copies of what shares memory with what was given.
 
-        Nobody could write into those: a hook into what it is shown, the model into what it gives.
+        Into these code may write: a hook into what it is shown, the model into what it gets back.
         """
         plain = super().change(table, side, at)
 
         def change(x: Tensor, slot: str) -> Tensor:
             out = plain(x, slot)
-            return out.clone() if out is not x and out.requires_grad and out._is_view() else out
+            return out.clone() if out is not x and _shares(out, x) else out
 
         return change
 
@@ -181,6 +182,58 @@ class Shown(Interface):
             far = reshard(near)
         (found,) = torch.autograd.grad(far, near, real, create_graph=torch.is_grad_enabled())
         return found.to(grad.dtype)
+
+
+def _shares(out: Tensor, x: Tensor) -> bool:
+    """Whether `out` is a view, of `x` or for autograd."""
+    if torch.compiler.is_compiling() or (out.requires_grad and out._is_view()):
+        return out.requires_grad and out._is_view()
+    return out.untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+class Given(NamedTuple):
+    """What a hook on the module `path` was shown, and what the model goes on with in its place."""
+
+    path: str
+    shown: StorageWeakRef
+    model: Tensor
+    stamp: int | Tensor
+
+    @classmethod
+    def pairs(cls, path: str, shown: Any, model: Any) -> Iterator[Given]:
+        """Of tensors in two values that are made alike: those that are not the same."""
+        found = zip(_tensors(shown), _tensors(model), strict=True)
+        for (_, whole), (_, part) in found:
+            if whole is not part:
+                yield cls(path, StorageWeakRef(whole.untyped_storage()), part, stamp(part))
+
+    def check(self) -> None:
+        """Check that the model's code did not change it, where what was shown is still there.
+
+        Raises:
+            UsageError: it did: the unsplit model would show that.
+        """
+        if not self.shown.expired() and changed(self.model, self.stamp):
+            raise UsageError(
+                f"a hook on '{self.path}' keeps what it was shown, which the model's code then "
+                "changes in place (as with inplace=True): let the hook keep a copy (.clone())"
+            )
+
+
+def stamp(x: Tensor) -> int | Tensor:
+    """What `changed` compares a tensor with."""
+    return x.clone() if x.is_inference() else x._version
+
+
+def changed(x: Tensor, before: int | Tensor) -> bool:
+    """Whether somebody wrote into a tensor since its `stamp` was made."""
+    if isinstance(before, Tensor):
+        return not torch.equal(_bytes(x), _bytes(before))  # NaN is like itself
+    return x._version != before
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.contiguous().view(-1).view(torch.uint8)
 
 
 def _of_any_size(placed: Sequence[Placement | None]) -> list[Placement | None]:

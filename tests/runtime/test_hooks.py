@@ -400,3 +400,34 @@ def test_hooks_see_integers_and_complex_numbers_whole() -> None:
             reads_of_hooks(local, x, ["inner"])
 
     run_ranks(2, work)
+
+
+class InPlace(Mlp):
+    """Its activation writes into what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU(inplace=True)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("grads", [True, False])
+def test_what_a_hook_keeps_and_the_model_then_changes_is_refused(grads: bool) -> None:
+    """The unsplit model would show it changed; a copy of it is as it was."""
+    torch.manual_seed(0)
+    model, x = InPlace().double(), torch.randn(3, 8).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    want = model.up(x)
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        seen: list[Tensor] = []
+        with torch.set_grad_enabled(grads):
+            hook = local.up.register_forward_hook(lambda _, __, out: seen.append(out.clone()))
+            same(local(x), model(x))
+            same(seen[0], want)
+            hook.remove()
+            local.up.register_forward_hook(lambda _, __, out: seen.append(out))
+            with pytest.raises(UsageError, match="'up' keeps what it was shown.*clone"):
+                local(x)
+
+    run_ranks(2, work)
