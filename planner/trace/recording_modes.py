@@ -207,7 +207,7 @@ class Recorder(OnMeta):
     def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Note a call, or the calls that it is made of."""
         if func is PASSES:
-            self.passed.append(Passed(*args, len(self.calls)))
+            self.passed.append(Passed(args[0], args[1], len(self.calls)))
             return None
         if not self.noting or func.namespace == "prim" or func in FunctionalTensor.metadata_fns:
             return self.dispatch(func, types, args, kwargs)
