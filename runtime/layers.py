@@ -31,6 +31,7 @@ from shardwright.runtime.hooks import see_whole
 from shardwright.runtime.lengths import Length, Lengths
 from shardwright.runtime.local import Change, LocalModule, LocalState
 from shardwright.runtime.mesh import Group, Mesh
+from shardwright.runtime.originals import TakesOriginals
 from shardwright.runtime.parameters import LocalTensors
 from shardwright.runtime.reshard import ByDims, LastDim, Reshard
 from shardwright.runtime.slots import index_of, keys_of, positions
@@ -205,6 +206,8 @@ def apply_module(
     if own_code is not original:
         bases = tuple(own_code if base is original else base for base in bases)
     vars(module)["_shardwright"] = state
+    if any(c.before is not None for c in spec.inputs):
+        bases = (TakesOriginals, *bases)
     module.__class__ = local_class(original, cls.__name__, bases, tuple(sorted(state.uses)))
     see_whole(module)
     if hasattr(cls, "set_up"):

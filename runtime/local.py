@@ -89,6 +89,10 @@ class LocalState:
     kept: dict[str, Any] = field(default_factory=dict)
     """Arguments as they came in, while the module runs: modules within may want them so."""
     keeps: set[str] = field(default_factory=set)
+    goes_back: bool = False
+    """Whether an argument is taken as it was before a module around changed it, its original."""
+    has_originals: bool = False
+    """Whether this call of the module was given its originals."""
 
     @property
     def shown(self) -> Shown | None:
@@ -113,20 +117,31 @@ class LocalState:
 
         One is changed as it comes, or as it was before a module around changed it.
         """
+        if self.goes_back and not self.has_originals:
+            args, kwargs = self.originals(args, kwargs)
         given = list(args)
-        at: Any
-        where: Any
         for change in self.inputs:
-            at, where = (change.name, kwargs) if change.name in kwargs else (change.index, given)
-            if at is None or (where is given and at >= len(given)):
+            at, where = _place(change, given, kwargs)
+            if at is None:
                 continue
             if change.name in self.keeps:
                 self.kept[change.name] = where[at]
-            if change.origin is not None:
-                assert change.before is not None
-                where[at] = change.origin[change.before.lstrip(".")]
             where[at] = self.apply(change, where[at])
         return given, kwargs
+
+    def originals(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, those that a module around changed as they were before."""
+        given = list(args)
+        for change in self.inputs:
+            if change.origin is None:
+                continue
+            assert change.before is not None
+            at, where = _place(change, given, kwargs)
+            if at is not None:
+                where[at] = change.origin[change.before.lstrip(".")]
+        return tuple(given), kwargs
 
     def leave(self, output: Any) -> Any:
         """The output as the rest of the model should see it."""
@@ -170,6 +185,14 @@ class LocalState:
         finally:
             running.now = False
             running.shown = ()
+
+
+def _place(change: Change, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Where the argument of a `change` is: its key, or None, and what it is the key of."""
+    if change.name in kwargs:
+        return change.name, kwargs
+    given = change.index is not None and change.index < len(args)
+    return (change.index if given else None), args
 
 
 class LocalModule(Hooked):
@@ -265,7 +288,7 @@ def link_origins(model: nn.Module) -> None:
                 raise PlanError(f"'{path}' wants '{slot}' as '{around}' took it, which it does not")
             outer.keeps.add(slot)
             outer.settle()
-            change.origin = outer.kept
+            change.origin, state.goes_back = outer.kept, True
 
 
 def placements(model: nn.Module) -> dict[str, Placement]:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from shardwright.errors import UsageError
 from shardwright.runtime import facts
 from shardwright.runtime.hooks import Hooked, is_inside, see_whole
+from shardwright.runtime.originals import TakesOriginals
 from shardwright.runtime.subclasses import subclass
 from shardwright.runtime.unchanged import Unchanged
 
@@ -104,7 +105,9 @@ def welcome(new: nn.Module, old: nn.Module | None, calls: Any, name: str) -> Non
         )
     place = _place_of(old, calls, name)
     vars(new).update({NEWCOMER: place, "_shardwright_unchanged": place})
-    bases = (Newcomer,) if isinstance(new, Hooked) else (Newcomer, Hooked)
+    bases = [Newcomer]
+    bases += [TakesOriginals] if place.originals is not None else []
+    bases += [] if isinstance(new, Hooked) else [Hooked]
     new.__class__ = subclass(type(new), *bases)
     see_whole(new)
     for module in _of_model(new, calls):
@@ -150,6 +153,7 @@ def _place_of(old: nn.Module, calls: Any, name: str) -> Unchanged:
     alone = state.alone
     place = Unchanged(alone.forward, alone.leaf, state.path, alone.spec, state.mesh)
     place.running, place.caches = state.running, state.caches
+    place.originals = state.originals if state.goes_back else None
     return place
 
 

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from shardwright.runtime.collectives import begin_all_reduce
 from shardwright.runtime.mesh import Group
+from shardwright.runtime.writable import writable
 
 
 class _Last(threading.local):
@@ -128,9 +129,7 @@ class _Linear(Function):
         """What `F.linear` gives."""
         ctx.save_for_backward(x, weight)
         ctx.reader = reader
-        out = F.linear(x, weight, bias)
-        # Of more than two dims it is a view, and into what we call one no code may write.
-        return torch.ops.aten._unsafe_view(out, out.shape) if out._is_view() else out
+        return writable(F.linear(x, weight, bias), x)
 
     @staticmethod
     def backward(  # type: ignore[override]

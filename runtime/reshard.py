@@ -23,6 +23,7 @@ from shardwright.runtime.lengths import Length
 from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.overlap import overlaps, summed_behind
 from shardwright.runtime.split import Split
+from shardwright.runtime.writable import writable
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ class _Redistribute(torch.autograd.Function):
         """`x` at the other side of the step."""
         ctx.step, ctx.size = step, size
         out = step.run(step.forward, x, size)
-        return out.view_as(out) if out is x else out
+        return out.view_as(out) if out is x else writable(out, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]

@@ -42,6 +42,8 @@ class Unchanged(Again):
         self.caches = Caches()
         self.hides = False
         """Whether a newcomer runs in its place, from which caches are hidden."""
+        self.originals: Any = None
+        """Of a newcomer whose place takes such: `LocalState.originals` of what was there."""
         self._forward, self._leaf = forward, leaf
         self._spec, self._mesh = spec, mesh
 
@@ -55,6 +57,7 @@ class Unchanged(Again):
     def __deepcopy__(self, memo: dict[int, Any]) -> Unchanged:
         twin = copy.copy(self)
         twin.running = copy.deepcopy(self.running, memo)
+        twin.originals = copy.deepcopy(self.originals, memo)
         return twin
 
 

@@ -3,6 +3,7 @@
     python -m benchmarks.uses                              all models, all uses, on 2 ranks
     python -m benchmarks.uses --tp 3 causal/llama          one model, on 3
     python -m benchmarks.uses --use hidden_states          one use of all models
+    python -m benchmarks.uses --threads                    ranks as threads: half the time
 
 Each use runs on the whole model and on the split one; outputs, and gradients of all parameters, are
 compared. A use that the whole model cannot do is not counted. Prints what is not equal and a
@@ -29,6 +30,7 @@ from rich.table import Table
 from benchmarks.uses.case import VERDICTS, compared
 from benchmarks.uses.models import names
 from benchmarks.uses.subject import USES
+from benchmarks.uses.threads import by_threads
 from benchmarks.zoo import write
 from benchmarks.zoo_ranks import Job, sweep
 from shardwright.planner.contract.files import write_atomically
@@ -40,6 +42,7 @@ BAD = ("denied", "wrong", "raw")
 @click.argument("models", nargs=-1)
 @click.option("--use", "uses", multiple=True, help="Only these.")
 @click.option("--tp", default=2, help="Ranks.")
+@click.option("--threads", is_flag=True, help="Ranks as threads, without what draws or compiles.")
 @click.option("--groups", default=1, help="Models compared at once.")
 @click.option("--part", default="1/1", help="K/N: the Kth of N parts of the models.")
 @click.option("--limit", default=120.0, help="Seconds for a use of a model.")
@@ -48,6 +51,7 @@ def main(
     models: tuple[str, ...],
     uses: tuple[str, ...],
     tp: int,
+    threads: bool,
     groups: int,
     part: str,
     limit: float,
@@ -60,10 +64,12 @@ def main(
         raise click.UsageError(f"no such use: {', '.join(sorted(unknown))}")
     if unknown := {*models} - {*names()}:
         raise click.UsageError(f"no such model: {', '.join(sorted(unknown))}; {', '.join(names())}")
-    jobs = [(model, use) for model in chosen for use in uses or USES]
+    asked = [use for use in uses or USES if not (threads and USES[use].own_process)]
+    jobs = [(model, use) for model in chosen for use in asked]
     console, found = Console(stderr=True), _before(path, jobs, tp)
     with TemporaryDirectory() as plans:
-        rows = sweep(jobs, tp, partial(compared, plans), groups, limit)
+        case = partial(compared, plans)
+        rows = by_threads(jobs, tp, case) if threads else sweep(jobs, tp, case, groups, limit)
         for row in track(rows, "uses", len(jobs), console=console, disable=not console.is_terminal):
             if "error" in row:  # a rank ended, or all wait for each other
                 row |= {"tp": tp, "verdict": "raw", "text": row.pop("error")}

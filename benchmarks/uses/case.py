@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.compare import differences, of_all
 from benchmarks.uses import calls, decoding, inside, modes, state, steps
 from benchmarks.uses.models import Made, make
-from benchmarks.uses.subject import USES, Subject, Unfit, tensors
+from benchmarks.uses.subject import MAKING, USES, Subject, Unfit, tensors
 from shardwright.errors import ShardwrightError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
@@ -53,12 +53,14 @@ def compared(plans: str, name: str, use: str, rank: int, tp: int, mesh: Mesh) ->
 
     Plans are kept in the folder `plans`, for processes that take over from others.
     """
-    made, plan = _prepared(plans, name, use if USES[use].before else "", rank, tp)
-    if isinstance(plan, str):
-        return _row(name, use, tp, "unplanned", plan)
+    made, plan = _preparing(rank)(plans, name, use if USES[use].before else "", tp)
+    if made is None:
+        return _row(name, use, tp, "unfit", str(plan))
     expected = _of_first(rank, lambda: _whole(made, use))
     if isinstance(expected, str):
         return _row(name, use, tp, "unfit", expected)
+    if isinstance(plan, str):
+        return _row(name, use, tp, "unplanned", plan)
     with TemporaryDirectory() as own:
         split = apply(copy.deepcopy(made.model), plan, mesh)
         folder = _of_first(rank, lambda: own)
@@ -82,19 +84,27 @@ def _of_first(rank: int, work: Callable[[], T]) -> T:
     return box[0]
 
 
-@lru_cache(maxsize=2)
-def _prepared(plans: str, name: str, changed: str, rank: int, tp: int) -> tuple[Made, Plan | str]:
+@cache
+def _preparing(rank: int) -> Callable[[str, str, str, int], tuple[Made | None, Plan | str]]:
+    """Prepares models for a rank, which keeps its last ones: it may be a thread beside others."""
+    return lru_cache(maxsize=2)(partial(_prepared, rank))
+
+
+def _prepared(
+    rank: int, plans: str, name: str, changed: str, tp: int
+) -> tuple[Made | None, Plan | str]:
     """The model, `changed` as that use has it, and the plan of rank 0, or why there is none."""
-    with warnings.catch_warnings():
+    with MAKING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = make(name)
         if changed:
             before = USES[changed].before
             assert before is not None
+            torch.manual_seed(1)  # what comes in is drawn alike, too
             try:
                 made = replace(made, model=before(made.model))
             except Exception as error:  # the model is not made for that
-                return made, _text(error)
+                return None, _text(error)
     file = Path(plans) / f"{name.replace('/', '_')}_{changed}_{tp}.json"
     planned, text = _of_first(rank, lambda: _planned(file, tp, made))
     return made, Plan.from_json(text) if planned else text

@@ -45,7 +45,7 @@ def beams(s: Subject) -> Any:
     return _generated(s, do_sample=False, num_beams=3)
 
 
-@use()
+@use(own_process=True)
 def sampling(s: Subject) -> Any:
     """Sampling with one seed on all ranks."""
     torch.manual_seed(5)
@@ -58,7 +58,7 @@ def greedy_with_static_cache(s: Subject) -> Any:
     return _generated(s, do_sample=False, cache_implementation="static", disable_compile=True)
 
 
-@use()
+@use(own_process=True)
 def several_samples(s: Subject) -> Any:
     """Several sequences sampled for each prompt."""
     torch.manual_seed(6)
@@ -71,7 +71,7 @@ def greedy_without_cache(s: Subject) -> Any:
     return _generated(s, do_sample=False, use_cache=False)
 
 
-@use()
+@use(own_process=True)
 def sampled_beams(s: Subject) -> Any:
     """Beam search that draws."""
     torch.manual_seed(7)

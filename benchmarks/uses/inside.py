@@ -107,11 +107,15 @@ def _floats(value: Any) -> list[Tensor]:
 
 @use(may_refuse=True)
 def hooks_on_projections(s: Subject) -> Any:
-    """What forward hooks read of linear layers: of split ones a part, unless it is refused."""
+    """What forward hooks read of linear layers, as it was then (see `hooks_on_all_modules`)."""
     read: list[Any] = []
+
+    def note(_: Any, __: Any, out: Any) -> None:
+        read.extend(t.clone() for t in tensors(out))
+
     for module in s.model.modules():
         if isinstance(module, nn.Linear):
-            module.register_forward_hook(lambda _, __, out: read.append(out))
+            module.register_forward_hook(note)
     s.call()
     if not read:
         raise Unfit

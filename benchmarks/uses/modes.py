@@ -120,7 +120,7 @@ def lora_before_splitting(s: Subject) -> Any:
     return out
 
 
-@use()
+@use(own_process=True)
 def compiled(s: Subject) -> Any:
     """`torch.compile`, traced through autograd, run as it is."""
     torch._dynamo.reset()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.compare import weighing_loss
-from benchmarks.uses.subject import Subject, Unfit, use
+from benchmarks.uses.subject import MAKING, Subject, Unfit, use
 
 
 @use()
@@ -76,7 +76,8 @@ def save_pretrained(s: Subject) -> Any:
     """Saved as transformers does, read as a whole model."""
     model = s.known()
     model.save_pretrained(s.folder)
-    again = type(s.whole).from_pretrained(s.folder, dtype=next(s.whole.parameters()).dtype)
+    with MAKING:
+        again = type(s.whole).from_pretrained(s.folder, dtype=next(s.whole.parameters()).dtype)
     return replace(s, model=again.eval()).call()
 
 

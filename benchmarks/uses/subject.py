@@ -6,6 +6,7 @@ parameters are compared by the runner. What the whole model itself cannot do is 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+MAKING = threading.Lock()
+"""Held while a model is made: ranks that are threads share torch's generator and default dtype."""
 
 
 class Unfit(Exception):
@@ -70,6 +74,8 @@ class Use:
     """Whether a clear refusal is as good: the whole model has no such thing to compare with."""
     before: Callable[[Any], Any] | None = None
     """What is done to the model before it is planned and split; None for nothing."""
+    own_process: bool = False
+    """Whether ranks must be processes: it draws from torch's generator, or compiles."""
 
 
 USES: dict[str, Use] = {}
@@ -79,11 +85,12 @@ def use(
     tolerance: float = 0.0,
     may_refuse: bool = False,
     before: Callable[[Any], Any] | None = None,
+    own_process: bool = False,
 ) -> Callable[[Any], Any]:
     """Add a function to the uses by its name."""
 
     def add(fn: Callable[[Subject], Any]) -> Callable[[Subject], Any]:
-        USES[fn.__name__] = Use(fn, tolerance, may_refuse, before)
+        USES[fn.__name__] = Use(fn, tolerance, may_refuse, before, own_process)
         return fn
 
     return add

@@ -41,6 +41,9 @@ class Call(NamedTuple):
 Calls = dict[str, list[Call]]
 """Module -> the calls of its own code, in order."""
 
+HAND_ON = ("forward", "wrapper", "__torch_function__", "_call_impl")
+"""Functions of the runtime that call what they are in front of."""
+
 RUNS = "runs"
 """What a call of another module is noted as; a part may have that done by other code."""
 
@@ -91,8 +94,7 @@ def _from_runtime() -> bool:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith("shardwright.runtime"):
-            handed_on = frame.f_code.co_name in ("forward", "wrapper", "__torch_function__")
-            if not handed_on or module.endswith(".vocab"):
+            if frame.f_code.co_name not in HAND_ON or module.endswith(".vocab"):
                 return True
         elif not module.startswith(("torch", "shardwright.")):
             return False

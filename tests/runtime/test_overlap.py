@@ -31,10 +31,13 @@ SIZES: dict[str, Any] = {
 
 
 def whole() -> Any:
-    """A model with biases."""
+    """A model with biases, and activations that write into what layers give."""
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)
-    return LlamaForCausalLM(config).double().eval()
+    model: Any = LlamaForCausalLM(config).double().eval()
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.nn.SiLU(inplace=True)
+    return model
 
 
 def split(model: Any, mesh: Mesh) -> Any:

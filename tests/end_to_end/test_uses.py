@@ -1,0 +1,42 @@
+"""A sample of the search for silently wrong numbers (`benchmarks.uses`): each use, two models."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.uses.case import compared
+from benchmarks.uses.subject import USES
+from benchmarks.uses.threads import by_threads
+
+MODELS = (
+    ("causal/llama", 2),
+    ("causal/gpt_neox", 3),
+    ("causal/mixtral", 2),
+    ("masked/bert", 3),
+    ("seq2seq/t5", 2),
+    ("vision/vit", 2),
+)
+BY_THREADS = [name for name, use in USES.items() if not use.own_process]
+CASES = [
+    (model, tp, use)
+    for m, (model, tp) in enumerate(MODELS)
+    for u, use in enumerate(BY_THREADS)
+    if (m - u) % len(MODELS) in (0, 3)  # one of the first half and one of the second
+]
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plans")
+
+
+@pytest.mark.parametrize(("model", "tp", "use"), CASES)
+def test_equals_the_whole_model_or_is_refused(plans: Path, model: str, tp: int, use: str) -> None:
+    (row,) = by_threads([(model, use)], tp, partial(compared, str(plans)))
+    assert "error" not in row, row
+    if row["verdict"] == "unfit":
+        pytest.skip("the whole model has no such thing")
+    assert row["verdict"] in ("equal", "refused"), row
