@@ -23,7 +23,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.runtime.caches import Caches
 from shardwright.runtime.functional import PART, refuse
-from shardwright.runtime.interface import Again, Interface, table
+from shardwright.runtime.interface import Again, Interface, table, with_more
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.never_run import never_ran, whole_layer
 from shardwright.runtime.proven import Proven
@@ -55,7 +55,7 @@ class Alone(Again, Interface):
         Interface.__init__(self, type(module).forward, leaf, spec, mesh, path)
         takes = ((p.slot, p.placement) for p in spec.takes)
         gives = ((p.slot, p.placement) for p in spec.gives)
-        self.takes = table([*takes, *((c.slot, c.target) for c in spec.inputs)])
+        self.takes = with_more(table([*takes, *((c.slot, c.target) for c in spec.inputs)]))
         self.gives = table([*gives, *((c.slot, c.source) for c in spec.outputs)])
         self.around = table((c.slot, c.source) for c in spec.inputs)
         self.proven: Proven | None = None

@@ -30,7 +30,7 @@ from shardwright.runtime.reshard import take_local
 
 def placements_of(placement: Placement, mesh: Mesh) -> tuple[Shard | Replicate, ...]:
     """How torch says `placement` for the sub-axes of tp, in their order."""
-    every = _coords_of_all(mesh)
+    every = coords_of_all(mesh)
     out: list[Shard | Replicate] = []
     for axis in axes_of(mesh):
         split = [d for d, dim in enumerate(placement.dims) if _named(dim, axis, every[0])]
@@ -52,7 +52,7 @@ def axes_of(mesh: Mesh) -> list[str]:
     return sorted(sub_axes_of(TP, mesh.coords))
 
 
-def _coords_of_all(mesh: Mesh) -> list[Coords]:
+def coords_of_all(mesh: Mesh) -> list[Coords]:
     """Where each rank of tp stands, by rank."""
     sub_axes = {TP: mesh.sub_axes[TP]} if TP in mesh.sub_axes else {}
     size = mesh[TP].size

@@ -21,7 +21,7 @@ from shardwright.runtime.agreement import agree
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.facts import digest
 from shardwright.runtime.functional import as_one_function
-from shardwright.runtime.hooks import BEFORE_ALL, BEHIND_ALL, check_hooks_on_all
+from shardwright.runtime.hooks import BEFORE_ALL, BEHIND_ALL, check_hooks_on_all, check_kept
 from shardwright.runtime.local import placements
 from shardwright.runtime.newcomers import (
     NEWCOMER,
@@ -167,9 +167,13 @@ class GuardedRoot(Seeing):
         running = calls.running
         outer, running.now = running.now, True
         try:
-            return forward(*args, **kwargs)
+            output = forward(*args, **kwargs)
+            if running.shown:
+                check_kept(running)
+            return output
         finally:
             running.now = outer
+            running.shown = ()
             if not compiling and settings.configs_changed():
                 settings.keep_configs()
 

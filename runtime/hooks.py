@@ -2,9 +2,9 @@
 
 In a forward pass of the model what a module takes and gives lies as the plan has it. A hook that
 somebody puts on a module sees it whole, value and gradient, as outside of the model; what it gives
-in its place, or does to it, is cut again. What is in a cache is hidden from it. Hooks of torch
-itself (of FSDP) and of transformers (which note what the model then gives out, whole) see all as
-it is.
+in its place, or does to it, is cut again. What is in a cache is hidden from it, and parameters that
+it reads and modules that it calls are what they are outside of the model. Hooks of torch itself
+(of FSDP) and of transformers (which note what the model then gives out, whole) see all as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch.nn.modules import module as modules
 from shardwright.errors import UsageError
 from shardwright.runtime.copied import Copied
 from shardwright.runtime.interface import Again
-from shardwright.runtime.shown import Shown
+from shardwright.runtime.running import Always, left
+from shardwright.runtime.shown import Given, Shown, changed, stamp
 from shardwright.runtime.slots import map_slots
 
 Hook = Callable[..., Any]
@@ -105,18 +106,22 @@ def _behind(hook: Hook, with_kwargs: bool) -> Hook:
         kwargs, output = rest[0] if with_kwargs else {}, rest[-1]
         shown = state.shown
         if shown is None:
-            with state.caches.closed(args, kwargs, output):
+            with state.caches.closed(args, kwargs, output), left(state.running):
                 return hook(module, args, *rest)
-        shown.check()
+        shown = shown.call_of(args, kwargs, output)
         given, whole = shown.whole(args, kwargs), shown.whole_output(output)
         around, more = (args, kwargs), [given[1]] if with_kwargs else []
         same = _through(around, output), _through(around, output, whole)
         alone = _untouched(shown.path, (around, same[0]), (given, same[1]))
-        with state.caches.closed(*around, output), alone:
+        with state.caches.closed(*around, output), alone, left(state.running):
             found = hook(module, given[0], *more, whole)
+        _note(state, shown.path, given, around)
         if found is None and not _others(output, whole):
             return None
-        return shown.cut_output(whole if found is None else found)
+        found = whole if found is None else found
+        cut = shown.cut_output(found)
+        _note(state, shown.path, found, cut)
+        return cut
 
     return hook if _trusted(hook) else seen
 
@@ -130,18 +135,21 @@ def _before(hook: Hook, with_kwargs: bool) -> Hook:
         kwargs = rest[0] if with_kwargs else {}
         shown = state.shown
         if shown is None:
-            with state.caches.closed(args, kwargs):
+            with state.caches.closed(args, kwargs), left(state.running):
                 return hook(module, args, *rest)
-        shown.check()
+        shown = shown.call_of(args, kwargs)
         given = shown.whole(args, kwargs)
         around, more = (args, kwargs), [given[1]] if with_kwargs else []
-        with state.caches.closed(*around), _untouched(shown.path, around, given):
+        alone = _untouched(shown.path, around, given)
+        with state.caches.closed(*around), alone, left(state.running):
             found = hook(module, given[0], *more)
         if found is None:
             found = given if with_kwargs else given[0]
-        if with_kwargs:
-            return shown.cut(*found)
-        return shown.cut(found if isinstance(found, tuple) else (found,), {})[0]
+        if not with_kwargs:
+            found = found if isinstance(found, tuple) else (found,), {}
+        cut = shown.cut(*found)
+        _note(state, shown.path, found, cut)
+        return cut if with_kwargs else cut[0]
 
     return hook if _trusted(hook) else seen
 
@@ -150,18 +158,39 @@ def _of_gradients(hook: Hook, shown: Shown, side: str) -> Hook:
     """A hook on gradients that is given whole ones, and whose result is cut again."""
     if _trusted(hook):
         return hook
-    shown.check()
 
     @functools.wraps(hook)
     def seen(module: Any, *grads: Any) -> Any:
         sides = ("in", "out")[-len(grads) :]  # one before its backward pass has no gradients in
-        given = [shown.whole_gradients(g, s) for g, s in zip(grads, sides, strict=True)]
-        found = hook(module, *given)
+        call = shown.call_of_gradients(grads, sides)
+        given = [call.whole_gradients(g, s) for g, s in zip(grads, sides, strict=True)]
+        with left(_state(module).running):
+            found = hook(module, *given)
         if found is None:
             return None
-        return shown.cut_gradients(found if isinstance(found, tuple) else (found,), side)
+        return call.cut_gradients(found if isinstance(found, tuple) else (found,), side)
 
     return seen
+
+
+def _note(state: Any, path: str, shown: Any, model: Any) -> None:
+    """Note what was shown in the place of what the model goes on with, until its forward ends."""
+    running = state.running
+    if isinstance(running, Always) or not running.now or torch.compiler.is_compiling():
+        return
+    still = (given for given in running.shown if not given.shown.expired())
+    running.shown = (*still, *Given.pairs(path, shown, model))
+
+
+def check_kept(running: Any) -> None:
+    """Check that what hooks keep is as the unsplit model would show it, when a forward ends.
+
+    Raises:
+        UsageError: it is not.
+    """
+    found, running.shown = running.shown, ()
+    for given in found:
+        given.check()
 
 
 @contextmanager
@@ -174,11 +203,10 @@ def _untouched(path: str, before: Any, given: Any) -> Iterator[None]:
         UsageError: one was: the model would not see that.
     """
     copies = [] if torch.compiler.is_compiling() else _others(before, given)
-    stamps = [x.clone() if x.is_inference() else x._version for x in copies]
+    stamps = [stamp(x) for x in copies]
     yield
-    for x, stamp in zip(copies, stamps, strict=True):
-        same = torch.equal(x, stamp) if isinstance(stamp, Tensor) else x._version == stamp
-        if not same:
+    for x, before_it in zip(copies, stamps, strict=True):
+        if changed(x, before_it):
             raise UsageError(
                 f"a hook on '{path}' changed in place what the module was given, of which each "
                 "rank has a part: let it give another tensor instead"
@@ -227,7 +255,7 @@ def is_inside(state: Any) -> bool:
         if alone is not None:
             alone.inside = True
         return True
-    if alone is None or alone.again():
+    if alone is None or (not running.left and alone.again()):
         return alone is not None
     if unchanged and torch._C._current_graph_task_id() == -1:
         alone.called = True

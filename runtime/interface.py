@@ -80,6 +80,7 @@ class Interface:
         self.arguments = parameters_of(forward)
         self.reshards: dict[tuple[int, str, str, int], Reshard | None] = {}
         self.no_gradient = frozenset(spec.no_gradient)
+        self.unknown = frozenset(spec.unknown)
 
     def names(self, args: tuple[Any, ...]) -> list[str]:
         """The names of the arguments that are given by position."""
@@ -99,20 +100,33 @@ class Interface:
         """What `reshard` says of each tensor, done; `at` is the side of the module, "in" or "out".
 
         In the model some have no gradient, so that there is none to change.
+
+        Raises:
+            UsageError: ranks have of that what they make of parts.
         """
 
         def change(x: Tensor, slot: str) -> Tensor:
+            if self.unknown and self._is_among(self.unknown, at, slot):
+                raise UsageError(
+                    f"tensor '{slot}' {at} '{self.path}': nothing in the model takes that, and "
+                    "each rank makes it of its part of others: compute it behind the model, of "
+                    "what hooks on other modules see"
+                )
             reshard = self.reshard(table, side, slot, x.ndim, x.is_floating_point())
             out = x if reshard is None else reshard(x)
-            if self.no_gradient and out.requires_grad and self._without_gradient(at, slot):
+            if (
+                self.no_gradient
+                and out.requires_grad
+                and self._is_among(self.no_gradient, at, slot)
+            ):
                 return _Constant.apply(out, f"'{slot}' {at} '{self.path}'")  # type: ignore[return-value]
             return out
 
         return change
 
-    def _without_gradient(self, at: str, slot: str) -> bool:
-        names = (f"{at} {name}".rstrip() for name in (slot, slot_pattern(slot)))
-        return any(name in self.no_gradient for name in names)
+    @staticmethod
+    def _is_among(found: frozenset[str], at: str, slot: str) -> bool:
+        return any(f"{at} {name}".rstrip() in found for name in (slot, slot_pattern(slot)))
 
     def reshard(
         self, table: Table, side: str, slot: str, ndim: int, needed: bool = True
@@ -160,6 +174,17 @@ def table(placed: Iterable[tuple[str, str]]) -> Table:
     for slot, text in placed:
         placement = parse(text)
         out.setdefault(slot, {})[len(placement.dims)] = placement
+    return out
+
+
+def with_more(known: Table) -> Table:
+    """The same, and more elements of a list where all that are known lie alike."""
+    out, groups = dict(known), dict[str, list[dict[int, Placement]]]()
+    for slot, by_dims in known.items():
+        groups.setdefault(slot_pattern(slot), []).append(by_dims)
+    for name, found in groups.items():
+        if name not in known and all(by_dims == found[0] for by_dims in found):
+            out[name] = found[0]
     return out
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import PlanError, PluginError
-from shardwright.planner.contract.mesh import CP
+from shardwright.planner.contract.mesh import CP, TP
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED, needed
@@ -171,6 +171,7 @@ def apply_module(
         return
     check_forward(module, path)
     original, state = type(module), LocalState(mesh, spec.layer, path)
+    state.group = mesh.groups.get(TP)
     lengths = lengths or Lengths()
     own: Any = original.forward
     plain = own is nn.Linear.forward or own is LocalModule.forward  # made as a style of ours

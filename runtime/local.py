@@ -20,8 +20,8 @@ from shardwright.planner.contract.dims import Range
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime import buffers, overlap
 from shardwright.runtime.caches import Caches
-from shardwright.runtime.hooks import Hooked
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.hooks import Hooked, check_kept
+from shardwright.runtime.mesh import Group, Mesh
 from shardwright.runtime.reshard import Reshard
 from shardwright.runtime.running import ALWAYS, Always, Running
 from shardwright.runtime.slots import Keys, replace
@@ -84,13 +84,13 @@ class LocalState:
     caches: Caches = field(default_factory=Caches)
     """Of that model."""
     alone: Alone | None = None
+    group: Group | None = None
+    """The ranks over which gradients may be summed beside other work."""
     linear: bool = False
     """Whether the module's own forward is that of `nn.Linear`, as of most: done in its place."""
     kept: dict[str, Any] = field(default_factory=dict)
     """Arguments as they came in, while the module runs: modules within may want them so."""
     keeps: set[str] = field(default_factory=set)
-    goes_back: bool = False
-    """Whether an argument is taken as it was before a module around changed it, its original."""
     has_originals: bool = False
     """Whether this call of the module was given its originals."""
 
@@ -98,6 +98,11 @@ class LocalState:
     def shown(self) -> Shown | None:
         """What hooks on the module see."""
         return None if self.alone is None else self.alone.shown
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether an argument is taken as it was before a module around changed it, an original."""
+        return any(change.origin is not None for change in self.inputs)
 
     def settle(self) -> None:
         """See what `inputs` and `outputs` come to, when all of them are there."""
@@ -117,9 +122,7 @@ class LocalState:
 
         One is changed as it comes, or as it was before a module around changed it.
         """
-        if self.goes_back and not self.has_originals:
-            args, kwargs = self.originals(args, kwargs)
-        given = list(args)
+        given = list(args if self.has_originals else self.originals(args, kwargs))
         for change in self.inputs:
             at, where = _place(change, given, kwargs)
             if at is None:
@@ -129,10 +132,8 @@ class LocalState:
             where[at] = self.apply(change, where[at])
         return given, kwargs
 
-    def originals(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, those that a module around changed as they were before."""
+    def originals(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments, those that a module around changed as they were before; `kwargs` in place."""
         given = list(args)
         for change in self.inputs:
             if change.origin is None:
@@ -141,7 +142,7 @@ class LocalState:
             at, where = _place(change, given, kwargs)
             if at is not None:
                 where[at] = change.origin[change.before.lstrip(".")]
-        return tuple(given), kwargs
+        return tuple(given)
 
     def leave(self, output: Any) -> Any:
         """The output as the rest of the model should see it."""
@@ -179,9 +180,12 @@ class LocalState:
                 output = code(*args, **kwargs)
                 if left is not None:
                     left += self.caches.among(output, alone.arguments)
+                if running.shown:
+                    check_kept(running)
                 return alone.leave(output)
         finally:
             running.now = False
+            running.shown = ()
 
 
 def _place(change: Change, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -216,7 +220,7 @@ class LocalModule(Hooked):
         if state.running.now:
             if not alone.inside:
                 alone.inside = True
-        elif not alone.again():
+        elif state.running.left or not alone.again():
             if alone.proven is not None:
                 alone.proven.check_modes(self.modules(), alone.path)  # type: ignore[attr-defined]
             if alone.as_first is not None:
@@ -232,8 +236,11 @@ class LocalModule(Hooked):
         if spent:  # a bias that is not there needs no look-up, which is a call
             bias: Any = self._parameters.get("bias", self)  # type: ignore[attr-defined]
             bias = bias if bias is None else self.bias  # type: ignore[attr-defined]
-            linear = overlap.linear if trains and overlap.goes_on() else F.linear
-            output: Any = linear(*args, self.weight, bias)  # type: ignore[attr-defined]
+            output: Any = (
+                overlap.linear(*args, self.weight, bias, state.group)  # type: ignore[attr-defined]
+                if trains
+                else F.linear(*args, self.weight, bias)  # type: ignore[attr-defined]
+            )
         else:
             output = super().forward(*args, **kwargs)  # type: ignore[misc]
         if idle_out and not trains:
@@ -276,7 +283,7 @@ def link_origins(model: nn.Module) -> None:
     modules = dict(model.named_modules())
     for path, module in modules.items():
         state: LocalState | None = module.__dict__.get("_shardwright")
-        for change in state.inputs if state else ():
+        for change in [] if state is None else state.inputs:
             if change.before is None:
                 continue
             levels = len(change.before) - len(change.before.lstrip("."))
@@ -287,7 +294,7 @@ def link_origins(model: nn.Module) -> None:
                 raise PlanError(f"'{path}' wants '{slot}' as '{around}' took it, which it does not")
             outer.keeps.add(slot)
             outer.settle()
-            change.origin, state.goes_back = outer.kept, True
+            change.origin = outer.kept
 
 
 def placements(model: nn.Module) -> dict[str, Placement]:

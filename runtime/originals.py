@@ -26,7 +26,7 @@ class TakesOriginals:
         )
         if (split is not None and not hooked) or not is_inside(state):
             return super()._call_impl(*args, **kwargs)  # type: ignore[misc]
-        args, kwargs = state.originals(args, kwargs)
+        args = state.originals(args, kwargs)
         if split is None:
             return super()._call_impl(*args, **kwargs)  # type: ignore[misc]
         split.has_originals = True

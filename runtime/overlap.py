@@ -49,14 +49,9 @@ pending = _Last()
 
 def overlaps(x: Tensor, group: Group) -> bool:
     """Whether the gradient of `x` can be summed over `group` while other work is done."""
-    if group.pg is None or torch.compiler.is_compiling() or torch.is_anomaly_enabled():
+    if torch.compiler.is_compiling() or group.pg is None or torch.is_anomaly_enabled():
         return False
     return not x.is_cpu or group.channel is None
-
-
-def goes_on() -> bool:
-    """Whether `linear` is of use: some sum of a later backward pass is there to be filled."""
-    return not torch.compiler.is_compiling() and pending.sum is not None
 
 
 def summed_behind(x: Tensor, group: Group) -> Tensor:
@@ -106,16 +101,22 @@ class _Begin(_End):
         return out, None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group | None) -> Tensor:
     """`F.linear`, which leaves the gradient of `weight` to the node that read it, if it can.
+
+    Whether there is a sum to be filled or not: what runs again for a backward pass must keep the
+    same tensors as it did at first.
 
     Shapes: [..., in] -> [..., out]; weight [out, in]; bias [out].
     """
+    if group is None or not overlaps(x, group):
+        return F.linear(x, weight, bias)
     total, node = pending.sum, weight.grad_fn
-    if total is None or not hasattr(node, "owed") or torch.is_autocast_enabled(x.device.type):
+    if not hasattr(node, "owed") or torch.is_autocast_enabled(x.device.type):
         return F.linear(x, weight, bias)
     reader: Any = node
-    reader._set_sequence_nr(total.number)
+    if total is not None:
+        reader._set_sequence_nr(total.number)
     return _Linear.apply(x, weight, bias, reader)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -14,6 +16,10 @@ class Running(threading.local):
     """
 
     now = False
+    shown: tuple[Any, ...] = ()
+    """What hooks were shown in this forward in the place of what the model goes on with."""
+    left = False
+    """Whether code that is no part of the model runs within its forward: a hook."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Running:
         return memo.setdefault(id(self), Running())
@@ -26,6 +32,21 @@ class Always:
     """In its place for a layer that was made by itself: it takes local tensors, whoever calls."""
 
     now = True
+    left = False
 
 
 ALWAYS = Always()
+
+
+@contextmanager
+def left(running: Running | Always) -> Iterator[None]:
+    """Within, whoever calls modules of the model, or reads their parameters, is not the model."""
+    if isinstance(running, Always):
+        yield
+        return
+    outer = running.now, running.left, running.shown
+    running.now, running.left, running.shown = False, True, ()
+    try:
+        yield
+    finally:
+        running.now, running.left, running.shown = outer

@@ -75,9 +75,9 @@ class Calls:
                 if owner is not None and "_shardwright_newcomer" in owner.__dict__:
                     return False  # it computes with whole tensors
                 if owner is not None and owner.__dict__.get("_shardwright_calls") is self:
-                    # Code that was put in the place of a forward knows of no parts.
+                    # Code that was put in the place of a forward knows of no parts, nor do hooks.
                     own = getattr(type(owner).forward, "__code__", None)
-                    return "forward" not in owner.__dict__ or own in ran
+                    return own in ran or (own is None and "forward" not in owner.__dict__)
             frame = frame.f_back
         return False
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.plan_file import ModulePlan
+from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.names import slot_pattern
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.plan_file import ModuleCall, ModulePlan
+from shardwright.runtime.dtensors import coords_of_all
 from shardwright.runtime.interface import Interface, Table, table
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.slots import map_slots
+
+Seen = tuple[str, str, Tensor]
+"""The side and slot of a tensor, and the tensor."""
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class Shown(Interface):
@@ -30,10 +42,22 @@ class Shown(Interface):
         self, forward: Callable[..., Any], leaf: bool, spec: ModulePlan, mesh: Mesh, path: str
     ) -> None:
         super().__init__(forward, leaf, spec, mesh, path)
-        takes = ((p.slot, p.placement) for p in spec.takes)
-        gives = ((p.slot, p.placement) for p in spec.gives)
-        self.comes = table([*takes, *((c.slot, c.source) for c in spec.inputs)])
-        self.goes = table([*gives, *((c.slot, c.target) for c in spec.outputs)])
+        self.comes, self.goes = self._around(spec)
+        self.calls = [self._in_call(call) for call in spec.each]
+        """The same for each call of the module, where these differ."""
+
+    def _around(self, call: ModuleCall | ModulePlan) -> tuple[Table, Table]:
+        takes = ((p.slot, p.placement) for p in call.takes)
+        gives = ((p.slot, p.placement) for p in call.gives)
+        return (
+            table([*takes, *((c.slot, c.source) for c in self.spec.inputs)]),
+            table([*gives, *((c.slot, c.target) for c in self.spec.outputs)]),
+        )
+
+    def _in_call(self, call: ModuleCall) -> Shown:
+        out = copy.copy(self)
+        out.comes, out.goes = self._around(call)
+        return out
 
     def check(self) -> None:
         """Check that tensors lie alike in all calls of the module.
@@ -43,10 +67,70 @@ class Shown(Interface):
         """
         if self.spec.varies:
             raise UsageError(
-                f"'{self.path}' has a hook, which should see whole tensors, and is called several "
-                "times with tensors that lie otherwise over the ranks: put the hook on a module "
-                "around it, or on one of those before and behind it"
+                f"'{self.path}' has a hook, or another module in its place, which should see whole "
+                "tensors, and is called several times with tensors that lie otherwise over the "
+                "ranks: put the hook on a module around it, or on one of those before and behind it"
             )
+
+    def call_of(
+        self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = _EMPTY, output: Any = None
+    ) -> Shown:
+        """The tensors around the module in the call that has these arguments and this output.
+
+        Where calls differ, that is the one in which this rank has parts of these sizes.
+
+        Raises:
+            UsageError: several have, and lie otherwise.
+        """
+        if not self.spec.varies:
+            return self
+        given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}
+        seen = [("in", slot, x) for slot, x in _tensors(given)]
+        seen += [("out", slot, x) for slot, x in _tensors(output)]
+        return self._call_with(seen)
+
+    def call_of_gradients(self, grads: Sequence[Sequence[Any]], sides: Sequence[str]) -> Shown:
+        """The same for gradients as hooks are given them, of both sides or of outputs alone."""
+        if not self.spec.varies:
+            return self
+        seen = []
+        for side, found in zip(sides, grads, strict=True):
+            slots = self.names(tuple(found)) if side == "in" else _slots(found, self.goes)
+            seen += [(side, n, g) for n, g in zip(slots, found, strict=True) if g is not None]
+        return self._call_with(seen)
+
+    def _call_with(self, seen: Sequence[Seen]) -> Shown:
+        floating = [x.is_floating_point() for _, _, x in seen]
+        calls = [(call, [call._lies(*each) for each in seen]) for call in self.calls]
+        calls = [c for c in calls if all(p or not f for p, f in zip(c[1], floating, strict=True))]
+        fit = [c for c in calls if all(map(self._fits, c[1], seen))]
+        others = [p for _, p in calls if fit and _of_any_size(p) != _of_any_size(fit[0][1])]
+        ranks = coords_of_all(self.mesh)  # all of them raise, or none
+        if not fit or not all(_differ(fit[0][1], p, rank) for p in others for rank in ranks):
+            self.check()
+        return fit[0][0]
+
+    def _lies(self, side: str, slot: str, x: Tensor) -> Placement | None:
+        known = self.comes if side == "in" else self.goes
+        return known.get(slot, known.get(slot_pattern(slot), {})).get(x.ndim)
+
+    def _fits(self, placement: Placement | None, seen: Seen) -> bool:
+        """Whether this rank's part of a tensor that lies so has the size of what is `seen`."""
+        sizes = placement.local_shape(self.mesh.coords) if placement else seen[-1].shape
+        return all(n in (None, size) for n, size in zip(sizes, seen[-1].shape, strict=True))
+
+    def change(self, table: Table, side: str, at: str) -> Callable[[Tensor, str], Tensor]:
+        """As for any interface, with copies of what shares memory with what was given.
+
+        Into these code may write: a hook into what it is shown, the model into what it gets back.
+        """
+        plain = super().change(table, side, at)
+
+        def change(x: Tensor, slot: str) -> Tensor:
+            out = plain(x, slot)
+            return out.clone() if out is not x and _shares(out, x) else out
+
+        return change
 
     def whole(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -58,7 +142,7 @@ class Shown(Interface):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Whole arguments as the model gives them."""
-        return _owned(self.changed(args, kwargs, self.comes, "in"))
+        return self.changed(args, kwargs, self.comes, "in")
 
     def whole_output(self, output: Any) -> Any:
         """What the model gets of the module, whole."""
@@ -66,7 +150,7 @@ class Shown(Interface):
 
     def cut_output(self, output: Any) -> Any:
         """A whole output as the model gets it."""
-        return _owned(map_slots(output, "", self.change(self.goes, "in", "out")))
+        return map_slots(output, "", self.change(self.goes, "in", "out"))
 
     def whole_gradients(self, grads: Sequence[Any], side: str) -> tuple[Any, ...]:
         """Gradients of arguments ("in") or outputs ("out"), as hooks are given them, whole."""
@@ -92,15 +176,87 @@ class Shown(Interface):
         sizes = reshard.source.local_shape(self.mesh.coords)
         given = (n if known is None else known for n, known in zip(grad.shape, sizes, strict=True))
         with torch.enable_grad():
-            near = grad.new_zeros([*given]).requires_grad_()
+            # Of integers torch makes gradients, too: zeros of their kind.
+            real = grad if grad.is_floating_point() or grad.is_complex() else grad.float()
+            near = real.new_zeros([*given]).requires_grad_()
             far = reshard(near)
-        (found,) = torch.autograd.grad(far, near, grad, create_graph=torch.is_grad_enabled())
-        return found
+        (found,) = torch.autograd.grad(far, near, real, create_graph=torch.is_grad_enabled())
+        return found.to(grad.dtype)
 
 
-def _owned(cut: Any) -> Any:
-    """With copies of what autograd knows as views: nobody may write into those that we make."""
-    return map_slots(cut, "", lambda x, _: x.clone() if x.requires_grad and x._is_view() else x)
+def _shares(out: Tensor, x: Tensor) -> bool:
+    """Whether `out` is a view, of `x` or for autograd."""
+    if torch.compiler.is_compiling() or (out.requires_grad and out._is_view()):
+        return out.requires_grad and out._is_view()
+    return out.untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+class Given(NamedTuple):
+    """What a hook on the module `path` was shown, and what the model goes on with in its place."""
+
+    path: str
+    shown: StorageWeakRef
+    model: Tensor
+    stamp: int | Tensor
+
+    @classmethod
+    def pairs(cls, path: str, shown: Any, model: Any) -> Iterator[Given]:
+        """Of tensors in two values that are made alike: those that are not the same."""
+        found = zip(_tensors(shown), _tensors(model), strict=True)
+        for (_, whole), (_, part) in found:
+            if whole is not part:
+                yield cls(path, StorageWeakRef(whole.untyped_storage()), part, stamp(part))
+
+    def check(self) -> None:
+        """Check that the model's code did not change it, where what was shown is still there.
+
+        Raises:
+            UsageError: it did: the unsplit model would show that.
+        """
+        if not self.shown.expired() and changed(self.model, self.stamp):
+            raise UsageError(
+                f"a hook on '{self.path}' keeps what it was shown, which the model's code then "
+                "changes in place (as with inplace=True): let the hook keep a copy (.clone())"
+            )
+
+
+def stamp(x: Tensor) -> int | Tensor:
+    """What `changed` compares a tensor with."""
+    return x.clone() if x.is_inference() else x._version
+
+
+def changed(x: Tensor, before: int | Tensor) -> bool:
+    """Whether somebody wrote into a tensor since its `stamp` was made."""
+    if isinstance(before, Tensor):
+        return not torch.equal(_bytes(x), _bytes(before))  # NaN is like itself
+    return x._version != before
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.contiguous().view(-1).view(torch.uint8)
+
+
+def _of_any_size(placed: Sequence[Placement | None]) -> list[Placement | None]:
+    return [p and p.of_any_size() for p in placed]
+
+
+def _differ(
+    one: Sequence[Placement | None], other: Sequence[Placement | None], coords: Coords
+) -> bool:
+    """Whether the rank at `coords` has other sizes of some tensor that lies as in the `other`."""
+    return any(
+        m != n
+        for a, b in zip(one, other, strict=True)
+        if a is not None and b is not None
+        for m, n in zip(a.local_shape(coords), b.local_shape(coords), strict=True)
+        if m is not None and n is not None
+    )
+
+
+def _tensors(value: Any) -> list[tuple[str, Tensor]]:
+    found: list[tuple[str, Tensor]] = []
+    map_slots(value, "", lambda x, slot: found.append((slot, x)))
+    return found
 
 
 def _slots(grads: Sequence[Any], placed: Table) -> list[str]:

@@ -96,8 +96,15 @@ class RandomNumbers(Part):
     )
 
 
-SELDOM = ("attention", "draws", "no_gradient", "sizes", "varies")
+SELDOM = ("attention", "draws", "each", "no_gradient", "sizes", "unknown", "varies")
 """Keys of a module's plan that are not written where they say nothing."""
+
+
+class ModuleCall(Part):
+    """How tensors lie in one call of a module, of those that do not change around it."""
+
+    takes: list[Placed] = []
+    gives: list[Placed] = []
 
 
 class ModulePlan(Part):
@@ -123,12 +130,22 @@ class ModulePlan(Part):
     varies: bool = Field(
         default=False,
         description="whether tensors lie otherwise in some call of it than `takes` and `gives` "
-        "say, so that hooks on it are refused; left out where they do not",
+        "say; left out where they do not",
+    )
+    each: list[ModuleCall] = Field(
+        default=[],
+        description="how tensors lie in each of its calls, where it varies: hooks know by the "
+        "sizes of a rank's tensors which it is, and are refused where these do not tell",
     )
     no_gradient: list[str] = Field(
         default=[],
         description="what has a gradient in no call, by side and slot ('in attention_mask', "
         "'out 1'): a rank may have a term of one alone; left out where there is none",
+    )
+    unknown: list[str] = Field(
+        default=[],
+        description="integers and complex numbers that nobody takes, by side and slot, of which "
+        "ranks have what they make of parts; left out where there are none",
     )
     attributes: dict[str, str] = Field(
         default={},

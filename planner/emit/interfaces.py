@@ -6,52 +6,72 @@ ones, and so do hooks on it. So the plan says how those lie that do not change a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shardwright.planner.contract.names import pattern, slot_pattern
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.plan_file import Placed
+from shardwright.planner.contract.plan_file import ModuleCall, Placed
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.graph.graph import ATTENDS, Boundary, Graph, Slot
-from shardwright.planner.strategies.state import REPLICATED, State
+from shardwright.planner.graph.graph import ATTENDS, Boundary, Slot
+from shardwright.planner.strategies.state import REPLICATED
 
 
 class Interface(NamedTuple):
-    """What a module takes and gives as it is, and whether it does otherwise in some calls.
+    """What a module takes and gives as it is, and each of its calls where these are not alike.
 
-    And the sides and slots of what has no gradient.
+    And the sides and slots of what has no gradient, and of what nobody takes and nothing is known
+    of.
     """
 
     takes: list[Placed]
     gives: list[Placed]
-    varies: bool
+    each: list[ModuleCall]
     no_gradient: list[str]
+    unknown: list[str]
 
 
 Call = dict[Slot, str]
 """A call of a module: the tensor in each of its slots, as the module's own code has it."""
 
 
-def interfaces(layouts: Layouts, modules: Collection[str]) -> dict[str, Interface]:
+Changing = Mapping[tuple[str, str], Collection[str]]
+"""Module and side -> the slots whose tensors change there: these the plan has elsewhere."""
+
+
+def interfaces(
+    layouts: Layouts, modules: Collection[str], changing: Changing
+) -> dict[str, Interface]:
     """The interface of each of these modules that was called."""
-    found = {m: _interface(calls, layouts) for m, calls in _calls(layouts.graph, modules).items()}
-    return found | {m: found[twin] for m, twin in _twins(layouts, found) if m in modules}
+    unknown, calls = _unknown(layouts), _calls(layouts, modules)
+    of = {m: m for m in calls} | {m: twin for m, twin in _twins(layouts, calls) if m in modules}
+    return {
+        m: _interface(m, calls[one], layouts, changing, sorted(unknown.get(one, ())))
+        for m, one in of.items()
+    }
 
 
-def _interface(calls: Sequence[Call], layouts: Layouts) -> Interface:
-    placed, varies = _states(calls, layouts)
-    unknown = _no_gradient(calls, layouts)
-    return Interface(_side(placed, "in"), _side(placed, "out"), varies, unknown)
+def _interface(
+    module: str, calls: Sequence[Call], layouts: Layouts, changing: Changing, unknown: list[str]
+) -> Interface:
+    def sides(placed: Mapping[Slot, Placement]) -> ModuleCall:
+        found = (_side(placed, s, changing.get((module, s), ())) for s in ("in", "out"))
+        return ModuleCall(**dict(zip(("takes", "gives"), found, strict=True)))
+
+    lies = [{s: layouts.placement(name) for s, name in call.items()} for call in calls]
+    first, alike = _first(lies)
+    once, each = sides(first), [] if alike else [sides(call) for call in lies]
+    distinct = [call for i, call in enumerate(each) if call not in each[:i]]
+    constant = _no_gradient(calls, layouts)
+    return Interface(once.takes, once.gives, distinct, constant, unknown)
 
 
 def between(layouts: Layouts) -> set[str]:
     """The modules that take or give, as it is, something that is not Replicate."""
-    return {
-        b.module
-        for b in layouts.graph.crossed
-        if b.side != ATTENDS and layouts.assignment[_inner(b)] != REPLICATED
-    }
+    crossing = ((slot, name) for slot, name in _crossing(layouts) if slot.side != ATTENDS)
+    found = {slot.module for slot, name in crossing if layouts.assignment[name] != REPLICATED}
+    return found | _unknown(layouts).keys()
 
 
 def gates(changed: Iterable[str]) -> set[str]:
@@ -79,16 +99,43 @@ def _twins(layouts: Layouts, called: Collection[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _calls(graph: Graph, modules: Collection[str]) -> dict[str, list[Call]]:
+def _crossing(layouts: Layouts) -> Iterator[tuple[Slot, str]]:
+    """What enters and leaves modules, in order, as the module's own code has it.
+
+    But for integers and complex numbers that are whole in all calls, of which nothing is said.
+    """
+    graph = layouts.graph
+    passed = [(at, p.slot, p.name) for at, p in graph.passed if p.name is not None]
+    parts = {slot for _, slot, name in passed if layouts.assignment[name] != REPLICATED}
+    waiting = deque((at, slot, name) for at, slot, name in passed if slot in parts)
+    for number, boundary in enumerate(graph.crossed):
+        while waiting and waiting[0][0] <= number:
+            yield waiting.popleft()[1:]
+        yield graph.slot(boundary), _inner(boundary)
+    yield from ((slot, name) for _, slot, name in waiting)
+
+
+def _unknown(layouts: Layouts) -> dict[str, set[str]]:
+    """Module -> sides and slots of what nobody takes, and ranks make of more than whole values."""
+    found: dict[str, set[str]] = {}
+    for _, passing in layouts.graph.passed:
+        states = map(layouts.assignment.__getitem__, passing.made_of)
+        if passing.name is None and any(s.shards or s.partial for s in states):
+            slot = passing.slot
+            found.setdefault(slot.module, set()).add(f"{slot.side} {slot.slot}".rstrip())
+    return found
+
+
+def _calls(layouts: Layouts, modules: Collection[str]) -> dict[str, list[Call]]:
     """Every call of each of these modules, in order."""
     found: dict[str, list[Call]] = {}
-    for b in graph.crossed:
-        if b.module not in modules or b.side == ATTENDS:
+    for slot, name in _crossing(layouts):
+        if slot.module not in modules or slot.side == ATTENDS:
             continue
-        calls, slot = found.setdefault(b.module, [{}]), graph.slot(b)
-        if slot in calls[-1] or (b.side == "in" and any(s.side == "out" for s in calls[-1])):
+        calls = found.setdefault(slot.module, [{}])
+        if slot in calls[-1] or (slot.side == "in" and any(s.side == "out" for s in calls[-1])):
             calls.append({})
-        calls[-1][slot] = _inner(b)
+        calls[-1][slot] = name
     return found
 
 
@@ -96,24 +143,20 @@ def _inner(boundary: Boundary) -> str:
     return boundary.target if boundary.side == "in" else boundary.source
 
 
-def _states(calls: Iterable[Call], layouts: Layouts) -> tuple[dict[Slot, str], bool]:
+def _first(calls: Iterable[Mapping[Slot, Placement]]) -> tuple[dict[Slot, Placement], bool]:
     """How tensors lie in the first call, and in those that are like it where they have the same.
 
-    A tensor that is only in another is left out: nothing is known of it beside those. And whether
-    there is another.
+    And whether all are. A tensor that is only in another is left out: nothing is known of it beside
+    those.
     """
-    states: dict[Slot, State] = {}
     known: dict[Slot, Placement] = {}
-    varies = False
-    for call in calls:
-        now = {slot: layouts.assignment[name] for slot, name in call.items()}
-        if all(states.get(slot, state) == state for slot, state in now.items()):
-            states = now | states
-            known = {slot: layouts.placement(name) for slot, name in call.items()} | known
-            continue
-        lies = {slot: layouts.placement(name).of_any_size() for slot, name in call.items()}
-        varies |= not all(s in known and known[s].of_any_size() == p for s, p in lies.items())
-    return {slot: str(placement) for slot, placement in known.items()}, varies
+    alike = True
+    for lies in calls:
+        if all(known.get(s, p).of_any_size() == p.of_any_size() for s, p in lies.items()):
+            known = {**lies, **known}
+        else:
+            alike = False
+    return known, alike
 
 
 def _no_gradient(calls: Iterable[Call], layouts: Layouts) -> list[str]:
@@ -144,14 +187,15 @@ def _constant(name: str, layouts: Layouts) -> bool:
     return any(not covered & bit for bit in states.sub.bits)
 
 
-def _side(placed: Mapping[Slot, str], side: str) -> list[Placed]:
+def _side(placed: Mapping[Slot, Placement], side: str, changing: Collection[str]) -> list[Placed]:
     """Of one side, with one entry for slots that differ in numbers within and are alike."""
     groups: dict[tuple[str, int], dict[str, str]] = {}
-    for (_, where, slot, ndim), text in placed.items():
+    for (_, where, slot, ndim), placement in placed.items():
         if where == side:
-            groups.setdefault((slot_pattern(slot), ndim), {})[slot] = text
+            groups.setdefault((slot_pattern(slot), ndim), {})[slot] = str(placement)
     found = set()
     for (folded, _), texts in groups.items():
-        alike = len({*texts.values()}) == 1
-        found |= {(folded if alike else slot, text) for slot, text in texts.items()}
+        alike = len({*texts.values()}) == 1 and not any(slot in changing for slot in texts)
+        as_it_is = ((slot, text) for slot, text in texts.items() if slot not in changing)
+        found |= {(folded if alike else slot, text) for slot, text in as_it_is}
     return [Placed(slot=slot, placement=text) for slot, text in sorted(found)]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import is_split, simplify
-from shardwright.planner.contract.names import fold, slot_pattern
+from shardwright.planner.contract.names import fold
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Placed
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED, styles
 from shardwright.planner.emit.draws import draws_of
-from shardwright.planner.emit.interfaces import between, gates, interfaces
+from shardwright.planner.emit.interfaces import Interface, between, gates, interfaces
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
 from shardwright.planner.graph.graph import ATTENDS, Use
@@ -48,11 +49,9 @@ def module_plans(
     changed = parameters.keys() | {module for module, _ in changes}
     changed |= local.keys() | given.keys() | drawn.keys()
     around = changed | gates(changed)
-    every = interfaces(layouts, around | between(layouts))
-
-    def as_it_is(name: str, side: str, placed: list[Placed]) -> list[Placed]:
-        changing = {slot_pattern(c.slot) for c in changes.get((name, side), [])}
-        return [p for p in placed if slot_pattern(p.slot) not in changing]
+    changing = {at: {c.slot for c in found} for at, found in changes.items()}
+    every = interfaces(layouts, around | between(layouts), changing)
+    nothing = Interface([], [], [], [], [])
 
     return {
         name: ModulePlan(
@@ -66,13 +65,15 @@ def module_plans(
             attributes=local.get(name, {}),
             sizes=given.get(name, {}),
             draws=drawn.get(name, []),
-            takes=as_it_is(name, "in", every[name].takes) if name in every else [],
-            gives=as_it_is(name, "out", every[name].gives) if name in every else [],
-            varies=name in every and every[name].varies,
-            no_gradient=every[name].no_gradient if name in every else [],
+            **_said(every.get(name, nothing)),
         )
         for name in sorted({n for n, _ in root.named_modules()} & (changed | every.keys()))
     }
+
+
+def _said(found: Interface) -> dict[str, Any]:
+    """The keys of a module's plan that say how tensors lie around it."""
+    return found._asdict() | {"varies": bool(found.each)}
 
 
 def parameter_plans(layouts: Layouts) -> dict[str, dict[str, ParameterPlan]]:

@@ -67,6 +67,18 @@ class Slot(NamedTuple):
     ndim: int
 
 
+class Passing(NamedTuple):
+    """A tensor of integers or complex numbers that enters or leaves a module: as it is, always.
+
+    `name` is None where nobody takes it: then there is no such tensor in the graph, only those that
+    it was `made_of`.
+    """
+
+    slot: Slot
+    name: str | None
+    made_of: frozenset[str]
+
+
 ATTENDS = "attention"
 """The side of what a module gives to attention: no boundary of a module, but handled as one."""
 
@@ -166,6 +178,9 @@ class Graph:
     crossed: list[Boundary] = field(default_factory=list)
     """Every tensor that enters or leaves a module, in the order of the calls, those included that
     cannot change there."""
+
+    passed: list[tuple[int, Passing]] = field(default_factory=list)
+    """Those that are not floating, each with the number of those in `crossed` before it."""
 
     given: list[list[str]] = field(default_factory=list)
     """Of each traced call, the slots of the tensors that it returns."""

@@ -123,7 +123,7 @@ def rewritten(plan: Plan, found: Mapping[str, Any]) -> Plan:
     return Plan.model_validate(data).sealed()
 
 
-SAID = {"takes": [], "gives": [], "varies": False, "no_gradient": []}
+SAID = {"takes": [], "gives": [], "varies": False, "each": [], "no_gradient": [], "unknown": []}
 """What a module's plan says of calls by themselves and hooks alone, where it says nothing."""
 
 

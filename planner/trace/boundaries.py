@@ -12,11 +12,15 @@ import torch
 from torch import nn
 
 from shardwright.planner.trace.forwards import Forward, put_around
-from shardwright.runtime import slots
+from shardwright.runtime.slots import map_slots
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
 BOUNDARY = torch.ops.shardwright.boundary.default
 """An identity that only a trace understands; the tag is for `read_tag`."""
+
+torch.library.define("shardwright::passes", "(Tensor x, str tag) -> ()")
+PASSES = torch.ops.shardwright.passes.default
+"""The same where a tensor that is not floating passes, whose placement never changes there."""
 
 
 def read_tag(tag: str) -> tuple[str, str, str]:
@@ -31,21 +35,9 @@ def argument_names(forward: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def map_slots(value: Any, slot: str, change: Callable[[torch.Tensor, str], torch.Tensor]) -> Any:
-    """`value` with `change(tensor, slot)` in place of every floating tensor in it.
-
-    Those of whole numbers never change their placement at boundaries.
-    """
-
-    def floating(x: torch.Tensor, slot: str) -> torch.Tensor:
-        return change(x, slot) if x.is_floating_point() else x
-
-    return slots.map_slots(value, slot, floating)
-
-
 @contextmanager
 def marked(root: nn.Module) -> Iterator[list[str]]:
-    """Within, every call of a module of `root` marks the floating tensors it takes and returns.
+    """Within, every call of a module of `root` marks the tensors that it takes and returns.
 
     Gives the paths of the modules that run, the innermost last.
     """
@@ -60,11 +52,17 @@ def _marking(name: str, entered: list[str], forward: Forward) -> Forward:
     """`forward` of module `name` with markers."""
     names = argument_names(forward)
 
+    def mark(x: torch.Tensor, tag: str) -> torch.Tensor:
+        if x.is_floating_point():
+            return BOUNDARY(x, tag)
+        PASSES(x, tag)
+        return x
+
     def enter(x: torch.Tensor, slot: str) -> torch.Tensor:
-        return BOUNDARY(x, f"{name}|in|{slot}")
+        return mark(x, f"{name}|in|{slot}")
 
     def leave(x: torch.Tensor, slot: str) -> torch.Tensor:
-        return BOUNDARY(x, f"{name}|out|{slot}")
+        return mark(x, f"{name}|out|{slot}")
 
     @wraps(forward)
     def marked_forward(*args: Any, **kwargs: Any) -> Any:

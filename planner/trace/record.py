@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,11 +33,25 @@ class Call:
     """Number of that which it was made in."""
 
 
+class Passed(NamedTuple):
+    """A tensor that is not floating, and the marker of a module that it entered or left.
+
+    `behind` says how many calls were made before.
+    """
+
+    tensor: torch.Tensor
+    tag: str
+    behind: int
+
+
 @dataclass
 class Record:
     """What ran: the calls in order, and the tensors that went in and came out."""
 
     calls: list[Call]
+    passed: list[Passed] = field(default_factory=list)
+    """What entered and left modules, of tensors that are not floating, in order."""
+
     stored: dict[str, torch.Tensor] = field(default_factory=dict)
     """Parameters and buffers by name; those with several names are a tensor under each."""
 

@@ -76,7 +76,8 @@ def record(
 
         state, wrapped = tree_map(functional.wrap, (stored, given))
         made = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, wrapped, strict=True)]
-        out = Record(recorder.calls, stored, _tensors(given), overwritten=functional.overwritten)
+        out = Record(recorder.calls, recorder.passed, stored, _tensors(given))
+        out.overwritten = functional.overwritten
         out.replaced = functional.replaced
         unpriced = [g for run, g in zip(runs, given, strict=True) if not run.priced]
         out.wide = [t for t in _tensors(unpriced) if t.is_floating_point()]

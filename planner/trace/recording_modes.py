@@ -19,11 +19,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.arguments import mapped
 from shardwright.planner.trace.attention_rows import ROWS, by_rows
-from shardwright.planner.trace.boundaries import BOUNDARY
+from shardwright.planner.trace.boundaries import BOUNDARY, PASSES
 from shardwright.planner.trace.data_dependent.loops import inner
 from shardwright.planner.trace.fake_mode import DEVICE, OnMeta
 from shardwright.planner.trace.made_up_data import Spec
-from shardwright.planner.trace.record import Call, Untraced
+from shardwright.planner.trace.record import Call, Passed, Untraced
 from shardwright.rules.added import added
 from shardwright.rules.call import name_of
 
@@ -122,7 +122,11 @@ class Functional(FunctionalTensorMode):
         args, kwargs = self._kept(func, tuple(args), kwargs or {})
         if func is BOUNDARY and "|out|" in args[1]:
             self._left[args[1].partition("|")[0]] += 1
-        if func is BOUNDARY or is_leaf(func) or (is_pure(func) and _of_run((args, kwargs))):
+        if (
+            func in (BOUNDARY, PASSES)
+            or is_leaf(func)
+            or (is_pure(func) and _of_run((args, kwargs)))
+        ):
             args, kwargs = mapped(inner, (args, kwargs))
             return mapped(self.wrap, func(*args, **kwargs))
         pairs = zip(func._schema.arguments, args, strict=False) if func._schema.is_mutable else ()
@@ -183,6 +187,7 @@ class Recorder(OnMeta):
         super().__init__()
         self.entered, self.by_rows = entered, by_rows
         self.calls: list[Call] = []
+        self.passed: list[Passed] = []
         self.before: Callable[[], None] = lambda: None
         """Is called before each call is noted."""
         self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
@@ -195,6 +200,9 @@ class Recorder(OnMeta):
 
     def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Note a call, or the calls that it is made of."""
+        if func is PASSES:
+            self.passed.append(Passed(args[0], args[1], len(self.calls)))
+            return None
         if not self.noting or func.namespace == "prim" or func in FunctionalTensor.metadata_fns:
             return self.dispatch(func, types, args, kwargs)
         if func is aten.detach_.default:  # of a constant that was just made

@@ -104,6 +104,10 @@ def prune_boundaries(graph: Graph) -> None:
         b._replace(source=rename.get(b.source, b.source), target=rename.get(b.target, b.target))
         for b in graph.boundaries
     ]
+    graph.passed = [
+        (at, p._replace(made_of=frozenset(rename.get(n, n) for n in p.made_of)))
+        for at, p in graph.passed
+    ]
     graph.watched = [
         (b.module, b.slot, b.target)
         for b in graph.crossed

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from shardwright.planner.graph.graph import Boundary, Graph, Op, SizeArgument, Tensor, Use
+from shardwright.planner.graph.graph import (
+    Boundary,
+    Graph,
+    Op,
+    Passing,
+    SizeArgument,
+    Slot,
+    Tensor,
+    Use,
+)
 from shardwright.planner.trace import boundaries as boundaries
 from shardwright.planner.trace.arguments import tensors_in
 from shardwright.planner.trace.data_dependent.loops import SAME
@@ -55,9 +65,11 @@ def translate(
     crossed = [call for call in record.calls if call.op is boundaries.BOUNDARY]
     idle = {id(c) for c in crossed if record.taken[c.traced_call] and _enters(c)} - read
     given = [call.result for call in crossed if id(call) not in idle]
-    for call in alive(record.calls, [*needed, *given]):
+    calls = alive(record.calls, [*needed, *given])
+    for call in calls:
         translator.call(call, differentiable=id(call) in read)
     graph = translator.graph
+    graph.passed = _passed(record, calls, translator)
     graph.outputs = [translator.name_of(t) for t in record.outputs]
     graph.given, graph.states, graph.taken = record.given, record.states, record.taken
     graph.marks.sized = {(translator.name_of(t), t.dim() - 1) for t in record.wide}
@@ -90,6 +102,34 @@ def translate(
 
 def _enters(call: Call) -> bool:
     return boundaries.read_tag(call.args[1])[1] == "in"
+
+
+def _passed(
+    record: Record, calls: Sequence[Call], translator: _Translator
+) -> list[tuple[int, Passing]]:
+    """What `Graph.passed` is; of a tensor that nobody takes, what it was made of."""
+    at = {id(call): i for i, call in enumerate(record.calls)}
+    crossed = [at[id(call)] for call in calls if call.op is boundaries.BOUNDARY]
+    makers = {id(t): call for call in record.calls for t in tensors_in(call.result)}
+
+    def known(tensor: torch.Tensor) -> Iterator[str]:
+        found, made = set[int](), [tensor]
+        while made:
+            each = made.pop()
+            if id(each) in found:
+                continue
+            found.add(id(each))
+            if id(each) in translator.names:
+                yield translator.names[id(each)]
+            elif (maker := makers.get(id(each))) is not None:
+                made += tensors_in((maker.args, dict(maker.kwargs)))
+
+    out = []
+    for tensor, tag, behind in record.passed:
+        slot = Slot(*boundaries.read_tag(tag), tensor.dim())
+        passing = Passing(slot, translator.names.get(id(tensor)), frozenset(known(tensor)))
+        out.append((bisect_left(crossed, behind), passing))
+    return out
 
 
 def _looped(record: Record, names: Mapping[int, str]) -> set[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
@@ -241,30 +242,42 @@ def test_a_hook_runs_only_where_that_of_the_whole_model_does() -> None:
 class Shared(nn.Module):
     """One activation for what is split, and for what is whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.up, self.act, self.down = nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 8)
+        self.up, self.act, self.down = nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.down(self.act(self.up(x))))
 
 
-def test_a_hook_on_what_is_called_otherwise_each_time_is_refused() -> None:
-    """Nobody can tell there whether a tensor is a part."""
+@pytest.mark.parametrize("tp", [2, 3])
+def test_hooks_on_what_is_called_otherwise_each_time_see_whole_tensors(tp: int) -> None:
+    """By their sizes it is known whether tensors are parts; where these are the same, nobody can.
+
+    Then all ranks refuse, though some of them might know.
+    """
     torch.manual_seed(0)
-    model, x = Shared().double(), torch.randn(3, 8).double()
-    plan = planning.plan(model, tp=2, args=(x,))
-    assert plan.modules["act"].varies
-    want = model(x)
+    x, width = torch.randn(3, 8).double(), -(-24 // tp)
+    model, alike = Shared(7).double(), Shared(width).double()
+    plans = [planning.plan(m, tp=tp, args=(x,)) for m in (model, alike)]
+    assert [p.modules["act"].varies for p in plans] == [True, True]
+    whole = copy.deepcopy(model)
+    read = put_gradient_hooks(whole)
+    want = reads_of_hooks(whole, x.clone().requires_grad_(), ["act"])
 
     def work(mesh: Mesh) -> None:
-        local: Any = apply(copy.deepcopy(model), plan, mesh)
-        same(local(x), want)
+        local: Any = apply(copy.deepcopy(model), plans[0], mesh)
+        seen = put_gradient_hooks(local)
+        got = reads_of_hooks(local, x.clone().requires_grad_(), ["act"])
+        same([t.full_tensor() if isinstance(t, DTensor) else t for t in got], want)
+        same(seen, read)
+        local = apply(copy.deepcopy(alike), plans[1], mesh)
+        same(local(x), alike(x))
         local.act.register_forward_hook(lambda *_: None)
         with pytest.raises(UsageError, match="'act' has a hook.*several times"):
             local(x)
 
-    run_ranks(2, work)
+    run_ranks(tp, work)
 
 
 def test_hooks_do_not_take_a_part_of_a_cache_for_the_whole() -> None:
@@ -298,3 +311,123 @@ def test_hooks_do_not_take_a_part_of_a_cache_for_the_whole() -> None:
 
     run_ranks(2, work)
     assert len(seen) == 2 * (2 + 2)
+
+
+def calls_from_a_hook(model: Any, x: Tensor) -> list[Tensor]:
+    """A hook that applies modules of the model to what it sees, and reads a parameter."""
+    seen: list[Tensor] = []
+
+    def behind(module: Any, args: Any, out: Tensor) -> None:
+        if not seen:  # not in the calls that it makes
+            seen.append(out)
+            seen[:] = [model.down(model.act(module(args[0] - 1))), module.weight.pow(2).sum()]
+
+    model.up.register_forward_hook(behind)
+    out = model(x)
+    (out.pow(2).sum() + seen[0].pow(3).sum()).backward()
+    return [out, *seen, *(p.grad for p in model.parameters())]
+
+
+def test_what_a_hook_calls_and_reads_of_the_model_is_whole() -> None:
+    """A logit lens, say: a hook is no part of the model, and stands outside of it."""
+    torch.manual_seed(0)
+    model, x = Mlp().double(), torch.randn(3, 8).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    want = calls_from_a_hook(copy.deepcopy(model), x)
+
+    def work(mesh: Mesh) -> None:
+        got = calls_from_a_hook(apply(copy.deepcopy(model), plan, mesh), x)
+        same([t.full_tensor() if isinstance(t, DTensor) else t for t in got], want)
+
+    run_ranks(2, work)
+
+
+class Compares(nn.Module):
+    """It takes truth values and complex numbers, and gives numbers that the model does not take."""
+
+    def forward(self, x: Tensor, mask: Tensor, turned: Tensor) -> Any:
+        return x * mask, turned * turned, x.argmax(-1)
+
+
+class Mixed(nn.Module):
+    """Of what is split it makes tensors of other kinds, for modules within."""
+
+    def __init__(self, gives: bool) -> None:
+        super().__init__()
+        self.up, self.inner, self.down = nn.Linear(8, 24), Compares(), nn.Linear(24, 8)
+        self.same, self.gives = nn.Identity(), gives
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        mask, turned = y > 0, torch.view_as_complex(y.unflatten(-1, (-1, 2)))
+        if self.gives:
+            y, turned, _ = self.inner(y, mask, turned)
+        y = y + torch.view_as_real(self.same(turned)).flatten(-2)
+        return self.down(y * self.same(mask))
+
+
+def reads_of_hooks(model: Any, x: Tensor, names: list[str]) -> list[Tensor]:
+    seen: list[Tensor] = []
+    for name in names:
+        module = model.get_submodule(name)
+        module.register_forward_pre_hook(lambda _, args: seen.extend(args))
+        module.register_forward_hook(lambda _, __, out: seen.append(out))
+    out = model(x)
+    (out.pow(2).sum() + sum(t.abs().pow(3).sum() for t in seen if t.requires_grad)).backward()
+    return [out, *seen, *(p.grad for p in model.parameters())]
+
+
+def test_hooks_see_integers_and_complex_numbers_whole() -> None:
+    """Truth values, too; what nobody takes, and a rank makes of its part, is refused by name."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 8).double()
+    model = Mixed(gives=False).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    assert plan.predicted.collectives
+    names = ["up", "same", "down"]
+    want = reads_of_hooks(copy.deepcopy(model), x, names)
+    assert {t.dtype for t in want} == {torch.float64, torch.complex128, torch.bool}
+    given = Mixed(gives=True).double()
+    other = planning.plan(given, tp=2, args=(x,))
+    assert other.modules["inner"].unknown == ["out 2"]
+
+    def work(mesh: Mesh) -> None:
+        got = reads_of_hooks(apply(copy.deepcopy(model), plan, mesh), x, names)
+        same([t.full_tensor() if isinstance(t, DTensor) else t for t in got], want)
+        local = apply(copy.deepcopy(given), other, mesh)
+        same(local(x), given(x))
+        with pytest.raises(UsageError, match="'2' out 'inner'.*its part of others"):
+            reads_of_hooks(local, x, ["inner"])
+
+    run_ranks(2, work)
+
+
+class InPlace(Mlp):
+    """Its activation writes into what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU(inplace=True)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("grads", [True, False])
+def test_what_a_hook_keeps_and_the_model_then_changes_is_refused(grads: bool) -> None:
+    """The unsplit model would show it changed; a copy of it is as it was."""
+    torch.manual_seed(0)
+    model, x = InPlace().double(), torch.randn(3, 8).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    want = model.up(x)
+
+    def work(mesh: Mesh) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        seen: list[Tensor] = []
+        with torch.set_grad_enabled(grads):
+            hook = local.up.register_forward_hook(lambda _, __, out: seen.append(out.clone()))
+            same(local(x), model(x))
+            same(seen[0], want)
+            hook.remove()
+            local.up.register_forward_hook(lambda _, __, out: seen.append(out))
+            with pytest.raises(UsageError, match="'up' keeps what it was shown.*clone"):
+                local(x)
+
+    run_ranks(2, work)
