@@ -133,7 +133,7 @@ class LocalState:
         return given, kwargs
 
     def originals(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments, those that a module around changed as they were before; `kwargs` in place."""
+        """The arguments, those that a module around changed as before; `kwargs` in place."""
         given = list(args)
         for change in self.inputs:
             if change.origin is None:
