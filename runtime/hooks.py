@@ -115,6 +115,9 @@ def _behind(hook: Hook, with_kwargs: bool) -> Hook:
         alone = _untouched(shown.path, (around, same[0]), (given, same[1]))
         with state.caches.closed(*around, output), alone, left(state.running):
             found = hook(module, given[0], *more, whole)
+        for x in same[0]:
+            if not any(x is one for one in _tensors(around)):
+                _check_unasked(shown.path, x)
         _note(state, shown.path, given, around)
         if found is None and not _others(output, whole):
             return None
@@ -211,18 +214,36 @@ def _untouched(path: str, before: Any, given: Any) -> Iterator[None]:
                 f"a hook on '{path}' changed in place what the module was given, of which each "
                 "rank has a part: let it give another tensor instead"
             )
-        if x.retains_grad or x._backward_hooks:
-            raise UsageError(
-                f"a hook on '{path}' asks for the gradient of what the module was given, of which "
-                "each rank has a part: put register_full_backward_hook on the module"
-            )
+        _check_unasked(path, x)
+
+
+def _check_unasked(path: str, x: Tensor) -> None:
+    """Check that nobody asks for the gradient of `x`, which stands for what others have, too.
+
+    Raises:
+        UsageError: somebody does.
+    """
+    if x.retains_grad or x._backward_hooks:
+        raise UsageError(
+            f"a hook on '{path}' asks for the gradient of what the module was given, of which "
+            "each rank has a part: put register_full_backward_hook on the module"
+        )
 
 
 def _through(given: Any, output: Any, of: Any = None) -> list[Tensor]:
-    """The tensors that a module gives as it was given them; or those in their places in `of`."""
-    known = {id(x) for x in _tensors(given)}
+    """The tensors that a module gives as it was given them; or those in their places in `of`.
+
+    Where the plan changes how one enters, the module has an alias of it.
+    """
+    known = {_memory(x) for x in _tensors(given)}
     pairs = zip(_tensors(output), _tensors(output if of is None else of), strict=True)
-    return [new for old, new in pairs if id(old) in known]
+    return [new for old, new in pairs if _memory(old) in known]
+
+
+def _memory(x: Tensor) -> tuple[int, torch.Size]:
+    """What tensors have in common that are one, seen whole."""
+    base = None if torch.compiler.is_compiling() else x._base
+    return id(x if base is None else base), x.shape
 
 
 def _others(before: Any, given: Any) -> list[Tensor]:
