@@ -81,6 +81,13 @@ class Calls:
             frame = frame.f_back
         return False
 
+    def alone(self) -> bool:
+        """Whether code inside, in no call of the model, is of a module that was called by itself.
+
+        And not what runs again for a backward pass, or is compiled.
+        """
+        return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1
+
     def has(self, parameter: Tensor | None) -> bool:
         """Whether it is one of the model's that FSDP2 has not taken over."""
         return isinstance(parameter, DTensor) and len(parameter.placements) == self.axes
@@ -136,7 +143,8 @@ def _seen(name: str, used: bool) -> property:
             raise AttributeError(
                 f"'{type(self).__name__}' object has no attribute '{name}'"
             ) from None
-        if stored is None or not (calls.running.now or calls.inside()):
+        now = calls.running.now
+        if stored is None or not (now or calls.inside()):
             return stored
         if type(stored) is not DTensor:
             if is_functorch_wrapped_tensor(stored):
@@ -147,6 +155,8 @@ def _seen(name: str, used: bool) -> property:
             )
         if len(stored._spec.placements) != calls.axes:
             return stored  # FSDP2 has it, takes what it reads here for the parameter
+        if not now and calls.alone() and not all(p.is_replicate() for p in stored.placements):
+            return stored.full_tensor()  # beside what modules within give, which is whole
         if not torch.is_grad_enabled() or not stored.requires_grad:
             local = stored._local_tensor
         else:

@@ -127,8 +127,10 @@ class Shown(Interface):
         plain = super().change(table, side, at)
 
         def change(x: Tensor, slot: str) -> Tensor:
-            out = plain(x, slot)
-            return out.clone() if out is not x and _shares(out, x) else out
+            # What was made with gradients keeps them, also where code goes on without.
+            with torch.set_grad_enabled(x.requires_grad or torch.is_grad_enabled()):
+                out = plain(x, slot)
+                return out.clone() if out is not x and _shares(out, x) else out
 
         return change
 

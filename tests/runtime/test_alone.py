@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import shardwright
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import ModulePlan, Placed
 from shardwright.runtime.api import apply
@@ -193,3 +194,50 @@ def test_a_layer_that_no_call_ran_computes_with_whole_parameters() -> None:
         torch.testing.assert_close(split(x), model(x), rtol=0, atol=1e-12)
 
     run_ranks(3, work)
+
+
+class Gains(nn.Module):
+    """Its code reads the weights of a module that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+        self.gain = nn.LayerNorm(24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down((self.up(x) * self.gain.weight + self.gain.bias).tanh())
+
+
+class AroundGains(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.block = nn.LayerNorm(WIDTH), Gains()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.block(self.norm(x))
+
+
+def test_a_module_that_reads_the_weights_of_another_reads_whole_ones_alone() -> None:
+    """What modules within give is whole then, and so must be what it is multiplied with."""
+    torch.manual_seed(0)
+    model, x = AroundGains().double(), torch.randn(3, WIDTH).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p))
+    plan = planning.plan(model, tp=2, args=(x,))
+    assert "@" in plan.modules["block.gain"].parameters["weight"].placement
+
+    def numbers(model: Any) -> list[Tensor]:
+        out = model.block(x)
+        out.pow(2).sum().backward()
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        return [out, *shardwright.full_tensors(model, grads).values()]
+
+    want = numbers(copy.deepcopy(model))
+    assert len(want) == 7
+
+    def rank(mesh: Mesh) -> None:
+        found = numbers(apply(copy.deepcopy(model), plan, mesh))
+        torch.testing.assert_close(found, want, rtol=0, atol=1e-9)
+
+    run_ranks(2, rank)

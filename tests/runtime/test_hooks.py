@@ -222,6 +222,35 @@ def test_a_hook_sees_whole_what_is_in_a_tuple_in_a_tuple() -> None:
     run_ranks(2, work)
 
 
+class Peeks(Mlp):
+    """Looks at what it computes where no gradients are wanted."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        with torch.no_grad():
+            self.act(hidden)
+        return self.down(hidden.sin())
+
+
+def test_a_hook_in_code_without_gradients_has_those_of_what_was_made_before() -> None:
+    torch.manual_seed(0)
+    model, x = Peeks().double(), torch.randn(3, 8).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    assert plan.modules["act"].layer == "Unchanged"
+
+    def gradient(model: Any) -> Tensor:
+        seen: list[Tensor] = []
+        model.act.register_forward_hook(lambda _, args, out: seen.extend((*args, out)))
+        model(x)
+        assert [t.requires_grad for t in seen] == [True, False]
+        seen[0].pow(3).sum().backward()
+        grad: Any = model.up.weight.grad
+        return grad.full_tensor() if isinstance(grad, DTensor) else grad
+
+    want = gradient(copy.deepcopy(model))
+    run_ranks(2, lambda mesh: same([gradient(apply(copy.deepcopy(model), plan, mesh))], [want]))
+
+
 def test_a_hook_runs_only_where_that_of_the_whole_model_does() -> None:
     """Torch's attention does not call the layer behind its heads as a module."""
     torch.manual_seed(0)
