@@ -211,10 +211,12 @@ class Gains(nn.Module):
 class AroundGains(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.block = nn.LayerNorm(WIDTH), Gains()
+        self.norm, self.blocks = nn.LayerNorm(WIDTH), nn.ModuleList([Gains(), Gains()])
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.block(self.norm(x))
+        for block in self.blocks:
+            x = x + block(self.norm(x))
+        return x
 
 
 def test_a_module_that_reads_the_weights_of_another_reads_whole_ones_alone() -> None:
@@ -225,10 +227,10 @@ def test_a_module_that_reads_the_weights_of_another_reads_whole_ones_alone() -> 
         for p in model.parameters():
             p.add_(torch.randn_like(p))
     plan = planning.plan(model, tp=2, args=(x,))
-    assert "@" in plan.modules["block.gain"].parameters["weight"].placement
+    assert "@" in plan.modules["blocks.*.gain"].parameters["weight"].placement
 
     def numbers(model: Any) -> list[Tensor]:
-        out = model.block(x)
+        out = model.blocks[0](x)
         out.pow(2).sum().backward()
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         return [out, *shardwright.full_tensors(model, grads).values()]
