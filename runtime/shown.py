@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.dims import dim_size, resolve
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.names import slot_pattern
 from shardwright.planner.contract.placement import Placement
@@ -175,15 +176,24 @@ class Shown(Interface):
         reshard = self.reshard(placed, way, slot, grad.ndim, grad.is_floating_point())
         if reshard is None or not reshard.steps:
             return grad
-        sizes = reshard.source.local_shape(self.mesh.coords)
-        given = (n if known is None else known for n, known in zip(grad.shape, sizes, strict=True))
+        sizes = self._other_end(reshard, grad.shape)
         with torch.enable_grad():
             # Of integers torch makes gradients, too: zeros of their kind.
             real = grad if grad.is_floating_point() or grad.is_complex() else grad.float()
-            near = real.new_zeros([*given]).requires_grad_()
+            near = real.new_zeros(sizes).requires_grad_()
             far = reshard(near)
         (found,) = torch.autograd.grad(far, near, real, create_graph=torch.is_grad_enabled())
         return found.to(grad.dtype)
+
+    def _other_end(self, reshard: Any, shape: Sequence[int]) -> list[int]:
+        """This rank's sizes at the source, of a tensor that has this `shape` at the target."""
+        coords, out = self.mesh.coords, []
+        for source, target, size in zip(
+            reshard.source.dims, reshard.target.dims, shape, strict=True
+        ):
+            whole = dim_size(resolve(target, size, coords))
+            out.append(dim_size(resolve(source, whole or 0), coords) or 0)
+        return out
 
 
 def _shares(out: Tensor, x: Tensor) -> bool:

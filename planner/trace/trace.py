@@ -16,7 +16,14 @@ from torch import nn
 from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.trace import autocast, boundaries, gradient_reads, sourced_attributes, tidy
+from shardwright.planner.trace import (
+    autocast,
+    boundaries,
+    gradient_reads,
+    parametrized,
+    sourced_attributes,
+    tidy,
+)
 from shardwright.planner.trace.data_dependent.loop_masks import as_long_as_the_model_says
 from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Unknown
 from shardwright.planner.trace.expressions import attributes_of
@@ -108,6 +115,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         as_python(),
         gradient_reads.asked(),
         autocast.known_on_meta(),
+        parametrized.refused(module),
     ):
         warnings.simplefilter("ignore")
         exported = True

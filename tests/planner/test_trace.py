@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from transformers import LlamaConfig
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -289,3 +290,25 @@ def test_loops_over_sets_go_in_the_same_order_in_copies() -> None:
 
     plan = planning.plan(Widths(), tp=2, args=(torch.randn(3, 19, 16),))
     assert plan.module("layers.7") is not None
+
+
+class Adapted(nn.Module):
+    """Adds to a weight while it runs, as peft does to parameters that are no linear layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.more = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parametrize.register_parametrization(self.inner, "weight", self.more)
+        try:
+            return self.inner(x)
+        finally:
+            parametrize.remove_parametrizations(self.inner, "weight", leave_parametrized=False)
+
+
+def test_modules_that_are_parametrized_while_they_run_are_refused() -> None:
+    model, x = nn.Sequential(Adapted(), nn.Tanh()), torch.randn(3, 8)
+    assert model(x).shape == (3, 8)
+    with pytest.raises(ModelError, match=r"'0\.inner', a .*Linear, is parametrized while"):
+        planning.plan(model, tp=2, args=(x,))

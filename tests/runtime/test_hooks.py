@@ -222,6 +222,30 @@ def test_a_hook_sees_whole_what_is_in_a_tuple_in_a_tuple() -> None:
     run_ranks(2, work)
 
 
+class PerHead(Mlp):
+    """Between the two, rows are of one head each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        return self.down(self.act(hidden.reshape(-1, 6)).reshape(hidden.shape))
+
+
+def test_gradients_of_rows_of_which_a_rank_has_some_are_shown_whole() -> None:
+    torch.manual_seed(0)
+    model, x = PerHead().double(), torch.randn(3, 5, 8).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    assert [p.placement for p in plan.modules["act"].takes] == ["?*4@tp, 6"]
+
+    def gradients(model: Any) -> list[Tensor]:
+        seen: list[Tensor] = []
+        model.act.register_full_backward_hook(lambda _, given, out: seen.extend((*given, *out)))
+        model(x).pow(2).sum().backward()
+        return seen
+
+    want = gradients(copy.deepcopy(model))
+    run_ranks(2, lambda mesh: same(gradients(apply(copy.deepcopy(model), plan, mesh)), want))
+
+
 class Peeks(Mlp):
     """Looks at what it computes where no gradients are wanted."""
 
