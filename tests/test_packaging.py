@@ -237,7 +237,7 @@ FROM_RUNTIME = {
     "planner.api": {"runtime.hub"},
     "planner.devices.calibrate": {"runtime.collectives", "runtime.mesh"},
     "planner.dry_run.given_sizes": {"runtime.call_sites"},
-    "planner.dry_run.local_run": {"runtime.api", "runtime.mesh"},
+    "planner.dry_run.local_run": {"runtime.api", "runtime.mesh", "runtime.slots"},
     "planner.on_ranks.numeric": {
         "runtime.api", "runtime.build", "runtime.config", "runtime.gather", "runtime.hub",
         "runtime.processes",

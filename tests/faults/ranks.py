@@ -159,7 +159,8 @@ def runs(model: Path, plan: Path, shapes: list[tuple[int, ...]]) -> None:
 def takes_another_way(model: Path, plan: Path) -> None:
     split = loaded(model, plan, timeout=20)
     if rank() == 1:
-        split.config.num_hidden_layers = 1
+        parts = vars(split.model)["_modules"]  # past what notices it
+        parts["layers"] = parts["layers"][:1]
     split(torch.zeros(1, 5, dtype=torch.int64))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.errors import PlanError
+from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.prove.check import check
 from shardwright.runtime.api import apply
@@ -167,6 +167,10 @@ def test_other_code_and_other_sizes_raise() -> None:
             apply(copy.deepcopy(written), other, mesh)
         mine = apply(copy.deepcopy(model), plan, mesh)
         mine.n_head = 8  # type: ignore[assignment]
+        with pytest.raises(UsageError, match="'n_head' is 8, and was 4 when the model was split"):
+            mine(*features(64)(2, 7))
+        mine = apply(copy.deepcopy(model), plan, mesh)
+        vars(mine)["n_head"] = 8  # nobody notices that, but what its code asks for
         with pytest.raises(PlanError, match=r"forward.view.* should have 4 elements here, not 8"):
             mine(*features(64)(2, 7))
 
