@@ -13,16 +13,12 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
-from torch._C._functorch import (
-    peek_interpreter_stack,  # pyright: ignore[reportMissingImports]
-)
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.runtime.caches import Caches
-from shardwright.runtime.functional import PART, refuse
+from shardwright.runtime.functional import PART, is_transforming, refuse
 from shardwright.runtime.interface import Again, Interface, table, with_more
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.never_run import never_ran, whole_layer
@@ -84,7 +80,7 @@ class Alone(Again, Interface):
         """
         if self.never is not None:
             raise UsageError(f"'{self.path}' is called by itself: {self.never}")
-        if not torch.compiler.is_compiling() and peek_interpreter_stack() is not None:
+        if is_transforming():
             refuse(PART)
         self.called = True
         given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}

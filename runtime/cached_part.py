@@ -9,12 +9,12 @@ themselves may ask for these.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from shardwright.errors import UsageError
 
@@ -62,7 +62,8 @@ class CachedPart(Tensor):
         Raises:
             UsageError: `func` is nothing of that.
         """
-        homes = {part._shardwright_home for part in _parts((args, kwargs or {}))}
+        parts = (x for x in tree_leaves((args, kwargs or {})) if isinstance(x, CachedPart))
+        homes = {part._shardwright_home for part in parts}
         asks = sys._getframe(1).f_globals.get("__name__")
         with torch._C.DisableTorchFunctionSubclass():
             if func in FACTS or (func in SIZES and homes == {asks}):
@@ -75,16 +76,6 @@ class CachedPart(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"<{PART}>"
-
-
-def _parts(value: Any) -> Iterator[CachedPart]:
-    if isinstance(value, CachedPart):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _parts(each)
-    elif isinstance(value, dict):
-        yield from _parts([*value.values()])
 
 
 def shown(value: Any, holder: type) -> Any:

@@ -18,6 +18,7 @@ from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
     TransformType,
     get_interpreter_stack,
     is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
 )
 from torch.distributed.tensor import DTensor
 
@@ -35,6 +36,11 @@ from shardwright.runtime.slots import (
 TENSORS = (Tensor, StandsForTensor)
 KNOWN = "grad and vjp (for gradients of each sample, loop over them)"
 PART = "of which a part is called by itself: call the whole model within"
+
+
+def is_transforming() -> bool:
+    """Whether a transform of torch.func is around what runs now; torch.compile asks for none."""
+    return not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
 
 
 def as_one_function(model: Any, forward: Callable[..., Any]) -> Callable[..., Any]:

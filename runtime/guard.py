@@ -7,9 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._functorch import (
-    peek_interpreter_stack,  # pyright: ignore[reportMissingImports]
-)
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
@@ -20,7 +17,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime.agreement import agree
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.facts import digest
-from shardwright.runtime.functional import as_one_function
+from shardwright.runtime.functional import as_one_function, is_transforming
 from shardwright.runtime.hooks import BEFORE_ALL, BEHIND_ALL, check_hooks_on_all, check_kept
 from shardwright.runtime.local import placements
 from shardwright.runtime.newcomers import (
@@ -162,7 +159,7 @@ class GuardedRoot(Seeing):
         if (BEFORE_ALL or BEHIND_ALL) and not compiling:
             check_hooks_on_all()
         forward = super().forward  # type: ignore[misc]
-        if not compiling and peek_interpreter_stack() is not None:
+        if is_transforming():
             forward = as_one_function(self, forward)
         running = calls.running
         outer, running.now = running.now, True

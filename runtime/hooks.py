@@ -23,7 +23,7 @@ from shardwright.runtime.copied import Copied
 from shardwright.runtime.interface import Again
 from shardwright.runtime.running import Always, left
 from shardwright.runtime.shown import Given, Shown, changed, stamp
-from shardwright.runtime.slots import map_slots
+from shardwright.runtime.slots import tensors
 
 Hook = Callable[..., Any]
 
@@ -253,9 +253,7 @@ def _others(before: Any, given: Any) -> list[Tensor]:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_slots(value, "", lambda x, _: found.append(x))
-    return found
+    return [x for _, x in tensors(value)]
 
 
 def _state(module: Any) -> Any:

@@ -48,6 +48,13 @@ class Change:
     origin: dict[str, Any] | None = None
 
     @property
+    def original(self) -> Any:
+        """The tensor as it was before the module around that `before` names changed it."""
+        assert self.origin is not None
+        assert self.before is not None
+        return self.origin[self.before.lstrip(".")]
+
+    @property
     def idle(self) -> bool:
         """Whether it leaves every tensor as it is where no gradient is wanted."""
         plain = self.head is None and self.before is None
@@ -122,11 +129,13 @@ class LocalState:
 
         One is changed as it comes, or as it was before a module around changed it.
         """
-        given = list(args if self.has_originals else self.originals(args, kwargs))
+        given = list(args)
         for change in self.inputs:
             at, where = _place(change, given, kwargs)
             if at is None:
                 continue
+            if change.origin is not None and not self.has_originals:
+                where[at] = change.original
             if change.name in self.keeps:
                 self.kept[change.name] = where[at]
             where[at] = self.apply(change, where[at])
@@ -136,12 +145,9 @@ class LocalState:
         """The arguments, those that a module around changed as before; `kwargs` in place."""
         given = list(args)
         for change in self.inputs:
-            if change.origin is None:
-                continue
-            assert change.before is not None
             at, where = _place(change, given, kwargs)
-            if at is not None:
-                where[at] = change.origin[change.before.lstrip(".")]
+            if at is not None and change.origin is not None:
+                where[at] = change.original
         return tuple(given)
 
     def leave(self, output: Any) -> Any:

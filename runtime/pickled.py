@@ -101,10 +101,11 @@ def _check(model: Any) -> None:
 def _parts(model: Any) -> dict[str, Tensor]:
     """What this rank holds of parameters and split buffers, by name, and no more than that."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    placed = placements(model)
     return {
         name: _alone((x._local_tensor if isinstance(x, DTensor) else x).detach())
         for name, x in named.items()
-        if isinstance(x, DTensor) or name in placements(model)
+        if isinstance(x, DTensor) or name in placed
     }
 
 

@@ -20,7 +20,7 @@ from shardwright.planner.contract.plan_file import ModuleCall, ModulePlan
 from shardwright.runtime.dtensors import coords_of_all
 from shardwright.runtime.interface import Interface, Table, table
 from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.slots import map_slots
+from shardwright.runtime.slots import map_slots, tensors
 
 Seen = tuple[str, str, Tensor]
 """The side and slot of a tensor, and the tensor."""
@@ -86,8 +86,8 @@ class Shown(Interface):
         if not self.spec.varies:
             return self
         given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}
-        seen = [("in", slot, x) for slot, x in _tensors(given)]
-        seen += [("out", slot, x) for slot, x in _tensors(output)]
+        seen = [("in", slot, x) for slot, x in tensors(given)]
+        seen += [("out", slot, x) for slot, x in tensors(output)]
         return self._call_with(seen)
 
     def call_of_gradients(self, grads: Sequence[Sequence[Any]], sides: Sequence[str]) -> Shown:
@@ -214,7 +214,7 @@ class Given(NamedTuple):
     @classmethod
     def pairs(cls, path: str, shown: Any, model: Any) -> Iterator[Given]:
         """Of tensors in two values that are made alike: those that are not the same."""
-        found = zip(_tensors(shown), _tensors(model), strict=True)
+        found = zip(tensors(shown), tensors(model), strict=True)
         for (_, whole), (_, part) in found:
             if whole is not part:
                 yield cls(path, StorageWeakRef(whole.untyped_storage()), part, stamp(part))
@@ -263,12 +263,6 @@ def _differ(
         for m, n in zip(a.local_shape(coords), b.local_shape(coords), strict=True)
         if m is not None and n is not None
     )
-
-
-def _tensors(value: Any) -> list[tuple[str, Tensor]]:
-    found: list[tuple[str, Tensor]] = []
-    map_slots(value, "", lambda x, slot: found.append((slot, x)))
-    return found
 
 
 def _slots(grads: Sequence[Any], placed: Table) -> list[str]:

@@ -99,7 +99,7 @@ def map_slots(
     value: Any,
     slot: str,
     change: Callable[[Any, str], Any],
-    kinds: type | tuple[type, ...] = Tensor,
+    kinds: Kinds = Tensor,
 ) -> Any:
     """`value` with `change(tensor, slot)` for every tensor in it, or all that is of `kinds`.
 
@@ -123,6 +123,13 @@ def map_slots(
         names = (f.name for f in dataclasses.fields(value) if hasattr(value, f.name))
         return _with(value, {n: within(getattr(value, n), n) for n in names})
     return value
+
+
+def tensors(value: Any) -> list[tuple[str, Tensor]]:
+    """The slots and tensors that `map_slots` goes through, in order."""
+    found: list[tuple[str, Tensor]] = []
+    map_slots(value, "", lambda x, slot: found.append((slot, x)))
+    return found
 
 
 def returned(output: Any, takes: Container[str]) -> Iterator[tuple[str, Any]]:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from shardwright.errors import ModelError
 from shardwright.planner.contract.plain_values import FREE
 from shardwright.planner.graph.graph import Graph
+from shardwright.planner.trace.arguments import mapped
 from shardwright.planner.trace.boundaries import argument_names
 from shardwright.planner.trace.forwards import Forward, put_around
 from shardwright.planner.trace.one_at_a_time import alone
@@ -90,7 +91,7 @@ def _computes(function: Callable[[Any, Any], Any], swapped: bool) -> Any:
             return NotImplemented
         if not isinstance(other, (int, float)):
             return _decides(self)
-        ends = self.value, _shown(other) if isinstance(other, Hidden) else other
+        ends = self.value, other.value if isinstance(other, Hidden) else other
         return hidden(function(*(ends[::-1] if swapped else ends)), self.sign, self.asked)
 
     return compute
@@ -124,7 +125,7 @@ class _Shows(TorchFunctionMode):
         if found and getattr(func, "__name__", "") not in FACTORS:
             _decides(found[0])
         if found:
-            args, kwargs = _shown(args), _shown(kwargs)
+            args, kwargs = mapped(lambda hid: hid.value, (args, kwargs), Hidden)
         return func(*args, **kwargs)
 
 
@@ -141,16 +142,6 @@ def _parts(value: Any) -> Collection[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, (tuple, list)) else ()
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, Hidden):
-        return value.value
-    if not [*_hidden(value)]:
-        return value
-    if isinstance(value, dict):
-        return {key: _shown(part) for key, part in value.items()}
-    return type(value)(map(_shown, value))
 
 
 def free_numbers(graph: Graph, source: Source) -> frozenset[str]:

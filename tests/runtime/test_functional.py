@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call, grad, grad_and_value, jacfwd, jacrev, vjp, vmap
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 
 import shardwright
 from shardwright.errors import UsageError
 from shardwright.runtime.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
+from tests.runtime import test_dtensors
+from tests.runtime.test_dtensors import IDS
 
-IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 EMBEDS = torch.randn(2, 7, 36, generator=torch.Generator().manual_seed(2)).double()
 
 ONE = threading.Lock()
@@ -54,15 +55,7 @@ class Own(nn.Module):
 
 def llama() -> Any:
     """Heads that two ranks do not divide."""
-    config = LlamaConfig(
-        hidden_size=36,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        intermediate_size=48,
-        vocab_size=50,
-        num_hidden_layers=1,
-    )
-    return _double(LlamaForCausalLM(config))
+    return _double(test_dtensors.llama())
 
 
 def own(keeps: bool = False) -> Any:

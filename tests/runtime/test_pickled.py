@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     Phi3Config,
@@ -24,8 +22,8 @@ from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
+from tests.runtime.test_dtensors import IDS, gpt2
 
-IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 X = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(2)).double()
 SMALL: dict[str, Any] = {"vocab_size": 50, "num_hidden_layers": 1, "pad_token_id": 0}
 
@@ -49,11 +47,6 @@ def llama() -> Any:
     """Heads that two ranks do not divide, and attributes that become local."""
     heads: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 36}
     return LlamaForCausalLM(LlamaConfig(**heads, intermediate_size=48, **SMALL))
-
-
-def gpt2() -> Any:
-    """Tied weights, and one that is fused."""
-    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50))
 
 
 def phi3() -> Any:
