@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.swa_utils import AveragedModel
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig
 
 import shardwright
 from shardwright.errors import UsageError
-from tests import planning
+from tests import planning, six_heads
 
 IDS = torch.randint(3, 50, (4, 7), generator=torch.Generator().manual_seed(1))
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -21,17 +21,8 @@ GREEDY = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_to
 
 def llama() -> Any:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=36,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        intermediate_size=48,
-        vocab_size=50,
-        num_hidden_layers=2,
-        initializer_range=0.2,
-        eos_token_id=None,
-    )
-    return LlamaForCausalLM(config).eval()
+    options = {"num_hidden_layers": 2, "initializer_range": 0.2, "eos_token_id": None}
+    return six_heads.llama(**options).eval()
 
 
 def split() -> Any:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers import TrainingArguments
 
 import shardwright
-from tests import planning
+from tests import planning, six_heads
 
 ROWS = torch.randint(0, 50, (22, 8), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -32,16 +32,8 @@ def data(rows: list[list[int]], padded: int = 1) -> Any:
 
 
 def llama() -> Any:
-    config = LlamaConfig(
-        hidden_size=36,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        intermediate_size=48,
-        vocab_size=50,
-        num_hidden_layers=1,
-    )
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).double()
+    return six_heads.llama().double()
 
 
 def arguments(folder: Path, batch: int) -> TrainingArguments:

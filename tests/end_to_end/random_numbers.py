@@ -16,12 +16,10 @@ from transformers import (
     BartForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
 )
 
 import shardwright
-from tests import planning
+from tests import planning, six_heads
 
 IDS = torch.randint(3, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 
@@ -44,18 +42,8 @@ def gpt2() -> Any:
 
 
 def llama() -> Any:
-    """Six heads of queries and three of keys, dropped in memory efficient attention."""
-    config = LlamaConfig(
-        hidden_size=36,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        intermediate_size=48,
-        vocab_size=50,
-        num_hidden_layers=1,
-        attention_dropout=0.3,
-        eos_token_id=None,
-    )
-    return LlamaForCausalLM(config)
+    """Dropped in memory efficient attention."""
+    return six_heads.llama(attention_dropout=0.3, eos_token_id=None)
 
 
 def drops(model: Any, **options: Any) -> None:

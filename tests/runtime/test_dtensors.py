@@ -16,8 +16,6 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
 )
@@ -32,22 +30,10 @@ from shardwright.runtime.propagation import watch_propagation
 from shardwright.runtime.reshard import take_local
 from tests import planning
 from tests.ranks import run_ranks
+from tests.six_heads import llama
 
 IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 WEIGHTS = torch.randn(2, 7, 50, generator=torch.Generator().manual_seed(2)).double()
-
-
-def llama() -> Any:
-    """Heads that 2 and 4 ranks do not divide, or share."""
-    config = LlamaConfig(
-        hidden_size=36,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        intermediate_size=48,
-        vocab_size=50,
-        num_hidden_layers=1,
-    )
-    return LlamaForCausalLM(config)
 
 
 def gpt2() -> Any:

@@ -9,34 +9,24 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardwright
 from shardwright.runtime import overlap
 from shardwright.runtime.mesh import Mesh
-from tests import planning
+from tests import planning, six_heads
 from tests.ranks import run_ranks
 
 IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 WEIGHTS = torch.randn(2, 7, 50, generator=torch.Generator().manual_seed(2)).double()
-SIZES: dict[str, Any] = {
-    "hidden_size": 36,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "intermediate_size": 48,
-    "vocab_size": 50,
-    "num_hidden_layers": 2,
-}
 
 
 def whole() -> Any:
     """A model with biases, and activations that write into what layers give."""
     torch.manual_seed(0)
-    config = LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)
-    model: Any = LlamaForCausalLM(config).double().eval()
+    model = six_heads.llama(num_hidden_layers=2, attention_bias=True, mlp_bias=True)
     for layer in model.model.layers:
         layer.mlp.act_fn = torch.nn.SiLU(inplace=True)
-    return model
+    return model.double().eval()
 
 
 def split(model: Any, mesh: Mesh) -> Any:

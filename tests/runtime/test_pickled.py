@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
 )
@@ -23,6 +21,7 @@ from shardwright.runtime.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
 from tests.runtime.test_dtensors import IDS, gpt2
+from tests.six_heads import llama
 
 X = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(2)).double()
 SMALL: dict[str, Any] = {"vocab_size": 50, "num_hidden_layers": 1, "pad_token_id": 0}
@@ -41,12 +40,6 @@ class Odd(nn.Module):
         """[batch, rows, 32] -> the same."""
         x = x + self.attention(x, x, x, need_weights=False)[0]
         return self.down(self.norm(self.up(x).transpose(1, 2)).transpose(1, 2).relu())
-
-
-def llama() -> Any:
-    """Heads that two ranks do not divide, and attributes that become local."""
-    heads: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 36}
-    return LlamaForCausalLM(LlamaConfig(**heads, intermediate_size=48, **SMALL))
 
 
 def phi3() -> Any:
