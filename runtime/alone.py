@@ -27,7 +27,7 @@ from shardwright.runtime.shown import Shown
 from shardwright.runtime.slots import map_slots, returned
 
 if TYPE_CHECKING:
-    from shardwright.runtime.draws import AsFirst
+    from shardwright.runtime.generators import AsFirst
 
 
 class Alone(Again, Interface):

@@ -19,7 +19,7 @@ from torch import nn
 from shardwright.errors import UsageError
 from shardwright.planner.contract.traced_call import TracedCall
 from shardwright.runtime.caches import Caches
-from shardwright.runtime.draws import (
+from shardwright.runtime.generators import (
     any_trains,
     draw_alike,
     draw_alike_alone,
