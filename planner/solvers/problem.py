@@ -122,6 +122,10 @@ class Problem:
         """No assignment's sum of a component is larger."""
         return sum(max((r.costs[component] for r in f.rows), default=0) for f in self.factors)
 
+    def least(self, component: int) -> int:
+        """No assignment's sum of a component is smaller."""
+        return sum(min((r.costs[component] for r in f.rows), default=0) for f in self.factors)
+
     def price(self, assignment: Sequence[int]) -> CostVector | None:
         """CostVector of a full assignment, None where a factor forbids it."""
         total = [0] * len(self.components)
