@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardwright.planner.problem.objective import Digits
-from shardwright.planner.solvers import backtracking
+from shardwright.planner.solvers import backtracking, buckets
+from shardwright.planner.solvers.eliminated_again import Again
 from shardwright.planner.solvers.problem import Problem, Result
 
 
@@ -21,6 +22,7 @@ class WarmStart:
     """Of a priced problem: its component 1 is the bytes."""
     deadline: float
     """Of `time.monotonic`: when all calls together must have ended."""
+    _eliminations: list[Again] = field(default_factory=list, init=False)
 
     def priced(self, price: int) -> Problem:
         """The problem where a byte costs 2**price; what is capped is kept beside it."""
@@ -43,5 +45,15 @@ class WarmStart:
     def _solve(
         self, problem: Problem, caps: Mapping[int, int], hint: tuple[int, ...] | None
     ) -> Result:
-        seconds = max(self.deadline - time.monotonic(), 0.05)
-        return backtracking.solve(problem, 0, caps, hint, seconds)
+        now = time.monotonic()
+        seconds = max(self.deadline - now, 0.05)
+        if caps:
+            return backtracking.solve(problem, 0, caps, hint, seconds)
+        middle = now + backtracking.SHARE * seconds
+        return backtracking.search(self._again(middle).at(problem), [], hint, middle, now + seconds)
+
+    def _again(self, deadline: float) -> Again:
+        """How the problem is eliminated at any price, where nothing is capped."""
+        if not self._eliminations:
+            self._eliminations.append(Again(self.problem, buckets.ROWS, deadline))
+        return self._eliminations[0]

@@ -22,7 +22,7 @@ from shardwright.planner.emit.prediction import prediction
 from shardwright.planner.problem.builder import BACKWARD, BYTES, TIME, CostFunctionNetwork
 from shardwright.planner.problem.conventions import TABLES
 from shardwright.planner.problem.infeasible_core import refuse
-from shardwright.planner.problem.memory_budget import within
+from shardwright.planner.problem.memory_budget import OverMemory, within
 from shardwright.planner.problem.objective import byte_price_ns
 from shardwright.planner.problem.optimize import Optimum, optimize
 from shardwright.planner.problem.pins import Pin
@@ -64,9 +64,14 @@ class Asked:
         """The conventions that are followed at first, where they can be."""
         return frozenset({TABLES} if self.objective == "memory" else ())
 
+    @property
+    def may_be_over(self) -> bool:
+        """Whether another plan is looked for, for least memory, where nothing fits the device."""
+        return self.objective == "time" and self.memory is None
+
     def room(self, task: Task) -> int | None:
         """What a rank may hold, in bytes."""
-        if self.memory is None and self.objective == "time":
+        if self.may_be_over:
             return device(task.workload.device).memory_bytes
         return self.memory
 
@@ -133,6 +138,9 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
     )
     stage("solve")
     room, aim = asked.room(task), asked.objective
+    least = small.problem.least(BYTES)
+    if asked.may_be_over and room is not None and least > room:
+        raise OverMemory(room, least, "what adds up of it, without what is alive at one time")
 
     @cache
     def held(values: tuple[int, ...]) -> Memory:

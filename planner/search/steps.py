@@ -39,7 +39,7 @@ def solve_first(now: Situation) -> Situation | None:
 def least_memory(now: Situation) -> Situation | None:
     """Where nothing fits the device: for least memory."""
     asked, error = now.asked, now.outcome
-    if not isinstance(error, OverMemory) or asked.objective == "memory" or asked.memory is not None:
+    if not isinstance(error, OverMemory) or not asked.may_be_over:
         return None
     asked = replace(asked, objective="memory")
     again = start(now.task, asked, now.restrictions)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from shardwright.planner.solvers import buckets
-from shardwright.planner.solvers.bucket_elimination import eliminate
+from shardwright.planner.solvers.bucket_elimination import Eliminated, eliminate
 from shardwright.planner.solvers.depth_first import DepthFirst
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.multipliers import Weights, dot, multipliers, unit
@@ -39,8 +39,22 @@ def solve(
     start = time.monotonic()
     middle, end = start + SHARE * seconds, start + seconds
     small = eliminate(problem.only([component, *caps]), buckets.ROWS, middle)
+    return search(small, list(caps.values()), hint, middle, end)
+
+
+def search(
+    small: Eliminated,
+    limits: list[int],
+    hint: Sequence[int] | None,
+    middle: float,
+    end: float,
+) -> Result:
+    """Minimise the first component of what elimination left, under `limits` on the others.
+
+    Bounds take until `middle`, the search ends at `end`, of `time.monotonic`.
+    """
     first = None if hint is None else small.contract(hint)
-    result = _search(small.problem, list(caps.values()), first, middle, end)
+    result = _search(small.problem, limits, first, middle, end)
     if result.assignment is None:
         return result
     return result._replace(assignment=small.expand(result.assignment))

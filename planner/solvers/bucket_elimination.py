@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
 from typing import Any
@@ -62,16 +62,13 @@ def eliminate(problem: Problem, limit: int = ROWS, deadline: float = math.inf) -
 
     What is not eliminated when `deadline` (of `time.monotonic`) has passed is left.
     """
-    work = _Work(problem, limit)
-    while work.queue and time.monotonic() < deadline:
-        size, v = heapq.heappop(work.queue)
-        if work.sizes.get(v) == size:
-            work.visit(v)
+    work = Work(problem, limit)
+    work.run(deadline)
     return work.result()
 
 
 @dataclass
-class _Work:
+class Work:
     """Tables that are left, where each variable stands, and which variable comes next."""
 
     problem: Problem
@@ -85,10 +82,12 @@ class _Work:
     derived: list[Derived] = field(default_factory=list)
     made: int = 0
     plus: Plus = field(init=False)
+    zero: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self.near = [set() for _ in self.problem.names]
         self.plus = add if self.single else plus  # numbers are faster than vectors of one
+        self.zero = 0 if self.single else (0,) * len(self.problem.components)
         for factor in self.problem.factors:
             at = sorted(range(len(factor.scope)), key=factor.scope.__getitem__)
             key = pick(at)
@@ -100,18 +99,27 @@ class _Work:
         for v in range(len(self.near)):
             self.push(v)
 
+    def run(self, deadline: float) -> None:
+        """Eliminate until nothing is left to, or `deadline` has passed."""
+        while self.queue and time.monotonic() < deadline:
+            size, v = heapq.heappop(self.queue)
+            if self.sizes.get(v) == size:
+                self.visit(v)
+
     @property
     def single(self) -> bool:
         """Whether there is one component."""
         return len(self.problem.components) == 1
 
     def put(self, table: Table) -> None:
+        """Add a table."""
         self.tables[self.made] = table
         for v in table.scope:
             self.near[v].add(self.made)
         self.made += 1
 
     def push(self, v: int) -> None:
+        """Have a variable visited, the smaller its join can be the sooner."""
         around = {w for i in self.near[v] for w in self.tables[i].scope}
         size = math.prod(len(self.problem.domains[w]) for w in around)
         self.sizes[v] = size
@@ -130,7 +138,7 @@ class _Work:
         for values, costs in table.rows.items():
             choices.setdefault(values[before] + values[after], []).append((costs, values[at]))
         if self.single:
-            least = {key: min(found) for key, found in choices.items()}
+            least = self.least(choices)
         else:
             fronts = {key: _front(found) for key, found in choices.items()}
             if any(len(f) > 1 for f in fronts.values()):
@@ -146,11 +154,14 @@ class _Work:
         for w in above:
             self.push(w)
 
+    def least(self, choices: Mapping[Key, list[tuple[Any, int]]]) -> dict[Key, tuple[Any, int]]:
+        """The least costs of each choice of the other variables, and the value that they are of."""
+        return {key: min(found) for key, found in choices.items()}
+
     def joined(self, v: int, numbers: Sequence[int]) -> Table | None:
         """The tables of v as one, None where it has too many rows."""
         if not numbers:
-            zero = 0 if self.single else (0,) * len(self.problem.components)
-            return Table((v,), {(x,): zero for x in self.problem.domains[v]})
+            return Table((v,), {(x,): self.zero for x in self.problem.domains[v]})
         table = self.tables[numbers[0]]
         limit = max(self.limit, sum(len(self.tables[i].rows) for i in numbers))
         for i in numbers[1:]:
@@ -172,6 +183,7 @@ class _Work:
                     self.push(w)
 
     def result(self) -> Eliminated:
+        """What is left."""
         gone = {d.variable for d in self.derived}
         kept = [v for v in range(len(self.near)) if v not in gone]
         number = {v: i for i, v in enumerate(kept)}

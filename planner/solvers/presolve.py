@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, compress
 from operator import contains, itemgetter
+from typing import Any
 
-from shardwright.planner.solvers.problem import Factor, Part, Problem, Row
+from shardwright.planner.solvers.problem import CostVector, Factor, Part, Problem, Row, row_of
 from shardwright.planner.solvers.reduction import Reduction
 from shardwright.planner.solvers.tables import pick, plus
 
@@ -59,7 +60,7 @@ class Presolved(Reduction):
 def presolve(problem: Problem) -> Presolved | None:
     """The smaller problem; None where no value is left to a variable: it is infeasible."""
     domains = [set(d) for d in problem.domains]
-    factors = [Factor(f.name, f.scope, list(f.rows)) for f in problem.factors]
+    factors = _one_a_scope(problem.factors)
     parent = list(range(len(domains)))
     maps = [{v: v for v in d} for d in domains]  # value of the parent -> own value
     while True:
@@ -90,6 +91,18 @@ def narrowed(small: Presolved, factors: Iterable[Factor]) -> Presolved | None:
         for v, own in small.source
     ]
     return Presolved(again.problem, back)
+
+
+def _one_a_scope(factors: Iterable[Factor]) -> list[Factor]:
+    """Factors over the same variables as one: most are prices and demands of one variable."""
+    out: dict[tuple[int, ...], Factor] = {}
+    for factor in factors:
+        host = out.get(factor.scope)
+        if host is None:
+            out[factor.scope] = Factor(factor.name, factor.scope, factor.rows)
+        else:
+            host.rows = _joined(host, factor)
+    return [*out.values()]
 
 
 def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
@@ -149,12 +162,19 @@ def _join(factors: list[Factor]) -> list[Factor]:
 
 def _joined(host: Factor, factor: Factor) -> list[Row]:
     """The rows of a factor that another has too, which is over variables of it, at both costs."""
-    key = pick([host.scope.index(v) for v in factor.scope])
-    table = {r.values: r.costs for r in factor.rows}
+    at = [host.scope.index(v) for v in factor.scope]
+    table: dict[Any, CostVector] = dict(factor.rows)
+    if len(at) == 1:
+        table = {x: costs for (x,), costs in factor.rows}
+    keys = map(itemgetter(*at) if at else pick(at), map(VALUES, host.rows))
     if not any(map(any, table.values())):
-        return [r for r in host.rows if key(r.values) in table]
-    found = ((r, table.get(key(r.values))) for r in host.rows)
-    return [Row(r.values, plus(r.costs, more)) for r, more in found if more is not None]
+        return [*compress(host.rows, map(table.__contains__, keys))]
+    found = zip(host.rows, map(table.get, keys), strict=True)
+    return [
+        row_of((row[0], plus(row[1], more))) if any(more) else row
+        for row, more in found
+        if more is not None
+    ]
 
 
 def _merge_once(
@@ -167,6 +187,8 @@ def _merge_once(
     replaced: dict[int, tuple[int, dict[int, int]]] = {}
     kept: set[int] = set()
     for factor in factors:
+        if len(factor.scope) < 2:
+            continue
         columns = _columns(factor)
         for (u, first), (v, second) in combinations(zip(factor.scope, columns, strict=True), 2):
             if u in replaced or v in replaced or len(domains[u]) != len(domains[v]):
@@ -202,7 +224,7 @@ def _merge_once(
                 x != values[scope.index(v)] for v, x in zip(scope, values, strict=True)
             ):
                 continue
-            rows.append(Row(take(values), row.costs))
+            rows.append(row_of((take(values), row[1])))
         factor.scope, factor.rows = unique, rows
     return bool(replaced)
 
@@ -226,9 +248,10 @@ def _rebuild(
         number[v] = small.variable(problem.names[v], len(values), _parts(of[v], values))
         renumber[v] = {x: i for i, x in enumerate(values)}
     for factor in factors:
+        new = [renumber[v] for v in factor.scope]
         rows = [
-            Row(tuple(renumber[v][x] for v, x in zip(factor.scope, r.values, strict=True)), r.costs)
-            for r in factor.rows
+            row_of((tuple([to[x] for to, x in zip(new, values, strict=True)]), costs))
+            for values, costs in factor.rows
         ]
         small.factors.append(Factor(factor.name, tuple(number[v] for v in factor.scope), rows))
     source = [

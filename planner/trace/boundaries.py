@@ -53,10 +53,11 @@ def _marking(name: str, entered: list[str], forward: Forward) -> Forward:
     names = argument_names(forward)
 
     def mark(x: torch.Tensor, tag: str) -> torch.Tensor:
-        if x.is_floating_point():
-            return BOUNDARY(x, tag)
-        PASSES(x, tag)
-        return x
+        with torch._C.DisableTorchFunction():  # it is no call of the model's
+            if x.is_floating_point():
+                return BOUNDARY(x, tag)
+            PASSES(x, tag)
+            return x
 
     def enter(x: torch.Tensor, slot: str) -> torch.Tensor:
         return mark(x, f"{name}|in|{slot}")

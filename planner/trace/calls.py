@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torch.overrides import TorchFunctionMode
 
+from shardwright.planner.trace import given_again
 from shardwright.planner.trace.size_functions import COUNTING, LITERAL, SIZED, SPLIT
 
 MOVING = {*LITERAL, *SPLIT} | set(
@@ -77,7 +78,7 @@ class Notes(TorchFunctionMode):
             counts = name in COUNTING or name in SIZED
             numbers = tuple(_numbers([*args, *kwargs.values()], float if counts else (int, float)))
             self.found.setdefault(self.entered[-1], []).append(Call(name, numbers))
-        return func(*args, **kwargs)
+        return given_again.call(func, args, kwargs)
 
 
 def _numbers(values: Any, kind: Any) -> Iterator[Any]:

@@ -54,6 +54,7 @@ class OnMeta(FakeTensorMode):
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.known = Known(self)
+        self._common: dict[str, Any] | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -93,7 +94,7 @@ class OnMeta(FakeTensorMode):
                 shape, stride, dtype = kept
                 with _DisableTorchDispatch():
                     made = torch.empty_strided(shape, stride, dtype=dtype, device=META)
-                return FakeTensor(self, made, META)
+                return self.fake(made)
             with in_kernel_invocation_manager(self):
                 made = func(*args, **kwargs)
         except Exception:  # what is wrong is for torch to say
@@ -121,9 +122,7 @@ class OnMeta(FakeTensorMode):
             return tuple(map(self._tensor_or_number, value))
         if not isinstance(value, Tensor):
             return type(value), value
-        if type(value) is not FakeTensor or value.fake_mode is not self:
-            raise Elsewhere
-        if value.fake_device != META or value.constant is not None:
+        if type(value) is not FakeTensor or not self.is_plain(value):
             raise Elsewhere
         return value.shape, value.stride(), value.dtype
 
@@ -131,8 +130,28 @@ class OnMeta(FakeTensorMode):
         if isinstance(made, (tuple, list)):
             return type(made)(map(self._faked, made))
         if isinstance(made, Tensor) and not isinstance(made, FakeTensor):
-            return FakeTensor(self, made, META)
+            return self.fake(made)
         return made
+
+    def fake(self, made: Tensor, **how: Any) -> FakeTensor:
+        """As `FakeTensor(self, made, META)`, which sets what all have in common one by one.
+
+        How else it is made is said as there.
+        """
+        if self._common is None:
+            out = FakeTensor(self, made, META)
+            self._common = {**vars(out)}
+        wants = how.pop("requires_grad", made.requires_grad)
+        out: Any = Tensor._make_subclass(
+            FakeTensor, made, wants, dispatch_device=True, device_for_backend_keys=META
+        )
+        torch._C._set_throw_on_mutable_data_ptr(out)
+        vars(out).update(self._common, **how)
+        return out
+
+    def is_plain(self, value: FakeTensor) -> bool:
+        """Whether a fake tensor is one of this mode, on meta and without a value."""
+        return value.fake_mode is self and value.fake_device == META and value.constant is None
 
 
 class LikeReal(OnMeta):

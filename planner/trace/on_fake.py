@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_map
 
 from shardwright.planner.trace import autocast, gradient_reads
@@ -18,7 +18,7 @@ from shardwright.planner.trace.calls import Calls, Entered, Notes
 from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.numbers import Questions
 from shardwright.planner.trace.duplicate import duplicated
-from shardwright.planner.trace.fake_mode import LikeReal
+from shardwright.planner.trace.fake_mode import META, LikeReal, OnMeta
 from shardwright.planner.trace.forwards import Forward, put_around
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.one_at_a_time import alone
@@ -80,7 +80,7 @@ def run_and_note(module: nn.Module, runs: Sequence[Run], entered: Entered, opaqu
     return notes.found
 
 
-def _on_fake(module: nn.Module, fake: FakeTensorMode) -> None:
+def _on_fake(module: nn.Module, fake: OnMeta) -> None:
     """Make parameters and buffers fake: code may give one the `data` of what it computed."""
     made: dict[int, Any] = {}
     with torch._C.DisableTorchFunction():  # nobody need see it who looks at calls
@@ -94,11 +94,14 @@ def _on_fake(module: nn.Module, fake: FakeTensorMode) -> None:
                         store[name] = made[id(tensor)]
 
 
-def _fake(tensor: torch.Tensor, fake: FakeTensorMode) -> FakeTensor:
+def _fake(tensor: torch.Tensor, fake: OnMeta) -> FakeTensor:
     """As `fake.from_tensor`, which takes ten times as long, for what lies in memory of its own."""
-    is_parameter = isinstance(tensor, nn.Parameter)
-    how: dict[str, Any] = {"requires_grad": tensor.requires_grad, "_is_param": is_parameter}
-    return FakeTensor(fake, tensor.detach(), tensor.device, **how)
+    if tensor.device != META:
+        how: dict[str, Any] = {"requires_grad": tensor.requires_grad}
+        how["_is_param"] = isinstance(tensor, nn.Parameter)
+        return FakeTensor(fake, tensor.detach(), tensor.device, **how)
+    is_parameter = {"_is_param": True} if isinstance(tensor, nn.Parameter) else {}
+    return fake.fake(tensor.detach(), requires_grad=tensor.requires_grad, **is_parameter)
 
 
 @contextmanager

@@ -57,6 +57,8 @@ def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:
 
 def cast(root: nn.Module, runs: Sequence[Run]) -> None:
     """Give parameters and buffers of `root`, which is on meta, the dtypes that `runs` want."""
+    if not any(run.dtype for run in runs):
+        return
     for path, module in root.named_modules():
         stores: list[dict[str, Any]] = [module._parameters, module._buffers]
         for store in stores:

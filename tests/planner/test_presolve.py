@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.planner.solvers.bucket_elimination import eliminate
+from shardwright.planner.solvers.eliminated_again import Again
 from shardwright.planner.solvers.presolve import narrowed, presolve
 from shardwright.planner.solvers.problem import Part, Problem, Row
 from tests.planner.problems import CAPS, all_prices, assignments, brute_force, problems
@@ -99,3 +100,17 @@ def test_parts_still_tell_values_apart():
     small = presolve(problem)
     assert small is not None and len(small.problem.names) == 1
     assert small.problem.parts == [(Part("x axis", (0, 1)), Part("y axis", (5, 7)))]
+
+
+@settings(deadline=None, max_examples=100)
+@given(problems(), st.integers(1, 30))
+def test_eliminated_again(problem: Problem, limit: int) -> None:
+    """At other costs, and whatever limit stops it: what elimination of that problem leaves."""
+    again = Again(problem, limit)
+    for weights in ((1, 0, 0), (0, 1, 0), (3, -2, 1)):
+        other = problem.weighed([weights[: len(problem.components)]])
+        left, found = eliminate(other, limit), again.at(other)
+        assert found.problem == left.problem and found.kept == left.kept
+        for assignment in assignments(left.problem):
+            if left.problem.price(assignment) is not None:
+                assert found.expand(assignment) == left.expand(assignment)

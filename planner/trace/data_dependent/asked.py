@@ -45,6 +45,14 @@ REQUIRES_GRAD: Any = torch.Tensor.requires_grad.__get__  # type: ignore[attr-def
 LENGTHS = {"__get__", "size", "numel", "nelement", "__len__"}
 """What tells how long a tensor is; the first is `shape`."""
 
+ASKING = {*NUMBERS, *LENGTHS} | set(
+    """
+register_hook tensor as_tensor from_numpy nonzero argwhere where __getitem__ unbind squeeze flatten
+numpy
+""".split()
+)
+"""All that may be answered here."""
+
 JOINING = set("cat concat concatenate hstack vstack pad narrow unfold diff __getitem__".split())
 """What makes tensors of other lengths out of the lengths of others."""
 
@@ -64,6 +72,14 @@ class Asked(TorchFunctionMode):
         """Numbers read, truths asked, tensors cut by numbers; all other functions as they are."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name == "__get__" and not self.selects and func != REQUIRES_GRAD:
+            return func(*args)
+        if name in ASKING:
+            return self._answer(name, func, args, kwargs)
+        return self._handed_on(name, func, args, kwargs)
+
+    def _answer(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function of `ASKING` gives."""
         if name in NUMBERS and known(args[0]):
             return format(args[0].item(), *args[1:]) if name == "__format__" else func(*args)
         if name == "__format__" and self.questions.value(args[0]) is None and _writes_a_message():
@@ -110,6 +126,10 @@ class Asked(TorchFunctionMode):
             return self._numbers(tuple(args[0].shape) if name == "tolist" else (), kind)
         if name == "numpy" and isinstance(args[0], Tensor) and not known(args[0]):
             raise Unknown("it takes what only data has to numpy")
+        return self._handed_on(name, func, args, kwargs)
+
+    def _handed_on(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function gives that is asked nothing, unless it is given what only data has."""
         if not (_has_number(args) or (kwargs and _has_number(kwargs))):
             out = func(*args, **kwargs)
             if self.selects and name in JOINING:
@@ -186,11 +206,12 @@ class Asked(TorchFunctionMode):
 
 def _has_number(value: Any) -> bool:
     """Whether there is a `Number` in arguments; every function that is called asks for it."""
-    if isinstance(value, (tuple, list)):
-        return any(map(_has_number, value))
-    if isinstance(value, dict):
-        return any(map(_has_number, value.values()))
-    return type(value) is Number
+    for part in value.values() if isinstance(value, dict) else value:
+        if type(part) is Number:
+            return True
+        if isinstance(part, (tuple, list, dict)) and _has_number(part):
+            return True
+    return False
 
 
 def _masks(index: Any) -> list[Tensor]:

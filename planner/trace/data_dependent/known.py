@@ -43,6 +43,8 @@ class Known:
 
     def __init__(self, fakes: AbstractContextManager[Any] | None = None) -> None:
         self._values = WeakIdKeyDictionary()
+        self._ids = set[int]()
+        """Of all that ever had a value: what is not among them has none, which most ops ask."""
         self._uniform = WeakIdKeyDictionary()
         """What holds random numbers from 0 to 1, 1 not among them."""
         self._fakes = fakes or nullcontext()
@@ -51,7 +53,7 @@ class Known:
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fake: Callable[[], Any]
     ) -> tuple[Any, bool]:
         """What an op gives, and whether only values say so; else `fake` does."""
-        given = func in LIFTED or all(t in self._values for t in tensors_in((args, kwargs)))
+        given = func in LIFTED or all(t in self for t in tensors_in((args, kwargs)))
         known = given and DRAWS not in func.tags and "empty" not in func.__name__
         try:
             out = fake()
@@ -91,8 +93,9 @@ class Known:
         return out, False
 
     def keep(self, tensor: Tensor, value: Tensor) -> None:
-        """Take it that `tensor`, an input, has this value."""
+        """Take it that `tensor` has this value."""
         self._values[tensor] = value
+        self._ids.add(id(tensor))
 
     def value(self, tensor: Tensor) -> Tensor | None:
         """The value of `tensor`; None if it is not known."""
@@ -100,11 +103,11 @@ class Known:
 
     def same(self, made: Tensor, given: Tensor) -> None:
         """`made` has the values of `given`."""
-        if given in self._values:
-            self._values[made] = self._values[given]
+        if given in self:
+            self.keep(made, self._values[given])
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return tensor in self._values
+        return id(tensor) in self._ids and tensor in self._values
 
     def _computed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The result on values; None if the CPU cannot compute it."""
@@ -121,7 +124,7 @@ class Known:
 
     def _keep(self, out: Any, made: Any) -> None:
         for name, value in zip(tensors_in(out), tensors_in(made), strict=True):
-            self._values[name] = value
+            self.keep(name, value)
 
     def _forget(self, func: Any, args: Sequence[Any]) -> None:
         """Tensors in the memory of those that an op writes unknown values to."""
