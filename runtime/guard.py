@@ -87,6 +87,7 @@ class Guard:
                     "average the gradients of those that they had: add it before"
                 )
             came.append(values_of_newcomers(model))
+        if len(came) > len(calls.arrived) or calls.replaced:
             model._shardwright_draws = "always"
         if came:
             groups = calls.mesh.process_groups(calls.mesh.groups)

@@ -27,6 +27,7 @@ from shardwright.runtime.dtensors import axes_of, check_own, cut
 from shardwright.runtime.functional import PART, refuse
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.replicas import Copies
+from shardwright.runtime.replaced_forwards import replaced, whole_in_replaced
 from shardwright.runtime.running import Running
 from shardwright.runtime.settings import Change, Settled
 from shardwright.runtime.subclasses import like, subclass, subclass_with
@@ -46,6 +47,8 @@ class Calls:
         """Plain attributes of modules that were set since the model was split."""
         self.switching = False
         """Whether modules are told to train, or not to."""
+        self.replaced = False
+        """Whether a forward was put on a module within."""
         self.copies: Copies | None = None
         """Of the model, if it averages its gradients over them."""
         self.axes = len(axes_of(mesh))
@@ -80,6 +83,14 @@ class Calls:
                     return own in ran or (own is None and "forward" not in owner.__dict__)
             frame = frame.f_back
         return False
+
+    def put_forward(self, module: nn.Module, forward: Any) -> None:
+        """Put a `forward` on a module of the model; on the root it is called with whole tensors."""
+        if module is not self.root:
+            forward = replaced(module, forward, self)
+        vars(module).pop("forward", None)
+        if forward is not None:
+            vars(module)["forward"] = forward
 
     def alone(self) -> bool:
         """Whether code inside, in no call of the model, is of a module that was called by itself.
@@ -144,8 +155,10 @@ def _seen(name: str, used: bool) -> property:
                 f"'{type(self).__name__}' object has no attribute '{name}'"
             ) from None
         now = calls.running.now
-        if stored is None or not (now or calls.inside()):
+        if stored is None:
             return stored
+        if not (now or calls.inside()):
+            return whole_in_replaced(stored, sys._getframe(1), calls) if calls.replaced else stored
         if type(stored) is not DTensor:
             if is_functorch_wrapped_tensor(stored):
                 refuse(PART)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from inspect import isfunction
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plain_values import FREE, is_plain
 from shardwright.runtime.copied import OURS, Copied
+from shardwright.runtime.names_in_code import names_in
 
 HARMLESS = frozenset(
     """
@@ -57,6 +57,9 @@ class Settled(Copied):
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, nn.Parameter) and _is_distributed(sys._getframe(1)):
             self.__dict__["_parameters"][name] = value  # as where no class sets otherwise
+            return
+        if name == "forward" and (calls := self.__dict__.get("_shardwright_calls")) is not None:
+            calls.put_forward(self, value)
             return
         if is_plain(value) and not torch.compiler.is_compiling():
             calls = self.__dict__.get("_shardwright_calls")
@@ -178,7 +181,7 @@ def _names_in_code(model: nn.Module) -> Iterator[str]:
 def _names_of(members: Iterable[Any]) -> Iterator[str]:
     for function in filter(isfunction, map(_unwrapped, members)):
         if function.__name__ not in ("__init__", "_init_weights"):
-            yield from _names(function.__code__)
+            yield from names_in([function.__code__])
 
 
 def _unwrapped(member: Any) -> Any:
@@ -190,12 +193,3 @@ def _unwrapped(member: Any) -> Any:
     while type(member) is not type and "__wrapped__" in getattr(member, "__dict__", ()):
         member = member.__wrapped__
     return member
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, CodeType):
-            yield from _names(constant)
