@@ -11,7 +11,13 @@ from enum import Enum
 from typing import Any
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.plain_values import FREE, is_plain, plain_value, same_value
+from shardwright.planner.contract.plain_values import (
+    FREE,
+    is_plain,
+    plain_value,
+    plain_within,
+    same_value,
+)
 from shardwright.planner.contract.traced_call import TracedCall
 
 
@@ -33,6 +39,12 @@ class PlainArguments:
         names = {n for call in calls for n in (*call.values, *call.numbers)} - FREE
         self.known = {n: [_had(call, n, defaults) for call in calls] for n in sorted(names)}
         self.defaults = defaults
+        self.within = any("." in name for name in self.known)
+        """Whether some are in lists and dicts."""
+
+    def unknown(self, name: str, value: Any) -> str | None:
+        """One in the lists and dicts of an argument that was there in no call; None without."""
+        return next((at for at, _ in plain_within(value, name) if at not in self.known), None)
 
     def check(self, model: str, given: Mapping[str, Any]) -> None:
         """Look whether what is `given` to a `model`, and what is left out, was so in some call.
@@ -40,6 +52,9 @@ class PlainArguments:
         Raises:
             UsageError: it was not.
         """
+        if self.within:
+            more = (found for n, v in given.items() for found in plain_within(v, n))
+            given = {**given, **dict(more)}
         for name, had in self.known.items():
             value = given[name] if name in given else self.defaults.get(name)
             if not _among(value, had):

@@ -20,7 +20,7 @@ class TracedCall(Part):
     values: dict[str, PlainValue] = Field(
         default={},
         description="argument -> its value, of those that are no tensors and may decide what code "
-        "does; left out where there is none",
+        "does, 'name.key' of what is in a dict, 'name.0' in a list; left out where there is none",
     )
     numbers: list[str] = Field(
         default=[],

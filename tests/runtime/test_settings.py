@@ -132,6 +132,40 @@ def test_numbers_that_decide_nothing_may_be_others() -> None:
     on_ranks(model, plan, check)
 
 
+class Options(Net):
+    """Its flag is in a dict, which is in a list; and it does something else without its mask."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, options: Any = None) -> Tensor:
+        h = self.act(self.up(x))
+        least = options[0]["mode"] != "sums" and "more" not in options[0]
+        h = h if mask is not None and least else h / (1 + h.sum(-1, keepdim=True))
+        return self.down(h) if mask is None else self.down(h) * mask
+
+
+def test_flags_in_dicts_and_what_is_left_out_are_refused() -> None:
+    torch.manual_seed(0)
+    model, x = Options().double().eval(), torch.randn(2, 5, WIDTH).double()
+    mask, options = torch.rand(2, 5, 1).double(), [{"mode": "least", "factor": 1.0}]
+    plan = planning.plan(model, tp=2, args=(x, mask), kwargs={"options": options})
+    assert plan.calls[0].values == {"options.0.mode": "least", "options.0.factor": 1.0}
+
+    def check(local: Any) -> None:
+        found = local(x, mask, options=[{**options[0], "none": None}])
+        torch.testing.assert_close(found, model(x, mask, options), rtol=0, atol=1e-9)
+        for other in ({"mode": "sums"}, {"mode": None}, {"factor": 2.0}, {"more": 1}):
+            with pytest.raises(UsageError, match="argument 'options.0.(mode|factor|more)' of"):
+                local(x, mask, [{**options[0], **other}])
+        with pytest.raises(UsageError, match="argument 'options.0.factor' of"):
+            local(x, mask)
+        for without in ((x, None, options), (x,)):
+            with pytest.raises(UsageError, match="argument '(mask|options.0.factor)' of Options"):
+                local(*without)
+        with pytest.raises(UsageError, match="argument 'mask' of Options is left out"):
+            local(x, options=options)
+
+    on_ranks(model, plan, check)
+
+
 def change(path: str, value: Any) -> Callable[[Any], None]:
     def put(model: Any) -> None:
         owner, _, name = path.rpartition(".")
