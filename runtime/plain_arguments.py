@@ -13,6 +13,8 @@ from typing import Any
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plain_values import (
     FREE,
+    PlainValue,
+    is_flag,
     is_plain,
     plain_value,
     plain_within,
@@ -68,6 +70,32 @@ class PlainArguments:
                     "its code may do what nobody has proven: plan with example inputs (kwargs) "
                     "that have it"
                 )
+
+
+def check_flags(
+    module: str,
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    had: Mapping[str, Sequence[PlainValue]],
+) -> None:
+    """Look whether the flags of a `module` that is called by itself are such as it `had`.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name in {**had, **given}:
+        value = given[name] if name in given else defaults.get(name)
+        among = had.get(name, ())
+        if name in FREE or not is_flag(value) or _among(value, among):
+            continue
+        if name in had or value:
+            were = " or ".join(map(repr, among)) or "none"
+            raise UsageError(
+                f"argument '{name}' of '{module}', which is called by itself, is {value!r}"
+                f"{'' if name in given else ' (left out)'}; such values in the calls that the plan "
+                f"was made for: {were}. With another its code may do what nobody has proven: plan "
+                "with example inputs with which the model gives it that"
+            )
 
 
 def _among(value: Any, had: Sequence[Any]) -> bool:

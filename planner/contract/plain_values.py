@@ -23,6 +23,11 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, Enum))
 
 
+def is_flag(value: Any) -> bool:
+    """Whether it is such a value, and no number."""
+    return isinstance(value, (bool, Enum)) or (is_plain(value) and not isinstance(value, (int, float)))
+
+
 def plain_within(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Those in the lists and dicts of argument `name`, each by its place; not None."""
     if type(value) not in CONTAINERS:

@@ -159,6 +159,9 @@ class Graph:
     numbers: frozenset[str] = frozenset()
     """Arguments of the model that are numbers of which any other would do."""
 
+    flags: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    """Of each module that was called, its flags: the values that they had."""
+
     unpriced: frozenset[int] = frozenset()
     """Traced calls that cost nothing: runs that say what must hold besides."""
 

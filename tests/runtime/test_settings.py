@@ -166,6 +166,54 @@ def test_flags_in_dicts_and_what_is_left_out_are_refused() -> None:
     on_ranks(model, plan, check)
 
 
+class Flagged(Act):
+    def forward(
+        self, h: Tensor, mode: str | None = None, over: bool = False, by: Tensor | None = None
+    ) -> Tensor:
+        if mode == "b" or over or by is None:
+            return h.softmax(-1)
+        return h.relu() * by
+
+
+class Inner(nn.Module):
+    """Gives its flag on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(WIDTH, 24), Flagged(), nn.Linear(24, WIDTH)
+
+    def forward(self, x: Tensor, mode: str = "b", more: bool = True, **other: Any) -> Tensor:
+        h = self.act(self.up(x), mode=mode, by=x.sum())
+        return self.down(h if more and not other else h.cumsum(-1))
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, "a") + self.inner(x, mode="c", more=True)
+
+
+def test_flags_of_a_module_that_is_called_by_itself() -> None:
+    torch.manual_seed(0)
+    model, x = Outer().double().eval(), torch.randn(2, 5, WIDTH).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    spec = plan.modules["inner"]
+    assert spec.flags == {"mode": ["a", "c"], "more": [True]}
+
+    def check(local: Any) -> None:
+        for flags in ({"mode": "a"}, {"mode": "c", "more": True}):
+            found = local.inner(x, **flags)
+            torch.testing.assert_close(found, model.inner(x, mode="a"), rtol=0, atol=1e-9)
+        for flags in ({}, {"mode": "b"}, {"mode": "a", "more": False}, {"mode": "a", "odd": True}):
+            with pytest.raises(UsageError, match="'(mode|more|odd)' of 'inner', which is called"):
+                local.inner(x, **flags)
+
+    on_ranks(model, plan, check)
+
+
 def change(path: str, value: Any) -> Callable[[Any], None]:
     def put(model: Any) -> None:
         owner, _, name = path.rpartition(".")
