@@ -32,7 +32,7 @@ from shardwright.runtime.newcomers import (
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import note_members
 from shardwright.runtime.seen import Seeing
-from shardwright.runtime.settings import MISSING, Settings
+from shardwright.runtime.settings import MISSING, Settings, note
 
 
 class Guard:
@@ -40,9 +40,11 @@ class Guard:
 
     def __init__(self, model: nn.Module) -> None:
         every = dict(model.named_modules())
-        self.modules = {path: m for path, m in every.items() if "_shardwright" in m.__dict__}
+        self.modules = {p: m for p, m in every.items() if type(m).forward is not nn.Module.forward}
         self.classes = {path: type(m) for path, m in every.items()}
         self.settings = Settings(model)
+        asked = self.settings.asked
+        model._shardwright_calls.asked = asked.names | asked.in_forwards  # type: ignore[union-attr]
 
     def check(self, model: nn.Module) -> None:
         """Look whether what was put into the model since may stay.
@@ -56,7 +58,7 @@ class Guard:
         self.settings.check(model, model._shardwright_calls.settings)  # type: ignore[union-attr]
         there, whole = set(map(id, model.modules())), of_newcomers(model)
         for path, module in self.modules.items():
-            if id(module) not in there and not _in_newcomer(model, path):
+            if id(module) not in there and not self._in_its_place(model, path):
                 raise UsageError(
                     f"'{path}' was replaced or taken out after the model was split, and what the "
                     "plan does there went with it: change the model before it is split (adapters "
@@ -70,6 +72,17 @@ class Guard:
                     "knows how it lies over the ranks: add it (adapters, embeddings) before"
                 )
         self._compare(model, bool(whole))
+
+    def _in_its_place(self, model: nn.Module, path: str) -> bool:
+        """Whether `path` leads to a module that came in the place of another, or one just like it."""
+        module: Any = model
+        for name in path.split("."):
+            module = module._modules.get(name)
+            if module is None or NEWCOMER in vars(module):
+                break
+        if module is None or NEWCOMER in vars(module):
+            return module is not None
+        return "_shardwright" not in vars(module) and type(module) is self.classes[path]
 
     def _compare(self, model: Any, trains: bool) -> None:
         """Look whether all ranks have what came into the model alike, and let them draw alike.
@@ -100,16 +113,6 @@ class Guard:
         calls.settings[:] = [change for change in calls.settings if change.before is MISSING]
 
 
-def _in_newcomer(model: nn.Module, path: str) -> bool:
-    """Whether `path` leads to a module that came in the place of another."""
-    module: Any = model
-    for name in path.split("."):
-        module = module._modules.get(name)
-        if module is None or NEWCOMER in vars(module):
-            break
-    return module is not None and NEWCOMER in vars(module)
-
-
 @cache
 def watch_registrations() -> None:
     """From now on note which split models modules or parameters are put into.
@@ -122,8 +125,10 @@ def watch_registrations() -> None:
         calls = module.__dict__.get("_shardwright_calls")
         if calls is not None:
             calls.changed = True
-            if new is not None:
-                welcome(new, module._modules.get(name), calls, name)
+            if new is not None and module._modules.get(name) is None:
+                note(module, name, new)
+            elif new is not None:
+                welcome(new, module._modules[name], calls, name)
         elif new is not None and "_shardwright_calls" in vars(new):
             taken_in(module, new)
 
@@ -152,11 +157,11 @@ class GuardedRoot(Seeing):
         """The model's own forward, once it is seen to be what was split."""
         calls = self._shardwright_calls
         compiling, settings = torch.compiler.is_compiling(), self._shardwright_guard.settings
-        if not compiling and (calls.changed or settings.configs_changed()):
+        if not compiling and (calls.changed or settings.changed()):
             self._shardwright_guard.check(self)  # type: ignore[arg-type]
             note_members(self)  # type: ignore[arg-type]
             calls.changed = False
-            settings.keep_configs()
+            settings.keep(self)  # type: ignore[arg-type]
         if (BEFORE_ALL or BEHIND_ALL) and not compiling:
             check_hooks_on_all()
         forward = super().forward  # type: ignore[misc]

@@ -45,6 +45,8 @@ class Calls:
         """Digests of whole parameters that were put into the model since its last call."""
         self.settings: list[Change] = []
         """Plain attributes of modules that were set since the model was split."""
+        self.asked: frozenset[str] = frozenset()
+        """Names that code of the model asks for."""
         self.switching = False
         """Whether modules are told to train, or not to."""
         self.replaced = False
@@ -297,5 +299,5 @@ def see_locals(
         front = root if module is model else Seeing
         if names or module is model or REFUSED.keys() & set(dir(type(module))):
             module.__class__ = seeing_class(type(module), names, front)
-        elif type(module).forward is not nn.Module.forward:
+        else:
             module.__class__ = subclass(type(module), Settled)

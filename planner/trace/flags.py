@@ -29,7 +29,6 @@ class Noted:
         found = signature(forward).parameters.values()
         named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         self.defaults = {p.name: p.default for p in named if p.default is not Parameter.empty}
-        self.needed = {p.name for p in named} - {*self.defaults}
         self.calls: list[dict[str, Any]] = []
 
     def call(self, given: Mapping[str, Any]) -> None:
@@ -44,7 +43,7 @@ class Noted:
             left_out = _flag(self.defaults.get(name))
             had = [call.get(name, left_out) for call in self.calls]
             flags = _distinct(one for (one,) in filter(None, had))
-            if name not in FREE and (flags or (left_out and name not in self.needed)):
+            if name not in FREE and (flags or (left_out or (None,)) != (None,)):
                 out[name] = flags
         return out
 

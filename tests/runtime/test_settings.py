@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
@@ -266,5 +267,107 @@ def test_what_may_change_goes_on_working() -> None:
                     one(IDS)
                 one.config._attn_implementation = "sdpa"
                 one(IDS)
+
+    on_ranks(model, plan, check)
+
+
+class Kinds(nn.Module):
+    """Has a function, a list, a method, layers in turn, and a module that it may do without."""
+
+    over = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+        self.function: Any = torch.relu
+        self.powers = [1, 2]
+        self.rest = nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Linear(24, WIDTH))
+        self.last: Any = nn.ReLU()
+
+    def mixed(self, h: Tensor) -> Tensor:
+        return h.tanh() if not self.over else h.softmax(-1)
+
+    def shown(self) -> str:
+        return f"{self.powers}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.mixed(self.function(self.up(x)))
+        for power in self.powers:
+            h = h + h.pow(power)
+        if (more := getattr(self, "more", None)) is not None:
+            h = more(h)
+        y = self.rest(self.down(h))
+        return y if self.last is None else self.last(y)
+
+
+def soft(h: Tensor) -> Tensor:
+    return h.softmax(-1)
+
+
+REPLACED: dict[str, Callable[[Any], Any]] = {
+    "function": lambda m: setattr(m, "function", soft),
+    "mixed": lambda m: setattr(m, "mixed", soft),
+    "powers": lambda m: setattr(m, "powers", [1]),
+    "more": lambda m: setattr(m, "more", nn.Softmax(-1)),
+    "last": lambda m: setattr(m, "last", None),
+    "rest.1": lambda m: delattr(m.rest, "1"),
+    "rest.3": lambda m: m.rest.append(nn.Softmax(-1)),
+}
+ON_CLASS: dict[str, Callable[[Any], Any]] = {
+    "over": lambda m: setattr(type(m), "over", True),
+    "mixed": lambda m: setattr(type(m), "mixed", lambda self, h: h.softmax(-1)),
+    "forward": lambda m: setattr(Kinds, "forward", lambda self, x: x),
+}
+
+
+@pytest.fixture(scope="module")
+def kinds() -> tuple[Kinds, Tensor, Any]:
+    torch.manual_seed(0)
+    model, x = Kinds().double().eval(), torch.randn(2, 5, WIDTH).double()
+    return model, x, planning.plan(model, tp=2, args=(x,))
+
+
+def test_what_is_not_plain_and_is_replaced_is_refused(kinds: Any) -> None:
+    model, x, plan = kinds
+
+    def check(local: Any) -> None:
+        for path, put in REPLACED.items():
+            one = copy.deepcopy(local)
+            one(x)
+            put(one)
+            for _ in range(2):
+                with pytest.raises(UsageError, match=f"'{path}' (is|was|of) "):
+                    one(x)
+        local.function, local.powers = torch.relu, [1, 2]
+        local.shown, local.notes, local.up.notes = print, [1], soft  # that no forward asks for
+        torch.testing.assert_close(local(x), model(x), rtol=0, atol=1e-9)
+
+    on_ranks(model, plan, check)
+
+
+@pytest.mark.parametrize("name", ON_CLASS)
+def test_what_changes_on_a_class_is_refused(kinds: Any, name: str) -> None:
+    model, x, plan = kinds
+    kind = Kinds if name == "forward" else None
+
+    def check(local: Any) -> None:
+        local(x)
+        dist.barrier()
+        owner = kind or type(local)
+        before = vars(owner).get(name)
+        if dist.get_rank() == 0:
+            ON_CLASS[name](local)
+            setattr(type(local), f"number_{len(name)}", 1)  # that no code asks for
+        dist.barrier()
+        try:
+            for _ in range(2):
+                with pytest.raises(UsageError, match=f"'{name}' of the class 'Kinds' is "):
+                    local(x)
+        finally:
+            dist.barrier()
+            if dist.get_rank() == 0:
+                delattr(owner, name) if before is None else setattr(owner, name, before)
+        dist.barrier()
+        local(x)
 
     on_ranks(model, plan, check)
