@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -33,6 +34,12 @@ from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import note_members
 from shardwright.runtime.seen import Seeing
 from shardwright.runtime.settings import MISSING, Settings, note
+
+
+CHANGED = (
+    "a split model was changed, and is compiled whole (fullgraph=True): call it once as it is, not "
+    "compiled, which looks at what changed"
+)
 
 
 class Guard:
@@ -72,6 +79,13 @@ class Guard:
                     "knows how it lies over the ranks: add it (adapters, embeddings) before"
                 )
         self._compare(model, bool(whole))
+
+    def look(self, model: Any) -> None:
+        """Check, and take all as it is then."""
+        self.check(model)
+        note_members(model)
+        model._shardwright_calls.changed = False
+        self.settings.keep(model)
 
     def _in_its_place(self, model: nn.Module, path: str) -> bool:
         """Whether `path` leads to a module that came in the place of another, or one just like it."""
@@ -157,11 +171,11 @@ class GuardedRoot(Seeing):
         """The model's own forward, once it is seen to be what was split."""
         calls = self._shardwright_calls
         compiling, settings = torch.compiler.is_compiling(), self._shardwright_guard.settings
+        if compiling and calls.changed:
+            raise UsageError(CHANGED)  # on which dynamo goes on without compiling, where it may
         if not compiling and (calls.changed or settings.changed()):
-            self._shardwright_guard.check(self)  # type: ignore[arg-type]
-            note_members(self)  # type: ignore[arg-type]
-            calls.changed = False
-            settings.keep(self)  # type: ignore[arg-type]
+            look = self._shardwright_guard.look
+            (torch.compiler.disable(look) if "torch._dynamo" in sys.modules else look)(self)
         if (BEFORE_ALL or BEHIND_ALL) and not compiling:
             check_hooks_on_all()
         forward = super().forward  # type: ignore[misc]

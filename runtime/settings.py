@@ -116,8 +116,9 @@ class Classes:
     """The classes of the modules of a split model, and what was in them; copies share it."""
 
     def __init__(self, model: nn.Module) -> None:
-        found = dict.fromkeys(kind for m in model.modules() for kind in type(m).__mro__)
-        self.kinds = [kind for kind in found if not _is_of_framework(kind)]
+        own = dict.fromkeys(map(type, model.modules()))
+        found = dict.fromkeys(kind for one in own for kind in one.__mro__)
+        self.kinds = [kind for kind in found if kind in own or not _is_of_framework(kind)]
         self.now = [vars(kind) for kind in self.kinds]
         self.before = [dict(entries) for entries in self.now]
 
