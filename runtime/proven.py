@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
@@ -52,6 +53,7 @@ class Proven:
         several: Whether calls went on with such by several tokens.
         trains: Whether they are proven in training mode, too.
         arrays: Whether arrays are drawn in that with Python or NumPy.
+        asks_autocast: Whether code asks for autocast, and is not proven under it.
     """
 
     model: str
@@ -68,6 +70,7 @@ class Proven:
     several: bool
     trains: bool
     arrays: bool
+    asks_autocast: bool
 
     @classmethod
     def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> Proven:
@@ -96,6 +99,7 @@ class Proven:
             any(call.several for call in calls),
             any(call.training for call in calls),
             any(call.arrays for call in calls),
+            any(call.asks_autocast for call in calls),
         )
 
     def check_modes(self, modules: Iterable[nn.Module], alone: str = "") -> None:
@@ -104,8 +108,14 @@ class Proven:
         Of the whole model, or of the module `alone` that is called by itself.
 
         Raises:
-            UsageError: one trains.
+            UsageError: one trains; or autocast is on, and their code asks for it.
         """
+        if self.asks_autocast and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            raise UsageError(
+                f"the code of {self.model} asks whether autocast is on, and computes otherwise "
+                "then, which no call did that its plan was made for: call it without, in the dtype "
+                "that you want (model.to(torch.bfloat16) before it is split)"
+            )
         if self.trains and not (alone and self.arrays):
             return
         if not any(module.training for module in modules):

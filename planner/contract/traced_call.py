@@ -46,8 +46,14 @@ class TracedCall(Part):
     )
     arrays: bool = Field(default=False, description="whether Python or NumPy draw arrays in it")
 
+    asks_autocast: bool = Field(
+        default=False,
+        description="whether its code asks for autocast, and is not proven under it; left out "
+        "where it is",
+    )
+
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What a call has not is not written."""
-        seldom = ("values", "numbers", "state", "several", "training", "draws", "arrays")
+        seldom = ("values", "numbers", "state", "several", "training", "draws", "arrays", "asks_autocast")
         return {k: v for k, v in write(self).items() if v or k not in seldom}

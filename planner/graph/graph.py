@@ -156,6 +156,9 @@ class Graph:
     draws_arrays: bool = False
     """Whether code draws arrays with Python or NumPy in training mode."""
 
+    asks_autocast: bool = False
+    """Whether code asks for autocast, and may compute otherwise then."""
+
     numbers: frozenset[str] = frozenset()
     """Arguments of the model that are numbers of which any other would do."""
 

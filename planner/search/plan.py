@@ -149,6 +149,7 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             several=bool(state) and tokens_of(inputs) > 1,
             draws=draws,
             arrays=run.training and graph.draws_arrays,
+            asks_autocast=graph.asks_autocast,
         )
         alike = call.model_copy(update={"training": True, "draws": draws or drawn})
         if (run.training or graph.trained) and in_step(task, layouts):

@@ -48,6 +48,17 @@ class Noted:
         return out
 
 
+Flags = dict[str, dict[str, list[PlainValue]]]
+
+
+def add_flags(known: Flags, more: Flags) -> None:
+    """Add what modules were given in other calls of them."""
+    for module, flags in more.items():
+        mine = known.setdefault(module, {})
+        for name, values in flags.items():
+            mine[name] = _distinct([*mine.get(name, ()), *values])
+
+
 def _flag(value: Any) -> tuple[PlainValue] | None:
     return (plain_value(value),) if is_flag(value) else None
 
