@@ -35,7 +35,6 @@ from shardwright.runtime.root import note_members
 from shardwright.runtime.seen import Seeing
 from shardwright.runtime.settings import MISSING, Settings, note
 
-
 CHANGED = (
     "a split model was changed, and is compiled whole (fullgraph=True): call it once as it is, not "
     "compiled, which looks at what changed"
@@ -88,7 +87,7 @@ class Guard:
         self.settings.keep(model)
 
     def _in_its_place(self, model: nn.Module, path: str) -> bool:
-        """Whether `path` leads to a module that came in the place of another, or one just like it."""
+        """Whether `path` leads to what came in the place of another module, or is just like it."""
         module: Any = model
         for name in path.split("."):
             module = module._modules.get(name)

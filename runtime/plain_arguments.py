@@ -80,8 +80,8 @@ def check_flags(
 ) -> None:
     """Look whether the flags of a `module` that is called by itself are such as it `had`.
 
-    None in the place of what was always a tensor is no flag: while they are traced, models make masks
-    that they do without elsewhere.
+    None in the place of what was always a tensor is no flag: while they are traced, models make
+    masks that they do without elsewhere.
 
     Raises:
         UsageError: one is not.

@@ -1,4 +1,4 @@
-"""Forwards that are put on modules of a split model (`module.forward = ...`): they take whole tensors.
+"""Forwards that are put on modules of a split model (`module.forward = ...`), on whole tensors.
 
 Such code knows of no parts. It is given what a newcomer would be given in the module's place
 (`newcomers.py`), and what it reads of parameters is whole; the forward that was there before, which
@@ -9,7 +9,6 @@ not ask for.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -82,7 +81,7 @@ def replaced(module: nn.Module, forward: Any, calls: Any) -> Any:
 
 
 def whole_in_replaced(stored: Tensor, frame: Any, calls: Any) -> Tensor:
-    """A parameter as the code that runs in a `frame` should see it, which is not the model's own."""
+    """A parameter as the code in a `frame` should see it, which is not the model's own."""
     ran = set[Any]()
     while frame is not None and isinstance(stored, DTensor):
         ran.add(frame.f_code)
@@ -114,7 +113,7 @@ def _local(module: nn.Module) -> Iterator[str]:
 
 
 def _functions(value: Any, module: nn.Module) -> Iterator[CodeType]:
-    """The code of functions that `value` calls: by its variables, by name, as methods of `module`."""
+    """The code of functions that `value` calls: its variables, by name, methods of `module`."""
     todo, known = [value], set[int]()
     while todo:
         one = todo.pop()
@@ -137,7 +136,7 @@ def _functions(value: Any, module: nn.Module) -> Iterator[CodeType]:
                 if name != "forward":
                     todo.append(getattr(type(module), name, None))
         elif not isinstance(one, (nn.Module, type, Tensor)) and callable(one):
-            todo.append(getattr(type(one), "__call__", None))
+            todo.append(type(one).__call__)
 
 
 _CALL = nn.Module._call_impl.__code__

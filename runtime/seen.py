@@ -26,8 +26,8 @@ from shardwright.runtime.attributes import SIZES
 from shardwright.runtime.dtensors import axes_of, check_own, cut
 from shardwright.runtime.functional import PART, refuse
 from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.replicas import Copies
 from shardwright.runtime.replaced_forwards import replaced, whole_in_replaced
+from shardwright.runtime.replicas import Copies
 from shardwright.runtime.running import Running
 from shardwright.runtime.settings import Change, Settled
 from shardwright.runtime.subclasses import like, subclass, subclass_with

@@ -38,6 +38,7 @@ IN_TURN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 OF_TORCH = frozenset(vars(nn.Module()))
 
+
 class MISSING:
     """Stands for what is not there."""
 
@@ -82,7 +83,7 @@ class Settled(Copied):
 
 
 def note(module: nn.Module, name: str, value: Any) -> None:
-    """Note that an attribute of a module of a split model is set, if not by the model's own code."""
+    """Note that an attribute of a module of a split model is set, but by the model's own code."""
     calls = vars(module).get("_shardwright_calls")
     if calls is None or torch.compiler.is_compiling() or _may_change(name) or name.startswith(OURS):
         return

@@ -25,7 +25,9 @@ def is_plain(value: Any) -> bool:
 
 def is_flag(value: Any) -> bool:
     """Whether it is such a value, and no number."""
-    return isinstance(value, (bool, Enum)) or (is_plain(value) and not isinstance(value, (int, float)))
+    return isinstance(value, (bool, Enum)) or (
+        is_plain(value) and not isinstance(value, (int, float))
+    )
 
 
 def plain_within(value: Any, name: str) -> Iterator[tuple[str, Any]]:

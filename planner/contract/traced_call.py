@@ -55,5 +55,14 @@ class TracedCall(Part):
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What a call has not is not written."""
-        seldom = ("values", "numbers", "state", "several", "training", "draws", "arrays", "asks_autocast")
+        seldom = (
+            "values",
+            "numbers",
+            "state",
+            "several",
+            "training",
+            "draws",
+            "arrays",
+            "asks_autocast",
+        )
         return {k: v for k, v in write(self).items() if v or k not in seldom}

@@ -1,4 +1,4 @@
-"""Flags that modules are given while they are traced: what of arguments is neither tensor nor number.
+"""Flags that modules are given while they are traced: what is neither tensor nor number.
 
 Who calls a module by itself may give it no others, as its code may do something else then.
 """

@@ -143,7 +143,9 @@ def test_what_cannot_be_whole_is_refused() -> None:
             functools.partial(lambda self, x, **_: helper(self) * x, attention),
             MethodType(type(base.transformer.h[0].attn).forward, attention),
         ):
-            with pytest.raises(UsageError, match=r"on 'transformer.h.0.attn' asks for 'split_size'"):
+            with pytest.raises(
+                UsageError, match=r"on 'transformer.h.0.attn' asks for 'split_size'"
+            ):
                 attention.forward = code
         attention.forward = own
         assert "forward" not in vars(attention)
