@@ -173,8 +173,10 @@ class GuardedRoot(Seeing):
         if compiling and calls.changed:
             raise UsageError(CHANGED)  # on which dynamo goes on without compiling, where it may
         if not compiling and (calls.changed or settings.changed()):
-            look = self._shardwright_guard.look
-            (torch.compiler.disable(look) if "torch._dynamo" in sys.modules else look)(self)
+            look: Any = self._shardwright_guard.look
+            if "torch._dynamo" in sys.modules:
+                look = torch.compiler.disable(look)
+            look(self)
         if (BEFORE_ALL or BEHIND_ALL) and not compiling:
             check_hooks_on_all()
         forward = super().forward  # type: ignore[misc]

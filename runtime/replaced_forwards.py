@@ -51,9 +51,8 @@ class Replaced:
             UsageError: it is compiled, or it is not known how tensors lie here.
         """
         state = vars(self.module).get("_shardwright")
-        goes_back = state is not None and state.goes_back and not state.has_originals
-        if goes_back and is_inside(self.place):
-            args = state.originals(args, kwargs)
+        if state is not None and state.goes_back and not state.has_originals:
+            args = state.originals(args, kwargs) if is_inside(self.place) else args
         return on_whole(self.place, self.code, args, kwargs)
 
 

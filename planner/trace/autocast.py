@@ -38,7 +38,7 @@ _now = Asked()
 
 @contextmanager
 def noted(on: torch.dtype | None = None) -> Iterator[Asked]:
-    """Within, it is noted whether model code asks; with a dtype it is told that autocast is `on`."""
+    """Within, it is noted whether model code asks; with a dtype it is told that it is `on`."""
     before = _now.on
     _now.asked, _now.on = False, on
     try:

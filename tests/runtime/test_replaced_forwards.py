@@ -120,7 +120,8 @@ def test_they_compute_with_whole_tensors(kind: Any) -> None:
                         torch.testing.assert_close(got[name], grad, rtol=0, atol=1e-9)
             for model in models:
                 for module in model.modules():
-                    vars(module).get("forward") and delattr(module, "forward")
+                    if "forward" in vars(module):
+                        del module.forward
                 torch.testing.assert_close(model(IDS).logits, plain, rtol=0, atol=1e-9)
 
     run_ranks(2, work)
