@@ -89,7 +89,8 @@ def check_flags(
     for name in {**had, **given}:
         value = given[name] if name in given else defaults.get(name)
         among = had.get(name, ())
-        if name in FREE or not is_flag(value) or _among(value, among):
+        off = value is None and not all(among)  # as where it is left out, a switch that is off
+        if name in FREE or not is_flag(value) or off or _among(value, among):
             continue
         if name in had or value:
             were = " or ".join(map(repr, among)) or "none"
