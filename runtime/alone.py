@@ -22,6 +22,7 @@ from shardwright.runtime.functional import PART, is_transforming, refuse
 from shardwright.runtime.interface import Again, Interface, table, with_more
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.never_run import never_ran, whole_layer
+from shardwright.runtime.plain_arguments import check_flags
 from shardwright.runtime.proven import Proven
 from shardwright.runtime.shown import Shown
 from shardwright.runtime.slots import map_slots, returned
@@ -54,6 +55,9 @@ class Alone(Again, Interface):
         self.takes = with_more(table([*takes, *((c.slot, c.target) for c in spec.inputs)]))
         self.gives = table([*gives, *((c.slot, c.source) for c in spec.outputs)])
         self.around = table((c.slot, c.source) for c in spec.inputs)
+        found = self.arguments.values()
+        self.defaults = {p.name: p.default for p in found if p.default is not p.empty}
+        """What arguments are that are left out."""
         self.proven: Proven | None = None
         """Of the model that the module is in."""
         self.as_first: AsFirst | None = None
@@ -76,7 +80,8 @@ class Alone(Again, Interface):
         And those that it `keeps` for modules within, as they lie around it in the model.
 
         Raises:
-            UsageError: the module may not be called by itself, or not within torch.func.
+            UsageError: the module may not be called by itself, or not within torch.func, or not
+                with such flags.
         """
         if self.never is not None:
             raise UsageError(f"'{self.path}' is called by itself: {self.never}")
@@ -84,6 +89,7 @@ class Alone(Again, Interface):
             refuse(PART)
         self.called = True
         given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}
+        check_flags(self.path, given, self.defaults, self.spec.flags)
         keep = self.change(self.around, "in", "in")
         kept = {n: map_slots(given[n], n, keep) for n in keeps if n in given}
         return *self.changed(args, kwargs, self.takes, "in"), kept

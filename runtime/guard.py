@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -32,7 +33,12 @@ from shardwright.runtime.newcomers import (
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import note_members
 from shardwright.runtime.seen import Seeing
-from shardwright.runtime.settings import MISSING, Settings
+from shardwright.runtime.settings import MISSING, Settings, note
+
+CHANGED = (
+    "a split model was changed, and is compiled whole (fullgraph=True): call it once as it is, not "
+    "compiled, which looks at what changed"
+)
 
 
 class Guard:
@@ -40,9 +46,11 @@ class Guard:
 
     def __init__(self, model: nn.Module) -> None:
         every = dict(model.named_modules())
-        self.modules = {path: m for path, m in every.items() if "_shardwright" in m.__dict__}
+        self.modules = {p: m for p, m in every.items() if type(m).forward is not nn.Module.forward}
         self.classes = {path: type(m) for path, m in every.items()}
         self.settings = Settings(model)
+        asked = self.settings.asked
+        model._shardwright_calls.asked = asked.names | asked.in_forwards  # type: ignore[union-attr]
 
     def check(self, model: nn.Module) -> None:
         """Look whether what was put into the model since may stay.
@@ -56,7 +64,7 @@ class Guard:
         self.settings.check(model, model._shardwright_calls.settings)  # type: ignore[union-attr]
         there, whole = set(map(id, model.modules())), of_newcomers(model)
         for path, module in self.modules.items():
-            if id(module) not in there and not _in_newcomer(model, path):
+            if id(module) not in there and not self._in_its_place(model, path):
                 raise UsageError(
                     f"'{path}' was replaced or taken out after the model was split, and what the "
                     "plan does there went with it: change the model before it is split (adapters "
@@ -70,6 +78,24 @@ class Guard:
                     "knows how it lies over the ranks: add it (adapters, embeddings) before"
                 )
         self._compare(model, bool(whole))
+
+    def look(self, model: Any) -> None:
+        """Check, and take all as it is then."""
+        self.check(model)
+        note_members(model)
+        model._shardwright_calls.changed = False
+        self.settings.keep(model)
+
+    def _in_its_place(self, model: nn.Module, path: str) -> bool:
+        """Whether `path` leads to what came in the place of another module, or is just like it."""
+        module: Any = model
+        for name in path.split("."):
+            module = module._modules.get(name)
+            if module is None or NEWCOMER in vars(module):
+                break
+        if module is None or NEWCOMER in vars(module):
+            return module is not None
+        return "_shardwright" not in vars(module) and type(module) is self.classes[path]
 
     def _compare(self, model: Any, trains: bool) -> None:
         """Look whether all ranks have what came into the model alike, and let them draw alike.
@@ -87,6 +113,7 @@ class Guard:
                     "average the gradients of those that they had: add it before"
                 )
             came.append(values_of_newcomers(model))
+        if len(came) > len(calls.arrived) or calls.replaced:
             model._shardwright_draws = "always"
         if came:
             groups = calls.mesh.process_groups(calls.mesh.groups)
@@ -97,16 +124,6 @@ class Guard:
         calls.arrived.clear()
         # What was not there when the model was split is known as such from then on.
         calls.settings[:] = [change for change in calls.settings if change.before is MISSING]
-
-
-def _in_newcomer(model: nn.Module, path: str) -> bool:
-    """Whether `path` leads to a module that came in the place of another."""
-    module: Any = model
-    for name in path.split("."):
-        module = module._modules.get(name)
-        if module is None or NEWCOMER in vars(module):
-            break
-    return module is not None and NEWCOMER in vars(module)
 
 
 @cache
@@ -121,8 +138,10 @@ def watch_registrations() -> None:
         calls = module.__dict__.get("_shardwright_calls")
         if calls is not None:
             calls.changed = True
-            if new is not None:
-                welcome(new, module._modules.get(name), calls, name)
+            if new is not None and module._modules.get(name) is None:
+                note(module, name, new)
+            elif new is not None:
+                welcome(new, module._modules[name], calls, name)
         elif new is not None and "_shardwright_calls" in vars(new):
             taken_in(module, new)
 
@@ -151,11 +170,13 @@ class GuardedRoot(Seeing):
         """The model's own forward, once it is seen to be what was split."""
         calls = self._shardwright_calls
         compiling, settings = torch.compiler.is_compiling(), self._shardwright_guard.settings
-        if not compiling and (calls.changed or settings.configs_changed()):
-            self._shardwright_guard.check(self)  # type: ignore[arg-type]
-            note_members(self)  # type: ignore[arg-type]
-            calls.changed = False
-            settings.keep_configs()
+        if compiling and calls.changed:
+            raise UsageError(CHANGED)  # on which dynamo goes on without compiling, where it may
+        if not compiling and (calls.changed or settings.changed()):
+            look: Any = self._shardwright_guard.look
+            if "torch._dynamo" in sys.modules:
+                look = torch.compiler.disable(look)
+            look(self)
         if (BEFORE_ALL or BEHIND_ALL) and not compiling:
             check_hooks_on_all()
         forward = super().forward  # type: ignore[misc]

@@ -43,25 +43,33 @@ class Newcomer:
         Raises:
             UsageError: it is compiled, or it is not known how tensors lie in this place.
         """
-        place: Unchanged = getattr(self, NEWCOMER)
-        if not is_inside(place):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-        if torch.compiler.is_compiling():
-            raise UsageError(
-                f"'{place.path}' came into the model after it was split, and torch.compile cannot "
-                "make of it what it is: change the model before it is split, or do not compile it"
-            )
-        running, shown = place.running, place.shown
-        if shown is not None:
-            shown.check()
-            args, kwargs = shown.whole(args, kwargs)
-        outer, running.now, place.hides = running.now, False, True
-        try:
-            with place.caches.closed(args, kwargs):
-                output = super().forward(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            running.now, place.hides = outer, False
-        return output if shown is None else shown.cut_output(output)
+        return on_whole(getattr(self, NEWCOMER), super().forward, args, kwargs)  # type: ignore[misc]
+
+
+def on_whole(place: Unchanged, code: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `code` gives in a `place` where it knows of no parts: it takes and gives whole tensors.
+
+    Raises:
+        UsageError: it is compiled, or it is not known how tensors lie in this place.
+    """
+    if not is_inside(place):
+        return code(*args, **kwargs)
+    if torch.compiler.is_compiling():
+        raise UsageError(
+            f"'{place.path}' came into the model after it was split, and torch.compile cannot "
+            "make of it what it is: change the model before it is split, or do not compile it"
+        )
+    running, shown = place.running, place.shown
+    if shown is not None:
+        shown.check()
+        args, kwargs = shown.whole(args, kwargs)
+    outer, running.now, place.hides = running.now, False, True
+    try:
+        with place.caches.closed(args, kwargs):
+            output = code(*args, **kwargs)
+    finally:
+        running.now, place.hides = outer, False
+    return output if shown is None else shown.cut_output(output)
 
 
 class Within:
@@ -103,13 +111,26 @@ def welcome(new: nn.Module, old: nn.Module | None, calls: Any, name: str) -> Non
             f"the forward of what comes in the place of '{name}' was replaced on the instance: put "
             "it into a class of its own"
         )
-    place = _place_of(old, calls, name)
+    place = place_of(old, calls, name)
     vars(new).update({NEWCOMER: place, "_shardwright_unchanged": place})
     bases = [Newcomer]
     bases += [TakesOriginals] if place.originals is not None else []
     bases += [] if isinstance(new, Hooked) else [Hooked]
     new.__class__ = subclass(type(new), *bases)
     see_whole(new)
+    hides_within(new, place, calls)
+
+
+def hides_within(new: nn.Module, place: Unchanged, calls: Any) -> None:
+    """Let modules of the split model within `new` see in caches what is hidden from that.
+
+    Whence they were called until now says nothing of what a backward pass runs again.
+    """
+    for module in new.modules():
+        state = vars(module).get("_shardwright")
+        known: Any = vars(module).get("_shardwright_unchanged") if state is None else state.alone
+        if known is not None:
+            known.inside = known.called = False
     for module in _of_model(new, calls):
         vars(module)[WITHIN] = place
         if not isinstance(module, Within):
@@ -139,7 +160,7 @@ def _sizes(layer: nn.Linear) -> tuple[int, int]:
     return layer.in_features, layer.out_features
 
 
-def _place_of(old: nn.Module, calls: Any, name: str) -> Unchanged:
+def place_of(old: nn.Module, calls: Any, name: str) -> Unchanged:
     """What is known of the place of `old`."""
     known, state = vars(old).get("_shardwright_unchanged"), vars(old).get("_shardwright")
     if known is not None:

@@ -11,7 +11,15 @@ from enum import Enum
 from typing import Any
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.plain_values import FREE, is_plain, plain_value, same_value
+from shardwright.planner.contract.plain_values import (
+    FREE,
+    PlainValue,
+    is_flag,
+    is_plain,
+    plain_value,
+    plain_within,
+    same_value,
+)
 from shardwright.planner.contract.traced_call import TracedCall
 
 
@@ -33,6 +41,12 @@ class PlainArguments:
         names = {n for call in calls for n in (*call.values, *call.numbers)} - FREE
         self.known = {n: [_had(call, n, defaults) for call in calls] for n in sorted(names)}
         self.defaults = defaults
+        self.within = any("." in name for name in self.known)
+        """Whether some are in lists and dicts."""
+
+    def unknown(self, name: str, value: Any) -> str | None:
+        """One in the lists and dicts of an argument that was there in no call; None without."""
+        return next((at for at, _ in plain_within(value, name) if at not in self.known), None)
 
     def check(self, model: str, given: Mapping[str, Any]) -> None:
         """Look whether what is `given` to a `model`, and what is left out, was so in some call.
@@ -40,6 +54,9 @@ class PlainArguments:
         Raises:
             UsageError: it was not.
         """
+        if self.within:
+            more = (found for n, v in given.items() for found in plain_within(v, n))
+            given = {**given, **dict(more)}
         for name, had in self.known.items():
             value = given[name] if name in given else self.defaults.get(name)
             if not _among(value, had):
@@ -53,6 +70,36 @@ class PlainArguments:
                     "its code may do what nobody has proven: plan with example inputs (kwargs) "
                     "that have it"
                 )
+
+
+def check_flags(
+    module: str,
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    had: Mapping[str, Sequence[PlainValue]],
+) -> None:
+    """Look whether the flags of a `module` that is called by itself are such as it `had`.
+
+    None in the place of what was always a tensor is no flag: while they are traced, models make
+    masks that they do without elsewhere.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name in {**had, **given}:
+        value = given[name] if name in given else defaults.get(name)
+        among = had.get(name, ())
+        off = value is None and not all(among)  # as where it is left out, a switch that is off
+        if name in FREE or not is_flag(value) or off or _among(value, among):
+            continue
+        if name in had or value:
+            were = " or ".join(map(repr, among)) or "none"
+            raise UsageError(
+                f"argument '{name}' of '{module}', which is called by itself, is {value!r}"
+                f"{'' if name in given else ' (left out)'}; such values in the calls that the plan "
+                f"was made for: {were}. With another its code may do what nobody has proven: plan "
+                "with example inputs with which the model gives it that"
+            )
 
 
 def _among(value: Any, had: Sequence[Any]) -> bool:

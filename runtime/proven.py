@@ -7,15 +7,16 @@ one term of a sum, without any error to show it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.names import MASKS, slot_pattern
-from shardwright.planner.contract.plain_values import FREE
+from shardwright.planner.contract.plain_values import CONTAINERS, FREE
 from shardwright.planner.contract.traced_call import TracedCall
 from shardwright.runtime.plain_arguments import PlainArguments
 from shardwright.runtime.slots import is_own, leaves, positions, returned
@@ -42,6 +43,7 @@ class Proven:
         slots: Those of the tensors that it gave.
         positions: Its arguments by position.
         arguments: All of them.
+        always: Those that may be left out, and never were: tensors, and what has some in it.
         plain: What those had that are no tensors.
         defaults: What those are that are left out.
         joins: Whether calls of parts of it are proven by themselves: its code, which is not traced
@@ -51,6 +53,7 @@ class Proven:
         several: Whether calls went on with such by several tokens.
         trains: Whether they are proven in training mode, too.
         arrays: Whether arrays are drawn in that with Python or NumPy.
+        asks_autocast: Whether code asks for autocast, and is not proven under it.
     """
 
     model: str
@@ -58,6 +61,7 @@ class Proven:
     slots: frozenset[str]
     positions: dict[str, int]
     arguments: frozenset[str]
+    always: tuple[str, ...]
     plain: PlainArguments
     defaults: Mapping[str, Any]
     joins: bool
@@ -66,6 +70,7 @@ class Proven:
     several: bool
     trains: bool
     arrays: bool
+    asks_autocast: bool
 
     @classmethod
     def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> Proven:
@@ -85,6 +90,7 @@ class Proven:
             slots,
             positions(forward)[0],
             frozenset(parameters),
+            _always(own, {n for n, p in parameters.items() if p.default is p.empty}),
             PlainArguments(own, defaults),
             defaults,
             any(call.module for call in calls),
@@ -93,6 +99,7 @@ class Proven:
             any(call.several for call in calls),
             any(call.training for call in calls),
             any(call.arrays for call in calls),
+            any(call.asks_autocast for call in calls),
         )
 
     def check_modes(self, modules: Iterable[nn.Module], alone: str = "") -> None:
@@ -101,8 +108,14 @@ class Proven:
         Of the whole model, or of the module `alone` that is called by itself.
 
         Raises:
-            UsageError: one trains.
+            UsageError: one trains; or autocast is on, and their code asks for it.
         """
+        if self.asks_autocast and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            raise UsageError(
+                f"the code of {self.model} asks whether autocast is on, and computes otherwise "
+                "then, which no call did that its plan was made for: call it without, in the dtype "
+                "that you want (model.to(torch.bfloat16) before it is split)"
+            )
         if self.trains and not (alone and self.arrays):
             return
         if not any(module.training for module in modules):
@@ -125,10 +138,12 @@ class Proven:
         Raises:
             UsageError: it was not, and no part of the model takes it; or it is a cache that holds
                 something, in no call with one of its class, or in none by several tokens; or a flag
-                or number had another value in each.
+                or number had another value in each; or what each was given is left out.
         """
-        if self.plain.known:
-            self.plain.check(self.model, dict(self._named(args, kwargs)))
+        if self.plain.known or self.always:
+            named = dict(self._named(args, kwargs))
+            self.plain.check(self.model, named)
+            self._check_all_there(named)
         if self.state and not self.several:
             self._check_tokens(args, kwargs)
         new = list(self._new(args, kwargs))
@@ -153,12 +168,24 @@ class Proven:
                 self._check_state(name, value)
                 continue
             if name in self.given or name == COUNT:
+                if type(value) in CONTAINERS and (at := self.plain.unknown(name, value)):
+                    yield at
                 continue
             tensors = [x for _, x in leaves(value) if isinstance(x, Tensor)]
             if any(x.is_floating_point() for x in tensors) or (tensors and name in MASKS):
                 yield name
             if not tensors and not self.joins and self._asks(name, value):
                 yield name
+
+    def _check_all_there(self, given: Mapping[str, Any]) -> None:
+        """Check that what every call was given is given."""
+        for name in self.always:
+            if given.get(name) is None:
+                raise UsageError(
+                    f"argument '{name}' of {self.model} is left out, and was given in each call "
+                    "that the plan was made for: without it its code may do what nobody has "
+                    "proven: give it, or plan with example inputs (kwargs) without it"
+                )
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """All that is given, by name."""
@@ -218,6 +245,12 @@ class Proven:
 def _filled(state: Any) -> bool:
     """Whether a cache holds something."""
     return any(isinstance(x, Tensor) and x.is_floating_point() for _, x in leaves(state))
+
+
+def _always(calls: Sequence[TracedCall], needed: Container[str]) -> tuple[str, ...]:
+    """What all `calls` were given that is no plain value, and no cache, and could be left out."""
+    given = [{*c.inputs} - {*c.values, *c.numbers, *c.state, *FREE} for c in calls]
+    return tuple(sorted(n for n in set.intersection(*given) if n not in needed)) if given else ()
 
 
 def _by_argument(found: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]:

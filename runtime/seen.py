@@ -26,6 +26,7 @@ from shardwright.runtime.attributes import SIZES
 from shardwright.runtime.dtensors import axes_of, check_own, cut
 from shardwright.runtime.functional import PART, refuse
 from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.replaced_forwards import replaced, whole_in_replaced
 from shardwright.runtime.replicas import Copies
 from shardwright.runtime.running import Running
 from shardwright.runtime.settings import Change, Settled
@@ -44,8 +45,12 @@ class Calls:
         """Digests of whole parameters that were put into the model since its last call."""
         self.settings: list[Change] = []
         """Plain attributes of modules that were set since the model was split."""
+        self.asked: frozenset[str] = frozenset()
+        """Names that code of the model asks for."""
         self.switching = False
         """Whether modules are told to train, or not to."""
+        self.replaced = False
+        """Whether a forward was put on a module within."""
         self.copies: Copies | None = None
         """Of the model, if it averages its gradients over them."""
         self.axes = len(axes_of(mesh))
@@ -80,6 +85,14 @@ class Calls:
                     return own in ran or (own is None and "forward" not in owner.__dict__)
             frame = frame.f_back
         return False
+
+    def put_forward(self, module: nn.Module, forward: Any) -> None:
+        """Put a `forward` on a module of the model; on the root it is called with whole tensors."""
+        if module is not self.root:
+            forward = replaced(module, forward, self)
+        vars(module).pop("forward", None)
+        if forward is not None:
+            vars(module)["forward"] = forward
 
     def alone(self) -> bool:
         """Whether code inside, in no call of the model, is of a module that was called by itself.
@@ -144,8 +157,10 @@ def _seen(name: str, used: bool) -> property:
                 f"'{type(self).__name__}' object has no attribute '{name}'"
             ) from None
         now = calls.running.now
-        if stored is None or not (now or calls.inside()):
+        if stored is None:
             return stored
+        if not (now or calls.inside()):
+            return whole_in_replaced(stored, sys._getframe(1), calls) if calls.replaced else stored
         if type(stored) is not DTensor:
             if is_functorch_wrapped_tensor(stored):
                 refuse(PART)
@@ -284,5 +299,5 @@ def see_locals(
         front = root if module is model else Seeing
         if names or module is model or REFUSED.keys() & set(dir(type(module))):
             module.__class__ = seeing_class(type(module), names, front)
-        elif type(module).forward is not nn.Module.forward:
+        else:
             module.__class__ = subclass(type(module), Settled)

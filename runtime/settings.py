@@ -1,42 +1,42 @@
-"""Plain attributes of modules, and entries of configs, that change after a model was split.
+"""Attributes of modules, and entries of configs, that change after a model was split.
 
 Code may do something else with another value, which no traced call ran. So a module notes what is
-set on it from outside of calls, and the root compares at its next call; configs are compared then,
-as nothing tells of their changes. What the model's own code sets in a call is its own business.
+set on it from outside of calls, and the root compares at its next call; configs and classes are
+compared then, as nothing tells of their changes. What the model's own code sets in a call is its
+own business. What is not plain (a function, a list) matters where code that a forward runs asks
+for it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from inspect import isfunction
-from types import CodeType
+from collections.abc import Iterator, Mapping
+from operator import ne
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plain_values import FREE, is_plain
 from shardwright.runtime.copied import OURS, Copied
+from shardwright.runtime.names_in_code import NOT_MODELS, Asked
 
 HARMLESS = frozenset(
     """
-_is_hf_initialized _name_or_path _output_attentions _commit_hash architectures dtype
-gradient_checkpointing id2label initializer_range label2id name_or_path transformers_version
+_gradient_checkpointing_func _is_hf_initialized _loss_function _name_or_path _output_attentions
+_commit_hash architectures dtype generation_config gradient_checkpointing id2label initializer_range
+label2id loss_function name_or_path transformers_version
 """.split()
 )
 """Names of what may change, besides `FREE` flags, what torch keeps in each module, and token ids.
-Whether modules train is seen to elsewhere."""
+Whether modules train is seen to elsewhere, and what a loss does with split scores."""
+
+IN_TURN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+"""What runs all modules in it, whatever they are called."""
 
 OF_TORCH = frozenset(vars(nn.Module()))
-
-NOT_MODELS = (
-    *("torch.", "builtins.", "shardwright.", "transformers.modeling_utils."),
-    *("transformers.generation.", "transformers.integrations.", "transformers.utils."),
-)
-"""Packages whose code does not say what a model computes, though models inherit from it."""
 
 
 class MISSING:
@@ -58,16 +58,17 @@ class Settled(Copied):
         if isinstance(value, nn.Parameter) and _is_distributed(sys._getframe(1)):
             self.__dict__["_parameters"][name] = value  # as where no class sets otherwise
             return
-        if is_plain(value) and not torch.compiler.is_compiling():
-            calls = self.__dict__.get("_shardwright_calls")
-            if calls is not None and not _may_change(name) and not name.startswith(OURS):
-                before = vars(self).get(name, getattr(type(self), name, MISSING))
-                known = before is MISSING or is_plain(before)
-                own = calls.switching or calls.inside() or _is_distributed(sys._getframe(1))
-                if known and not own:
-                    calls.changed = True
-                    calls.settings.append(Change(self, name, before))  # type: ignore[arg-type]
+        if name == "forward" and (calls := self.__dict__.get("_shardwright_calls")) is not None:
+            calls.put_forward(self, value)
+            return
+        if not isinstance(value, (Tensor, nn.Module)):
+            note(self, name, value)  # type: ignore[arg-type]
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name != "forward":
+            note(self, name, MISSING)  # type: ignore[arg-type]
+        super().__delattr__(name)
 
     def train(self, mode: bool = True) -> Any:
         """As the module has it: what its own code sets then is what it set while it was traced."""
@@ -81,17 +82,69 @@ class Settled(Copied):
             calls.switching = False
 
 
+def note(module: nn.Module, name: str, value: Any) -> None:
+    """Note that an attribute of a module of a split model is set, but by the model's own code."""
+    calls = vars(module).get("_shardwright_calls")
+    if calls is None or torch.compiler.is_compiling() or _may_change(name) or name.startswith(OURS):
+        return
+    before = _now(module, name)
+    if isinstance(before, (Tensor, nn.Module)):
+        calls.changed = True  # the guard sees to these
+        return
+    known = is_plain(value) or value is MISSING or isinstance(module, IN_TURN)
+    if not (known or name in calls.asked):
+        return
+    if not (calls.switching or calls.inside() or _is_distributed(sys._getframe(2))):
+        calls.changed = True
+        calls.settings.append(Change(module, name, before))
+
+
+def _now(module: nn.Module, name: str) -> Any:
+    """What an attribute is: of the module, or of its class."""
+    own = vars(module)
+    for store in (own, own["_modules"], own["_parameters"], own["_buffers"]):
+        if name in store:
+            return store[name]
+    return getattr(type(module), name, MISSING)
+
+
 def _is_distributed(frame: Any) -> bool:
     """Whether code of torch.distributed runs in a frame: FSDP2 puts parameters together so."""
     return frame.f_globals.get("__name__", "").startswith("torch.distributed.")
+
+
+class Classes:
+    """The classes of the modules of a split model, and what was in them; copies share it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        own = dict.fromkeys(map(type, model.modules()))
+        found = dict.fromkeys(kind for one in own for kind in one.__mro__)
+        self.kinds = [kind for kind in found if kind in own or not _is_of_framework(kind)]
+        self.now = [vars(kind) for kind in self.kinds]
+        self.before = [dict(entries) for entries in self.now]
+
+    def changes(self) -> Iterator[tuple[type, str, Any, Any]]:
+        """Classes, with the names in them that changed, and what was and is there."""
+        for kind, now, before in zip(self.kinds, self.now, self.before, strict=True):
+            for difference in _differences(before, now):
+                yield kind, *difference
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Classes:
+        return self
 
 
 class Settings:
     """What code of a split model may ask for, as it was when the model was split."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.asked = frozenset(_names_in_code(model))
+        self.asked = Asked(model)
         self.configs = [(config, dict(vars(config))) for config in _configs(model)]
+        self.classes = Classes(model)
+
+    def changed(self) -> bool:
+        """Whether a config or a class is not what it was; asked for each call."""
+        classes = self.classes
+        return any(map(ne, classes.now, classes.before)) or self.configs_changed()  # all in C
 
     def configs_changed(self) -> bool:
         """Whether a config is not what it was."""
@@ -100,6 +153,11 @@ class Settings:
     def keep_configs(self) -> None:
         """Take configs as they are: the model's own code has changed them."""
         self.configs = [(config, dict(vars(config))) for config, _ in self.configs]
+
+    def keep(self, model: nn.Module) -> None:
+        """Take all as it is, which was looked at."""
+        self.configs = [(config, dict(vars(config))) for config in _configs(model)]
+        self.classes.before[:] = map(dict, self.classes.now)
 
     def check(self, model: nn.Module, changes: list[Change]) -> None:
         """Look whether what was set matters to no code that was traced.
@@ -111,24 +169,61 @@ class Settings:
         for change in changes:
             first.setdefault((id(change.module), change.name), change)
         for module, name, before in first.values():
-            now = vars(module).get(name, getattr(type(module), name, MISSING))
+            now = _now(module, name)
             drops = isinstance(module, _DropoutNd) and name == "p"
-            if not (drops and now == 0) and self._matters(name, before, now):
+            runs = isinstance(module, IN_TURN) and isinstance(now, nn.Module)
+            if runs or (not (drops and now == 0) and self._matters(name, before, now)):
                 path = next((n for n, m in model.named_modules() if m is module), "")
                 raise _refused(f"{path}.{name}".lstrip("."), before, now)
         for config, entries in self.configs:
-            for name in {**entries, **vars(config)}:
-                before, now = entries.get(name, MISSING), vars(config).get(name, MISSING)
+            for name, before, now in _differences(entries, vars(config)):
                 if not _may_change(name) and self._matters(name, before, now):
                     raise _refused(f"config.{name.removesuffix('_internal')}", before, now)
+        for kind, name, before, now in self.classes.changes():
+            if name == "forward" or (not _may_change(name) and self._matters(name, before, now)):
+                raise _refused(f"{name}' of the class '{kind.__name__}", before, now)
 
     def _matters(self, name: str, before: Any, now: Any) -> bool:
         """Whether code may do something else with another value; what is new it must ask for."""
-        if before is MISSING and (name not in self.asked or now is None):
+        if before is MISSING and (name not in self.asked.names or now is None):
             return False
-        if "drop" in name and now == 0:
+        if "drop" in name and is_plain(now) and now == 0:
             return False  # nothing is dropped then, as in eval mode
-        return before is not now and (type(before) is not type(now) or before != now)
+        plain = all(one is MISSING or is_plain(one) for one in (before, now))
+        return (plain or name in self.asked.in_forwards) and _differ(before, now)
+
+
+def _differences(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Entries of two tables that are not the same: their names, and what they were and are."""
+    for name in {**before, **now}:
+        was, is_now = before.get(name, MISSING), now.get(name, MISSING)
+        if was is not is_now:
+            yield name, was, is_now
+
+
+def _differ(before: Any, now: Any) -> bool:
+    """Whether code may do something else with one than with the other."""
+    if before is now:
+        return False
+    if type(before) is not type(now):
+        return True
+    if hasattr(now, "to_dict") and hasattr(now, "__dict__"):  # a config: a copy is like it
+        entries = _differences(vars(before), vars(now))
+        return any(_differ(a, b) for name, a, b in entries if not _may_change(name))
+    try:
+        return bool(before != now)
+    except (TypeError, ValueError, RuntimeError):  # of arrays, say
+        return True
+
+
+def _is_of_framework(kind: type) -> bool:
+    """Whether it is a class that all models have in common: nobody changes those for one."""
+    home = f"{kind.__module__}."
+    return kind in (object, nn.Module) or home.startswith(
+        tuple(place for place in NOT_MODELS if place != "torch.")
+    )
 
 
 def _refused(name: str, before: Any, now: Any) -> UsageError:
@@ -154,48 +249,3 @@ def _configs(model: nn.Module) -> Iterator[Any]:
             found.add(id(config))
             todo += vars(config).values()
             yield config
-
-
-def _names_in_code(model: nn.Module) -> Iterator[str]:
-    """Every name, and string, in the code of the classes of modules, and of the files they are in.
-
-    But for what only builds them.
-    """
-    kinds = {
-        kind
-        for own in {type(m) for m in model.modules()}
-        for kind in own.__mro__
-        if not f"{kind.__module__}.".startswith(NOT_MODELS)
-    }
-    for home in {kind.__module__ for kind in kinds}:
-        beside = list(vars(sys.modules[home]).values()) if home in sys.modules else []
-        kinds |= {v for v in beside if isinstance(v, type) and v.__module__ == home}
-        yield from _names_of(v for v in beside if not isinstance(v, type))
-    for kind in kinds:
-        yield from _names_of(vars(kind).values())
-
-
-def _names_of(members: Iterable[Any]) -> Iterator[str]:
-    for function in filter(isfunction, map(_unwrapped, members)):
-        if function.__name__ not in ("__init__", "_init_weights"):
-            yield from _names(function.__code__)
-
-
-def _unwrapped(member: Any) -> Any:
-    """The function that a property, a decorator or the like stands for."""
-    if isinstance(member, property):
-        member = member.fget
-    if isinstance(member, (staticmethod, classmethod)):
-        member = member.__func__
-    while type(member) is not type and "__wrapped__" in getattr(member, "__dict__", ()):
-        member = member.__wrapped__
-    return member
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, CodeType):
-            yield from _names(constant)

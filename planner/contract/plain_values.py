@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
@@ -11,12 +12,33 @@ FREE = frozenset(
 """Flags that any call may have: how much of what is proven is wanted. Others may ask for code that
 no traced call ran. The root sees to each that is about what leaves it."""
 
+CONTAINERS = (dict, list, tuple)
+"""What plain values may be in, beside arguments: by their place, `name.key` or `name.0`."""
+
 PlainValue = bool | int | float | str | None
 
 
 def is_plain(value: Any) -> bool:
     """Whether it is a value that a plan can name."""
     return value is None or isinstance(value, (bool, int, float, str, Enum))
+
+
+def is_flag(value: Any) -> bool:
+    """Whether it is such a value, and no number."""
+    return isinstance(value, (bool, Enum)) or (
+        is_plain(value) and not isinstance(value, (int, float))
+    )
+
+
+def plain_within(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Those in the lists and dicts of argument `name`, each by its place; not None."""
+    if type(value) not in CONTAINERS:
+        return
+    parts = value.items() if type(value) is dict else enumerate(value)
+    for key, part in parts:
+        if part is not None and is_plain(part):
+            yield f"{name}.{key}", part
+        yield from plain_within(part, f"{name}.{key}")
 
 
 def plain_value(value: Any) -> PlainValue:

@@ -23,6 +23,7 @@ from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.mesh import Coords, coords_of
 from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.part import Part
+from shardwright.planner.contract.plain_values import PlainValue
 from shardwright.planner.contract.traced_call import TracedCall
 from shardwright.planner.contract.versions import upgraded
 
@@ -96,7 +97,7 @@ class RandomNumbers(Part):
     )
 
 
-SELDOM = ("attention", "draws", "each", "no_gradient", "sizes", "unknown", "varies")
+SELDOM = ("attention", "draws", "each", "flags", "no_gradient", "sizes", "unknown", "varies")
 """Keys of a module's plan that are not written where they say nothing."""
 
 
@@ -127,6 +128,12 @@ class ModulePlan(Part):
         default=[], description="what enters as it is: needed where it is called by itself"
     )
     gives: list[Placed] = Field(default=[], description="what leaves as it is")
+    flags: dict[str, list[PlainValue]] = Field(
+        default={},
+        description="argument that is neither tensor nor number, or would not be where it is left "
+        "out -> what it was in the calls of the module: one that calls it by itself may give no "
+        "other; left out where there is none",
+    )
     varies: bool = Field(
         default=False,
         description="whether tensors lie otherwise in some call of it than `takes` and `gives` "

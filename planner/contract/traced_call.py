@@ -20,7 +20,7 @@ class TracedCall(Part):
     values: dict[str, PlainValue] = Field(
         default={},
         description="argument -> its value, of those that are no tensors and may decide what code "
-        "does; left out where there is none",
+        "does, 'name.key' of what is in a dict, 'name.0' in a list; left out where there is none",
     )
     numbers: list[str] = Field(
         default=[],
@@ -46,8 +46,23 @@ class TracedCall(Part):
     )
     arrays: bool = Field(default=False, description="whether Python or NumPy draw arrays in it")
 
+    asks_autocast: bool = Field(
+        default=False,
+        description="whether its code asks for autocast, and is not proven under it; left out "
+        "where it is",
+    )
+
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What a call has not is not written."""
-        seldom = ("values", "numbers", "state", "several", "training", "draws", "arrays")
+        seldom = (
+            "values",
+            "numbers",
+            "state",
+            "several",
+            "training",
+            "draws",
+            "arrays",
+            "asks_autocast",
+        )
         return {k: v for k, v in write(self).items() if v or k not in seldom}

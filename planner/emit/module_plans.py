@@ -65,6 +65,7 @@ def module_plans(
             attributes=local.get(name, {}),
             sizes=given.get(name, {}),
             draws=drawn.get(name, []),
+            flags=layouts.graph.flags.get(name, {}) if name in around else {},
             **_said(every.get(name, nothing)),
         )
         for name in sorted({n for n, _ in root.named_modules()} & (changed | every.keys()))

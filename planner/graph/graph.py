@@ -156,8 +156,14 @@ class Graph:
     draws_arrays: bool = False
     """Whether code draws arrays with Python or NumPy in training mode."""
 
+    asks_autocast: bool = False
+    """Whether code asks for autocast, and may compute otherwise then."""
+
     numbers: frozenset[str] = frozenset()
     """Arguments of the model that are numbers of which any other would do."""
+
+    flags: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    """Of each module that was called, its flags: the values that they had."""
 
     unpriced: frozenset[int] = frozenset()
     """Traced calls that cost nothing: runs that say what must hold besides."""

@@ -18,6 +18,7 @@ from shardwright.planner.contract.plain_values import (
     PlainValue,
     is_plain,
     plain_value,
+    plain_within,
 )
 from shardwright.planner.contract.plan_file import (
     ModelIdentity,
@@ -148,6 +149,7 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             several=bool(state) and tokens_of(inputs) > 1,
             draws=draws,
             arrays=run.training and graph.draws_arrays,
+            asks_autocast=graph.asks_autocast,
         )
         alike = call.model_copy(update={"training": True, "draws": draws or drawn})
         if (run.training or graph.trained) and in_step(task, layouts):
@@ -161,6 +163,7 @@ def plain_values(forward: Callable[..., Any], given: Mapping[str, Any]) -> dict[
     parameters = signature(forward).parameters
     left_out = {n for n, v in given.items() if v is None and _default(parameters, n) is None}
     plain = {n: v for n, v in given.items() if is_plain(v) and n not in FREE | left_out}
+    plain |= {at: v for n, more in given.items() for at, v in plain_within(more, n)}
     return {name: plain_value(plain[name]) for name in sorted(plain)}
 
 

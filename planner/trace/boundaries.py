@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.planner.trace.flags import Noted
 from shardwright.planner.trace.forwards import Forward, put_around
 from shardwright.runtime.slots import map_slots
 
@@ -36,19 +37,21 @@ def argument_names(forward: Callable[..., Any]) -> list[str]:
 
 
 @contextmanager
-def marked(root: nn.Module) -> Iterator[list[str]]:
+def marked(root: nn.Module) -> Iterator[tuple[list[str], dict[str, Noted]]]:
     """Within, every call of a module of `root` marks the tensors that it takes and returns.
 
-    Gives the paths of the modules that run, the innermost last.
+    Gives the paths of the modules that run, the innermost last, and what is noted of their flags.
     """
     entered: list[str] = []
+    noted: dict[str, Noted] = {}
     with ExitStack() as undo:
         for name, module in root.named_modules():
-            undo.callback(put_around(module, partial(_marking, name, entered)))
-        yield entered
+            noted[name] = Noted(module.forward)
+            undo.callback(put_around(module, partial(_marking, name, entered, noted[name])))
+        yield entered, noted
 
 
-def _marking(name: str, entered: list[str], forward: Forward) -> Forward:
+def _marking(name: str, entered: list[str], noted: Noted, forward: Forward) -> Forward:
     """`forward` of module `name` with markers."""
     names = argument_names(forward)
 
@@ -69,6 +72,7 @@ def _marking(name: str, entered: list[str], forward: Forward) -> Forward:
     def marked_forward(*args: Any, **kwargs: Any) -> Any:
         entered.append(name)
         at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
+        noted.call({**dict(zip(at, args, strict=True)), **kwargs})
         taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]
         output = forward(*taken, **{k: map_slots(v, k, enter) for k, v in kwargs.items()})
         entered.pop()  # not where it failed: who asks wants to know where

@@ -14,6 +14,8 @@ from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
+from shardwright.planner.trace import autocast
+from shardwright.planner.trace.autocast_reads import same_under_autocast
 from shardwright.planner.trace.data_dependent.drawn_arrays import drawn_arrays
 from shardwright.planner.trace.free_numbers import free_numbers
 from shardwright.planner.trace.one_at_a_time import alone
@@ -148,8 +150,10 @@ def traced(source: Source, skips: bool = False) -> Graph:
     Raises:
         ModelError: the model cannot be traced.
     """
-    with alone(), noted() as reads:  # all modules tell, whoever's
+    with alone(), noted() as reads, autocast.noted() as questions:  # all modules tell, whoever's
         graph = trace_runs(source.module, source.runs, skips)
+        asks = questions.asked
+    graph.asks_autocast = asks and not same_under_autocast(graph, source, skips)
     note_training(graph, source, reads)
     graph.numbers = free_numbers(graph, source)
     return graph

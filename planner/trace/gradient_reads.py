@@ -15,12 +15,16 @@ from typing import Any
 
 import torch
 
+from shardwright.planner.trace import autocast
 from shardwright.planner.trace.data_dependent.branch_paths import answer_for_all
 from shardwright.planner.trace.data_dependent.model_code import is_plumbing
 from shardwright.planner.trace.training_reads import harmless
 
-QUESTIONS = {id(f): f.__name__ for f in (torch.is_grad_enabled, torch.is_inference_mode_enabled)}
-"""Functions that ask, by id, and what they are called."""
+QUESTIONS = {
+    id(f): f.__name__
+    for f in (torch.is_grad_enabled, torch.is_inference_mode_enabled, *autocast.QUESTIONS)
+}
+"""Functions that ask, by id, and what they are called; what is asked of autocast is noted."""
 
 _known: dict[str, tuple[int, list[tuple[str, str]]]] = {}
 """Modules of Python that were looked through: how many names each had, and which are questions."""
@@ -43,7 +47,8 @@ def asked() -> Iterator[None]:
     held = [(home, name, question, home[name]) for home, name, question in _bindings()]
     try:
         for home, name, question, before in held:
-            home[name] = asking(question, before)
+            of_autocast = "autocast" in question
+            home[name] = (autocast.answering if of_autocast else asking)(question, before)
         yield
     finally:
         for home, name, _, before in held:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shardwright.planner.contract.plain_values import PlainValue
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.data_dependent.loops import Loop
 
@@ -61,6 +62,9 @@ class Record:
 
     outputs: list[torch.Tensor] = field(default_factory=list)
     """What was returned, after the new values of inputs that were changed in place."""
+
+    flags: dict[str, dict[str, list[PlainValue]]] = field(default_factory=dict)
+    """Of each module that was called, its flags: the values that they had."""
 
     given: list[list[str]] = field(default_factory=list)
     """Of each run, the slots of the tensors that it returned."""

@@ -85,6 +85,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     found, provenance = run(module, runs, opaque)
     graph = translate(found, module, provenance.sizes, provenance.sources)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
+    graph.flags = found.flags
     graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
     graph.pinned = provenance.pinned | inside(graph)
     graph.marks.carried = tidy.carried(graph, module)
@@ -124,10 +125,11 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
             try:
                 top = Runner(module)
                 with (
-                    boundaries.marked(module) as entered,
+                    boundaries.marked(module) as (entered, noted),
                     sourced_attributes.marked(module, top) as provenance,
                 ):
                     found = record(top, runs, entered, opaque, exported)
+                found.flags = {name: one.flags() for name, one in noted.items() if one.calls}
                 if not (around := opaque.used_from_outside(called(found))):
                     return found, provenance
                 entered = around

@@ -12,15 +12,15 @@ from dataclasses import fields, replace
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.trace.data_dependent.drawn_arrays import drawn_arrays
+from shardwright.planner.trace.flags import add_flags
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.source import Source
 from shardwright.planner.trace.trace import trace_runs
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.training_reads import Reads, changes_more
 
-COMPARED = [
-    f.name for f in fields(Graph) if f.name not in ("ops", "marks", "trained", "unpriced", "draws")
-]
+ELSE = ("ops", "marks", "trained", "unpriced", "draws", "flags")
+COMPARED = [f.name for f in fields(Graph) if f.name not in ELSE]
 
 
 def in_training(runs: Sequence[Run]) -> list[Run]:
@@ -46,6 +46,7 @@ def note_training(graph: Graph, source: Source, reads: Reads) -> None:
     graph.trained = same(graph, other)
     if graph.trained:
         graph.marks.drawn = other.marks.drawn
+        add_flags(graph.flags, other.flags)
 
 
 def same(one: Graph, other: Graph) -> bool:

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
 
 from shardwright.errors import UsageError
 from shardwright.runtime.api import apply
@@ -132,6 +135,88 @@ def test_numbers_that_decide_nothing_may_be_others() -> None:
     on_ranks(model, plan, check)
 
 
+class Options(Net):
+    """Its flag is in a dict, which is in a list; and it does something else without its mask."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, options: Any = None) -> Tensor:
+        h = self.act(self.up(x))
+        least = options[0]["mode"] != "sums" and "more" not in options[0]
+        h = h if mask is not None and least else h / (1 + h.sum(-1, keepdim=True))
+        return self.down(h) if mask is None else self.down(h) * mask
+
+
+def test_flags_in_dicts_and_what_is_left_out_are_refused() -> None:
+    torch.manual_seed(0)
+    model, x = Options().double().eval(), torch.randn(2, 5, WIDTH).double()
+    mask, options = torch.rand(2, 5, 1).double(), [{"mode": "least", "factor": 1.0}]
+    plan = planning.plan(model, tp=2, args=(x, mask), kwargs={"options": options})
+    assert plan.calls[0].values == {"options.0.mode": "least", "options.0.factor": 1.0}
+
+    def check(local: Any) -> None:
+        found = local(x, mask, options=[{**options[0], "none": None}])
+        torch.testing.assert_close(found, model(x, mask, options), rtol=0, atol=1e-9)
+        for other in ({"mode": "sums"}, {"mode": None}, {"factor": 2.0}, {"more": 1}):
+            with pytest.raises(UsageError, match="argument 'options.0.(mode|factor|more)' of"):
+                local(x, mask, [{**options[0], **other}])
+        with pytest.raises(UsageError, match="argument 'options.0.factor' of"):
+            local(x, mask)
+        for without in ((x, None, options), (x,)):
+            with pytest.raises(UsageError, match="argument '(mask|options.0.factor)' of Options"):
+                local(*without)
+        with pytest.raises(UsageError, match="argument 'mask' of Options is left out"):
+            local(x, options=options)
+
+    on_ranks(model, plan, check)
+
+
+class Flagged(Act):
+    def forward(
+        self, h: Tensor, mode: str | None = None, over: bool = False, by: Tensor | None = None
+    ) -> Tensor:
+        if mode == "b" or over or by is None:
+            return h.softmax(-1)
+        return h.relu() * by
+
+
+class Inner(nn.Module):
+    """Gives its flag on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(WIDTH, 24), Flagged(), nn.Linear(24, WIDTH)
+
+    def forward(self, x: Tensor, mode: str = "b", more: bool = True, **other: Any) -> Tensor:
+        h = self.act(self.up(x), mode=mode, by=x.sum())
+        return self.down(h if more and not other else h.cumsum(-1))
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, "a") + self.inner(x, mode="c", more=True)
+
+
+def test_flags_of_a_module_that_is_called_by_itself() -> None:
+    torch.manual_seed(0)
+    model, x = Outer().double().eval(), torch.randn(2, 5, WIDTH).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    spec = plan.modules["inner"]
+    assert spec.flags == {"mode": ["a", "c"], "more": [True]}
+
+    def check(local: Any) -> None:
+        for flags in ({"mode": "a"}, {"mode": "c", "more": True}):
+            found = local.inner(x, **flags)
+            torch.testing.assert_close(found, model.inner(x, mode="a"), rtol=0, atol=1e-9)
+        for flags in ({}, {"mode": "b"}, {"mode": "a", "more": False}, {"mode": "a", "odd": True}):
+            with pytest.raises(UsageError, match="'(mode|more|odd)' of 'inner', which is called"):
+                local.inner(x, **flags)
+
+    on_ranks(model, plan, check)
+
+
 def change(path: str, value: Any) -> Callable[[Any], None]:
     def put(model: Any) -> None:
         owner, _, name = path.rpartition(".")
@@ -184,5 +269,131 @@ def test_what_may_change_goes_on_working() -> None:
                     one(IDS)
                 one.config._attn_implementation = "sdpa"
                 one(IDS)
+
+    on_ranks(model, plan, check)
+
+
+class Kinds(nn.Module):
+    """Has a function, a list, a method, layers in turn, and a module that it may do without."""
+
+    over = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+        self.function: Any = torch.relu
+        self.powers = [1, 2]
+        self.rest = nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Linear(24, WIDTH))
+        self.last: Any = nn.ReLU()
+
+    def mixed(self, h: Tensor) -> Tensor:
+        return h.tanh() if not self.over else h.softmax(-1)
+
+    def shown(self) -> str:
+        return f"{self.powers}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.mixed(self.function(self.up(x)))
+        for power in self.powers:
+            h = h + h.pow(power)
+        if (more := getattr(self, "more", None)) is not None:
+            h = more(h)
+        y = self.rest(self.down(h))
+        return y if self.last is None else self.last(y)
+
+
+def soft(h: Tensor) -> Tensor:
+    return h.softmax(-1)
+
+
+REPLACED: dict[str, Callable[[Any], Any]] = {
+    "function": lambda m: setattr(m, "function", soft),
+    "mixed": lambda m: setattr(m, "mixed", soft),
+    "powers": lambda m: setattr(m, "powers", [1]),
+    "more": lambda m: setattr(m, "more", nn.Softmax(-1)),
+    "last": lambda m: setattr(m, "last", None),
+    "rest.1": lambda m: delattr(m.rest, "1"),
+    "rest.3": lambda m: m.rest.append(nn.Softmax(-1)),
+}
+ON_CLASS: dict[str, Callable[[Any], Any]] = {
+    "over": lambda m: setattr(type(m), "over", True),
+    "mixed": lambda m: setattr(type(m), "mixed", lambda self, h: h.softmax(-1)),
+    "forward": lambda m: setattr(Kinds, "forward", lambda self, x: x),
+}
+
+
+@pytest.fixture(scope="module")
+def kinds() -> tuple[Kinds, Tensor, Any]:
+    torch.manual_seed(0)
+    model, x = Kinds().double().eval(), torch.randn(2, 5, WIDTH).double()
+    return model, x, planning.plan(model, tp=2, args=(x,))
+
+
+def test_what_is_not_plain_and_is_replaced_is_refused(kinds: Any) -> None:
+    model, x, plan = kinds
+
+    def check(local: Any) -> None:
+        for path, put in REPLACED.items():
+            one = copy.deepcopy(local)
+            one(x)
+            put(one)
+            for _ in range(2):
+                with pytest.raises(UsageError, match=f"'{path}' (is|was|of) "):
+                    one(x)
+        local.function, local.powers = torch.relu, [1, 2]
+        local.shown, local.notes, local.up.notes = print, [1], soft  # that no forward asks for
+        torch.testing.assert_close(local(x), model(x), rtol=0, atol=1e-9)
+
+    on_ranks(model, plan, check)
+
+
+@pytest.mark.parametrize("name", ON_CLASS)
+def test_what_changes_on_a_class_is_refused(kinds: Any, name: str) -> None:
+    model, x, plan = kinds
+    kind = Kinds if name == "forward" else None
+
+    def check(local: Any) -> None:
+        local(x)
+        dist.barrier()
+        owner = kind or type(local)
+        before = vars(owner).get(name)
+        if dist.get_rank() == 0:
+            ON_CLASS[name](local)
+            setattr(type(local), f"number_{len(name)}", 1)  # that no code asks for
+        dist.barrier()
+        try:
+            for _ in range(2):
+                with pytest.raises(UsageError, match=f"'{name}' of the class 'Kinds' is "):
+                    local(x)
+        finally:
+            dist.barrier()
+            if dist.get_rank() == 0:
+                delattr(owner, name) if before is None else setattr(owner, name, before)
+        dist.barrier()
+        local(x)
+
+    on_ranks(model, plan, check)
+
+
+def test_changes_of_a_compiled_model_are_refused(kinds: Any) -> None:
+    model, x, plan = kinds
+    want = model(x)
+
+    def check(local: Any) -> None:
+        compiled = torch.compile(local, backend="eager")
+        torch.testing.assert_close(compiled(x), want, rtol=0, atol=1e-9)
+        for name, other in {"over": True, "powers": [1]}.items():
+            before = getattr(local, name)
+            setattr(local, name, other)
+            for _ in range(2):
+                with pytest.raises(UsageError, match=f"'{name}' is {re.escape(repr(other))}"):
+                    compiled(x)
+            setattr(local, name, before)
+            torch.testing.assert_close(compiled(x), want, rtol=0, atol=1e-9)
+        whole = torch.compile(local, backend="eager", fullgraph=True)
+        torch.testing.assert_close(whole(x), want, rtol=0, atol=1e-9)
+        local.over = True
+        with pytest.raises((UsageError, Unsupported), match="was changed|'over' is True"):
+            whole(x)
 
     on_ranks(model, plan, check)
