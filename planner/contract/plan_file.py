@@ -139,8 +139,9 @@ class ModulePlan(Part):
     )
     no_gradient: list[str] = Field(
         default=[],
-        description="what has a gradient in no call, by side and slot ('in attention_mask', "
-        "'out 1'): a rank may have a term of one alone; left out where there is none",
+        description="what has a gradient in no call, and none that follows from others', by side "
+        "and slot ('in attention_mask', 'out 1'): a rank may have a term of one alone; left out "
+        "where there is none",
     )
     unknown: list[str] = Field(
         default=[],

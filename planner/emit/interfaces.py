@@ -14,6 +14,7 @@ from shardwright.planner.contract.names import pattern, slot_pattern
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModuleCall, Placed
 from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.untaken import UNKNOWN, Untaken
 from shardwright.planner.graph.graph import ATTENDS, Boundary, Slot
 from shardwright.planner.strategies.state import REPLICATED
 
@@ -46,24 +47,24 @@ def interfaces(
     """The interface of each of these modules that was called."""
     unknown, calls = _unknown(layouts), _calls(layouts, modules)
     of = {m: m for m in calls} | {m: twin for m, twin in _twins(layouts, calls) if m in modules}
+    untaken = Untaken(layouts)
     return {
-        m: _interface(m, calls[one], layouts, changing, sorted(unknown.get(one, ())))
+        m: _interface(m, calls[one], untaken, changing, sorted(unknown.get(one, ())))
         for m, one in of.items()
     }
 
 
 def _interface(
-    module: str, calls: Sequence[Call], layouts: Layouts, changing: Changing, unknown: list[str]
+    module: str, calls: Sequence[Call], untaken: Untaken, changing: Changing, unknown: list[str]
 ) -> Interface:
     def sides(placed: Mapping[Slot, Placement]) -> ModuleCall:
         found = (_side(placed, s, changing.get((module, s), ())) for s in ("in", "out"))
         return ModuleCall(**dict(zip(("takes", "gives"), found, strict=True)))
 
-    lies = [{s: layouts.placement(name) for s, name in call.items()} for call in calls]
-    first, alike = _first(lies)
+    first, alike = _first(lies := _lies(calls, untaken))
     once, each = sides(first), [] if alike else [sides(call) for call in lies]
     distinct = [call for i, call in enumerate(each) if call not in each[:i]]
-    constant = _no_gradient(calls, layouts)
+    constant = _no_gradient(module, calls, untaken, changing)
     return Interface(once.takes, once.gives, distinct, constant, unknown)
 
 
@@ -159,8 +160,38 @@ def _first(calls: Iterable[Mapping[Slot, Placement]]) -> tuple[dict[Slot, Placem
     return known, alike
 
 
-def _no_gradient(calls: Iterable[Call], layouts: Layouts) -> list[str]:
-    """Sides and slots of real tensors that have a gradient in no call.
+def _lies(calls: Sequence[Call], untaken: Untaken) -> list[dict[Slot, Placement]]:
+    """How tensors lie in each call.
+
+    What has no gradient enters as in another call, where it lies alike but for that and all that
+    leaves does: the same code then does the same to a gradient, if it ever has one.
+    """
+    lies = [{s: untaken.placement(name) for s, name in call.items()} for call in calls]
+    without = [{s for s, n in call.items() if untaken.mask(n) is None} for call in calls]
+    out = []
+    for placed, constant in zip(lies, without, strict=True):
+        entering = [s for s in constant if s.side == "in"]
+        found = (
+            {**placed, **{s: other[s] for s in entering}}
+            for other, same in zip(lies, without, strict=True)
+            if other.keys() == placed.keys() and not same.issuperset(entering)
+            if all(_like(p, other[s], s in entering) for s, p in placed.items())
+        )
+        out.append(next(found, placed))
+    return out
+
+
+def _like(one: Placement, other: Placement, values: bool) -> bool:
+    """Whether tensors lie alike, or their `values` do."""
+    if values:
+        one, other = (Placement(p.dims, p.partial) for p in (one, other))
+    return one.of_any_size() == other.of_any_size()
+
+
+def _no_gradient(
+    module: str, calls: Iterable[Call], untaken: Untaken, changing: Changing
+) -> list[str]:
+    """Sides and slots of real tensors that have a gradient in no call, and of which none follows.
 
     Without those of which ranks have parts: theirs would be the parts of the gradient.
     """
@@ -168,7 +199,8 @@ def _no_gradient(calls: Iterable[Call], layouts: Layouts) -> list[str]:
     for call in calls:
         for slot, name in call.items():
             at = slot.side, slot.slot
-            found[at] = found.get(at, True) and _constant(name, layouts)
+            changes = slot.slot in changing.get((module, slot.side), ())
+            found[at] = found.get(at, True) and _constant(name, untaken, changes)
     rest = {(side, slot_pattern(slot)) for (side, slot), constant in found.items() if not constant}
     folded = (
         (side, slot if (side, slot_pattern(slot)) in rest else slot_pattern(slot))
@@ -178,10 +210,13 @@ def _no_gradient(calls: Iterable[Call], layouts: Layouts) -> list[str]:
     return sorted({f"{side} {slot}".rstrip() for side, slot in folded})
 
 
-def _constant(name: str, layouts: Layouts) -> bool:
+def _constant(name: str, untaken: Untaken, changes: bool) -> bool:
     """Whether a tensor would have a gradient of which nothing is known."""
+    layouts = untaken.layouts
     tensor, states = layouts.graph.tensors[name], layouts.states
     if tensor.differentiable or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        return False
+    if (mask := untaken.mask(name)) == 0 or (mask not in (None, UNKNOWN) and not changes):
         return False
     covered = states.covered(name, layouts.assignment[name].shards)
     return any(not covered & bit for bit in states.sub.bits)
