@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from shardwright.planner.trace.forwards import Forward, put_around
+from shardwright.runtime.call_sites import place_of_call
 from shardwright.runtime.slots import map_slots
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
@@ -25,8 +26,14 @@ PASSES = torch.ops.shardwright.passes.default
 
 def read_tag(tag: str) -> tuple[str, str, str]:
     """Module, side and slot of a marker."""
-    module, side, slot = tag.split("|")
+    module, side, slot, *_ = tag.split("|", 3)
     return module, side, slot
+
+
+def place_in(tag: str) -> str:
+    """Where the call of the module stands that a marker is of; empty where that is not known."""
+    _, _, _, *place = tag.split("|", 3)
+    return "".join(place)
 
 
 def argument_names(forward: Callable[..., Any]) -> list[str]:
@@ -58,14 +65,16 @@ def _marking(name: str, entered: list[str], forward: Forward) -> Forward:
         PASSES(x, tag)
         return x
 
-    def enter(x: torch.Tensor, slot: str) -> torch.Tensor:
-        return mark(x, f"{name}|in|{slot}")
-
-    def leave(x: torch.Tensor, slot: str) -> torch.Tensor:
-        return mark(x, f"{name}|out|{slot}")
-
     @wraps(forward)
     def marked_forward(*args: Any, **kwargs: Any) -> Any:
+        place = place_of_call()
+
+        def enter(x: torch.Tensor, slot: str) -> torch.Tensor:
+            return mark(x, f"{name}|in|{slot}|{place}")
+
+        def leave(x: torch.Tensor, slot: str) -> torch.Tensor:
+            return mark(x, f"{name}|out|{slot}|{place}")
+
         entered.append(name)
         at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
         taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]

@@ -18,9 +18,8 @@ from shardwright.planner.trace.trace import trace_runs
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.training_reads import Reads, changes_more
 
-COMPARED = [
-    f.name for f in fields(Graph) if f.name not in ("ops", "marks", "trained", "unpriced", "draws")
-]
+OTHERWISE = ("ops", "marks", "trained", "unpriced", "draws", "places")
+COMPARED = [f.name for f in fields(Graph) if f.name not in OTHERWISE]
 
 
 def in_training(runs: Sequence[Run]) -> list[Run]:
