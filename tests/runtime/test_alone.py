@@ -85,10 +85,7 @@ def split() -> tuple[Net, Tensor, Callable[[Callable[[Any], None]], None]]:
 
 
 def test_a_gradient_that_no_call_had_is_refused_alone(split: Any) -> None:
-    """The gate's would be a term of a sum on each rank; that of the mean is known from the input's.
-
-    That is a term of a sum on each rank: passed on as it is, it would be twice the whole.
-    """
+    """The gate's would be a term of a sum on each rank; that of the mean is whole, as of the input."""
     model, x, run = split
     gate = torch.linspace(0, 1, 5).double()
     want = model.inner(x, gate)
