@@ -85,7 +85,7 @@ def split() -> tuple[Net, Tensor, Callable[[Callable[[Any], None]], None]]:
 
 
 def test_a_gradient_that_no_call_had_is_refused_alone(split: Any) -> None:
-    """The gate's would be a term of a sum on each rank; that of the mean is whole, as of the input."""
+    """The gate's would be a term of a sum on each rank; the mean's is whole, as the input's."""
     model, x, run = split
     gate = torch.linspace(0, 1, 5).double()
     want = model.inner(x, gate)
