@@ -161,11 +161,12 @@ def _of_gradients(hook: Hook, shown: Shown, side: str) -> Hook:
     """A hook on gradients that is given whole ones, and whose result is cut again."""
     if _trusted(hook):
         return hook
+    place = shown.place()
 
     @functools.wraps(hook)
     def seen(module: Any, *grads: Any) -> Any:
         sides = ("in", "out")[-len(grads) :]  # one before its backward pass has no gradients in
-        call = shown.call_of_gradients(grads, sides)
+        call = shown.call_of_gradients(grads, sides, place)
         given = [call.whole_gradients(g, s) for g, s in zip(grads, sides, strict=True)]
         with left(_state(module).running):
             found = hook(module, *given)

@@ -17,6 +17,7 @@ from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.names import slot_pattern
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModuleCall, ModulePlan
+from shardwright.runtime.call_sites import place_of_call
 from shardwright.runtime.dtensors import coords_of_all
 from shardwright.runtime.interface import Interface, Table, table
 from shardwright.runtime.mesh import Mesh
@@ -46,6 +47,8 @@ class Shown(Interface):
         self.comes, self.goes = self._around(spec)
         self.calls = [self._in_call(call) for call in spec.each]
         """The same for each call of the module, where these differ."""
+        self.at = [frozenset(call.at) for call in spec.each]
+        """Where these are in code."""
 
     def _around(self, call: ModuleCall | ModulePlan) -> tuple[Table, Table]:
         takes = ((p.slot, p.placement) for p in call.takes)
@@ -70,7 +73,8 @@ class Shown(Interface):
             raise UsageError(
                 f"'{self.path}' has a hook, or another module in its place, which should see whole "
                 "tensors, and is called several times with tensors that lie otherwise over the "
-                "ranks: put the hook on a module around it, or on one of those before and behind it"
+                "ranks, and nobody can tell which call this is: put the hook on a module around "
+                "it, or on one of those before and behind it"
             )
 
     def call_of(
@@ -78,7 +82,8 @@ class Shown(Interface):
     ) -> Shown:
         """The tensors around the module in the call that has these arguments and this output.
 
-        Where calls differ, that is the one in which this rank has parts of these sizes.
+        Where calls differ, that is one at this place in code in which this rank has parts of these
+        sizes.
 
         Raises:
             UsageError: several have, and lie otherwise.
@@ -88,21 +93,33 @@ class Shown(Interface):
         given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}
         seen = [("in", slot, x) for slot, x in tensors(given)]
         seen += [("out", slot, x) for slot, x in tensors(output)]
-        return self._call_with(seen)
+        return self._call_with(seen, self.place())
 
-    def call_of_gradients(self, grads: Sequence[Sequence[Any]], sides: Sequence[str]) -> Shown:
-        """The same for gradients as hooks are given them, of both sides or of outputs alone."""
+    def place(self) -> str:
+        """Where in code the call is that runs now, if that is asked for and known."""
+        asked = self.spec.varies and not torch.compiler.is_compiling()
+        return place_of_call() if asked else ""
+
+    def call_of_gradients(
+        self, grads: Sequence[Sequence[Any]], sides: Sequence[str], place: str
+    ) -> Shown:
+        """The same for gradients as hooks are given them, of both sides or of outputs alone.
+
+        Those of a call at a `place`.
+        """
         if not self.spec.varies:
             return self
         seen = []
         for side, found in zip(sides, grads, strict=True):
             slots = self.names(tuple(found)) if side == "in" else _slots(found, self.goes)
             seen += [(side, n, g) for n, g in zip(slots, found, strict=True) if g is not None]
-        return self._call_with(seen)
+        return self._call_with(seen, place)
 
-    def _call_with(self, seen: Sequence[Seen]) -> Shown:
+    def _call_with(self, seen: Sequence[Seen], place: str) -> Shown:
         floating = [x.is_floating_point() for _, _, x in seen]
-        calls = [(call, [call._lies(*each) for each in seen]) for call in self.calls]
+        here = [c for c, at in zip(self.calls, self.at, strict=True) if place in at]
+        known = here if here and all(self.at) else self.calls
+        calls = [(call, [call._lies(*each) for each in seen]) for call in known]
         calls = [c for c in calls if all(p or not f for p, f in zip(c[1], floating, strict=True))]
         fit = [c for c in calls if all(map(self._fits, c[1], seen))]
         others = [p for _, p in calls if fit and _of_any_size(p) != _of_any_size(fit[0][1])]

@@ -253,7 +253,7 @@ FROM_RUNTIME = {
     "planner.report.explain": {"runtime.identity"},
     "planner.trace.callers": {"runtime.call_sites"},
     "planner.trace.duplicate": {"runtime.closures"},
-    "planner.trace.boundaries": {"runtime.slots"},
+    "planner.trace.boundaries": {"runtime.call_sites", "runtime.slots"},
     "planner.trace.on_fake": {"runtime.attention"},
     "planner.trace.provenance": {"runtime.slots"},
     "planner.trace.recorder": {"runtime.slots"},

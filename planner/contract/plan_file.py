@@ -106,6 +106,11 @@ class ModuleCall(Part):
 
     takes: list[Placed] = []
     gives: list[Placed] = []
+    at: list[str] = Field(
+        default=[],
+        description="where in code it is: function, line in it, last column, and a digest of where "
+        "all of the function stands; of no use to who runs another version of that code",
+    )
 
 
 class ModulePlan(Part):
@@ -141,13 +146,14 @@ class ModulePlan(Part):
     )
     each: list[ModuleCall] = Field(
         default=[],
-        description="how tensors lie in each of its calls, where it varies: hooks know by the "
-        "sizes of a rank's tensors which it is, and are refused where these do not tell",
+        description="how tensors lie in each of its calls, where it varies: hooks know by where it "
+        "is called, and by the sizes of a rank's tensors, and are refused where these do not tell",
     )
     no_gradient: list[str] = Field(
         default=[],
-        description="what has a gradient in no call, by side and slot ('in attention_mask', "
-        "'out 1'): a rank may have a term of one alone; left out where there is none",
+        description="what has a gradient in no call, and none that follows from others', by side "
+        "and slot ('in attention_mask', 'out 1'): a rank may have a term of one alone; left out "
+        "where there is none",
     )
     unknown: list[str] = Field(
         default=[],

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardwright.planner.contract.names import pattern, slot_pattern
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModuleCall, Placed
 from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.untaken import UNKNOWN, Untaken
 from shardwright.planner.graph.graph import ATTENDS, Boundary, Slot
 from shardwright.planner.strategies.state import REPLICATED
 
@@ -32,8 +34,13 @@ class Interface(NamedTuple):
     unknown: list[str]
 
 
-Call = dict[Slot, str]
-"""A call of a module: the tensor in each of its slots, as the module's own code has it."""
+@dataclass
+class Call:
+    """A call of a module: the tensor in each of its slots, as the module's own code has it."""
+
+    tensors: dict[Slot, str] = field(default_factory=dict)
+    place: str = ""
+    """Where in code it is."""
 
 
 Changing = Mapping[tuple[str, str], Collection[str]]
@@ -46,30 +53,40 @@ def interfaces(
     """The interface of each of these modules that was called."""
     unknown, calls = _unknown(layouts), _calls(layouts, modules)
     of = {m: m for m in calls} | {m: twin for m, twin in _twins(layouts, calls) if m in modules}
+    untaken = Untaken(layouts)
     return {
-        m: _interface(m, calls[one], layouts, changing, sorted(unknown.get(one, ())))
+        m: _interface(m, calls[one], untaken, changing, sorted(unknown.get(one, ())))
         for m, one in of.items()
     }
 
 
 def _interface(
-    module: str, calls: Sequence[Call], layouts: Layouts, changing: Changing, unknown: list[str]
+    module: str, calls: Sequence[Call], untaken: Untaken, changing: Changing, unknown: list[str]
 ) -> Interface:
     def sides(placed: Mapping[Slot, Placement]) -> ModuleCall:
         found = (_side(placed, s, changing.get((module, s), ())) for s in ("in", "out"))
         return ModuleCall(**dict(zip(("takes", "gives"), found, strict=True)))
 
-    lies = [{s: layouts.placement(name) for s, name in call.items()} for call in calls]
-    first, alike = _first(lies)
+    first, alike = _first(lies := _lies(calls, untaken))
     once, each = sides(first), [] if alike else [sides(call) for call in lies]
-    distinct = [call for i, call in enumerate(each) if call not in each[:i]]
-    constant = _no_gradient(calls, layouts)
+    distinct = [
+        call.model_copy(update={"at": _places(zip(calls, each, strict=False), call)})
+        for i, call in enumerate(each)
+        if call not in each[:i]
+    ]
+    constant = _no_gradient(module, calls, untaken, changing)
     return Interface(once.takes, once.gives, distinct, constant, unknown)
+
+
+def _places(calls: Iterable[tuple[Call, ModuleCall]], like: ModuleCall) -> list[str]:
+    """Where calls are whose tensors lie as in one of them; nowhere if that of some is not known."""
+    found = {call.place for call, lies in calls if lies == like}
+    return sorted(found) if "" not in found else []
 
 
 def between(layouts: Layouts) -> set[str]:
     """The modules that take or give, as it is, something that is not Replicate."""
-    crossing = ((slot, name) for slot, name in _crossing(layouts) if slot.side != ATTENDS)
+    crossing = ((slot, name) for slot, name, _ in _crossing(layouts) if slot.side != ATTENDS)
     found = {slot.module for slot, name in crossing if layouts.assignment[name] != REPLICATED}
     return found | _unknown(layouts).keys()
 
@@ -99,20 +116,20 @@ def _twins(layouts: Layouts, called: Collection[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _crossing(layouts: Layouts) -> Iterator[tuple[Slot, str]]:
-    """What enters and leaves modules, in order, as the module's own code has it.
+def _crossing(layouts: Layouts) -> Iterator[tuple[Slot, str, str]]:
+    """What enters and leaves modules, in order, as the module's own code has it, and in which call.
 
     But for integers and complex numbers that are whole in all calls, of which nothing is said.
     """
     graph = layouts.graph
     passed = [(at, p.slot, p.name) for at, p in graph.passed if p.name is not None]
     parts = {slot for _, slot, name in passed if layouts.assignment[name] != REPLICATED}
-    waiting = deque((at, slot, name) for at, slot, name in passed if slot in parts)
+    waiting = deque((at, slot, name, "") for at, slot, name in passed if slot in parts)
     for number, boundary in enumerate(graph.crossed):
         while waiting and waiting[0][0] <= number:
             yield waiting.popleft()[1:]
-        yield graph.slot(boundary), _inner(boundary)
-    yield from ((slot, name) for _, slot, name in waiting)
+        yield graph.slot(boundary), _inner(boundary), graph.places[number]
+    yield from (each[1:] for each in waiting)
 
 
 def _unknown(layouts: Layouts) -> dict[str, set[str]]:
@@ -129,13 +146,15 @@ def _unknown(layouts: Layouts) -> dict[str, set[str]]:
 def _calls(layouts: Layouts, modules: Collection[str]) -> dict[str, list[Call]]:
     """Every call of each of these modules, in order."""
     found: dict[str, list[Call]] = {}
-    for slot, name in _crossing(layouts):
+    for slot, name, place in _crossing(layouts):
         if slot.module not in modules or slot.side == ATTENDS:
             continue
-        calls = found.setdefault(slot.module, [{}])
-        if slot in calls[-1] or (slot.side == "in" and any(s.side == "out" for s in calls[-1])):
-            calls.append({})
-        calls[-1][slot] = name
+        calls = found.setdefault(slot.module, [Call()])
+        known = calls[-1].tensors
+        if slot in known or (slot.side == "in" and any(s.side == "out" for s in known)):
+            calls.append(Call())
+        calls[-1].tensors[slot] = name
+        calls[-1].place = place or calls[-1].place
     return found
 
 
@@ -159,16 +178,48 @@ def _first(calls: Iterable[Mapping[Slot, Placement]]) -> tuple[dict[Slot, Placem
     return known, alike
 
 
-def _no_gradient(calls: Iterable[Call], layouts: Layouts) -> list[str]:
-    """Sides and slots of real tensors that have a gradient in no call.
+def _lies(calls: Sequence[Call], untaken: Untaken) -> list[dict[Slot, Placement]]:
+    """How tensors lie in each call.
+
+    What has no gradient enters as in another call, where it lies alike but for that and all that
+    leaves does: the same code then does the same to a gradient, if it ever has one.
+    """
+    known = [call.tensors.items() for call in calls]
+    lies = [{s: untaken.placement(name) for s, name in each} for each in known]
+    without = [{s for s, name in each if untaken.mask(name) is None} for each in known]
+    out = []
+    for placed, constant in zip(lies, without, strict=True):
+        entering = [s for s in constant if s.side == "in"]
+        found = (
+            {**placed, **{s: other[s] for s in entering}}
+            for other, same in zip(lies, without, strict=True)
+            if other.keys() == placed.keys() and not same.issuperset(entering)
+            if all(_like(p, other[s], s in entering) for s, p in placed.items())
+        )
+        out.append(next(found, placed))
+    return out
+
+
+def _like(one: Placement, other: Placement, values: bool) -> bool:
+    """Whether tensors lie alike, or their `values` do."""
+    if values:
+        one, other = (Placement(p.dims, p.partial) for p in (one, other))
+    return one.of_any_size() == other.of_any_size()
+
+
+def _no_gradient(
+    module: str, calls: Iterable[Call], untaken: Untaken, changing: Changing
+) -> list[str]:
+    """Sides and slots of real tensors that have a gradient in no call, and of which none follows.
 
     Without those of which ranks have parts: theirs would be the parts of the gradient.
     """
     found: dict[tuple[str, str], bool] = {}
     for call in calls:
-        for slot, name in call.items():
+        for slot, name in call.tensors.items():
             at = slot.side, slot.slot
-            found[at] = found.get(at, True) and _constant(name, layouts)
+            changes = slot.slot in changing.get((module, slot.side), ())
+            found[at] = found.get(at, True) and _constant(name, untaken, changes)
     rest = {(side, slot_pattern(slot)) for (side, slot), constant in found.items() if not constant}
     folded = (
         (side, slot if (side, slot_pattern(slot)) in rest else slot_pattern(slot))
@@ -178,10 +229,13 @@ def _no_gradient(calls: Iterable[Call], layouts: Layouts) -> list[str]:
     return sorted({f"{side} {slot}".rstrip() for side, slot in folded})
 
 
-def _constant(name: str, layouts: Layouts) -> bool:
+def _constant(name: str, untaken: Untaken, changes: bool) -> bool:
     """Whether a tensor would have a gradient of which nothing is known."""
+    layouts = untaken.layouts
     tensor, states = layouts.graph.tensors[name], layouts.states
     if tensor.differentiable or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        return False
+    if (mask := untaken.mask(name)) == 0 or (mask not in (None, UNKNOWN) and not changes):
         return False
     covered = states.covered(name, layouts.assignment[name].shards)
     return any(not covered & bit for bit in states.sub.bits)

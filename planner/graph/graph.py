@@ -185,6 +185,9 @@ class Graph:
     """Every tensor that enters or leaves a module, in the order of the calls, those included that
     cannot change there."""
 
+    places: list[str] = field(default_factory=list)
+    """Of each of those, where the code of a model calls that module."""
+
     passed: list[tuple[int, Passing]] = field(default_factory=list)
     """Those that are not floating, each with the number of those in `crossed` before it."""
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from shardwright.planner.trace.flags import Noted
 from shardwright.planner.trace.forwards import Forward, put_around
+from shardwright.runtime.call_sites import place_of_call
 from shardwright.runtime.slots import map_slots
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
@@ -26,8 +27,14 @@ PASSES = torch.ops.shardwright.passes.default
 
 def read_tag(tag: str) -> tuple[str, str, str]:
     """Module, side and slot of a marker."""
-    module, side, slot = tag.split("|")
+    module, side, slot, *_ = tag.split("|", 3)
     return module, side, slot
+
+
+def place_in(tag: str) -> str:
+    """Where the call of the module stands that a marker is of; empty where that is not known."""
+    _, _, _, *place = tag.split("|", 3)
+    return "".join(place)
 
 
 def argument_names(forward: Callable[..., Any]) -> list[str]:
@@ -62,14 +69,16 @@ def _marking(name: str, entered: list[str], noted: Noted, forward: Forward) -> F
             PASSES(x, tag)
             return x
 
-    def enter(x: torch.Tensor, slot: str) -> torch.Tensor:
-        return mark(x, f"{name}|in|{slot}")
-
-    def leave(x: torch.Tensor, slot: str) -> torch.Tensor:
-        return mark(x, f"{name}|out|{slot}")
-
     @wraps(forward)
     def marked_forward(*args: Any, **kwargs: Any) -> Any:
+        place = place_of_call()
+
+        def enter(x: torch.Tensor, slot: str) -> torch.Tensor:
+            return mark(x, f"{name}|in|{slot}|{place}")
+
+        def leave(x: torch.Tensor, slot: str) -> torch.Tensor:
+            return mark(x, f"{name}|out|{slot}|{place}")
+
         entered.append(name)
         at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
         noted.call({**dict(zip(at, args, strict=True)), **kwargs})

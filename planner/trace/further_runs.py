@@ -58,9 +58,8 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
     encoded = _encoded(module, inputs)
     if not (seen or encoded) and (steps := decoded(module, inputs, found[0], embedded)):
         return tuple(steps)
-    for instead in (embedded, seen, encoded):
-        if instead:
-            found.append((_run(_without(inputs, instead)),))
+    found += [tuple(_run(_without(inputs, each)) for each in _each(embedded))] if embedded else []
+    found += [(_run(_without(inputs, instead)),) for instead in (seen, encoded) if instead]
     # The last of them fills a cache as well; if there is none, a call that does that alone.
     last = found.pop() if len(found) > 1 else ()
     placed = {name: value for name, value in seen.items() if name == POSITIONS}
@@ -91,11 +90,28 @@ def decoded(
         steps = [*decoding.steps(given, grows, several, sum(tokens[:n]))]
         calls = [_run(step)._replace(resumes=True) for step in steps]
         if several > 1 and embedded:
-            part = {k: v if v is None else v[:, :several] for k, v in embedded.items()}
-            behind = [_run(_without(step, part))._replace(resumes=True) for step in steps]
-            calls = [*behind, _run(_without(inputs, embedded)), *calls]
+            every = [*_each(embedded)]
+            parts = [_part(each, grows, several) for each in every]
+            behind = [_run(_without(s, p))._replace(resumes=True) for p in parts for s in steps]
+            calls = [*behind, *(_run(_without(inputs, each)) for each in every), *calls]
         found.append(tuple(calls))
     return found
+
+
+def _each(embedded: Mapping[str, Tensor | None]) -> Iterator[Mapping[str, Tensor | None]]:
+    """All embeddings in place of their tokens; where that cannot be, those of one kind alone."""
+    yield embedded
+    given = [name for name, value in embedded.items() if value is not None]
+    for name in given if len(given) > 1 else ():
+        yield {name: embedded[name], EMBEDDED[name]: None}
+
+
+def _part(
+    embedded: Mapping[str, Tensor | None], grows: str, tokens: int
+) -> Mapping[str, Tensor | None]:
+    """`embedded` for so many `tokens` in place of what a step goes on with."""
+    names = [n for n, value in embedded.items() if value is not None and EMBEDDED[n] == grows]
+    return {n: v[:, :tokens] if v is not None and n in names else v for n, v in embedded.items()}
 
 
 def _without(inputs: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:

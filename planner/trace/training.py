@@ -19,7 +19,7 @@ from shardwright.planner.trace.trace import trace_runs
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.training_reads import Reads, changes_more
 
-ELSE = ("ops", "marks", "trained", "unpriced", "draws", "flags")
+ELSE = ("ops", "marks", "trained", "unpriced", "draws", "flags", "places")
 COMPARED = [f.name for f in fields(Graph) if f.name not in ELSE]
 
 

@@ -25,7 +25,7 @@ TOLERANCE = 1e-5
 WRITES = {"llava", "qwen2_vl", "whisper"}
 """What `generate` gives is compared, too: it calls towers and encoders by themselves."""
 
-EMBEDS = {"llava", "qwen2_vl"}
+EMBEDS = {"llava", "qwen2_vl", "musicgen"}
 """Embeddings are given in place of tokens, too: where images go is then asked of them."""
 
 BY_VALUE = {"qwen2_vl", "qwen2_5_vl"}

@@ -182,6 +182,32 @@ class Tosses(Mlp):
         return x if self.training and random.random() < 0.5 else super().forward(x)
 
 
+class DropsNothing(Mlp):
+    """Drops a layer by a number that it draws, but none as it stands."""
+
+    share, most = 0.0, 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.most):
+            if self.training and random.uniform(0, 1) < self.share:
+                continue
+            x = super().forward(x)
+        return x if self.training and self.share > random.random() else super().forward(x)
+
+
+class DropsLayers(DropsNothing):
+    """It does."""
+
+    share = 0.5
+
+
+class Multiplies(Mlp):
+    """Computes with what it draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * random.uniform(1, 2)) if self.training else super().forward(x)
+
+
 def drawn(*shape: int) -> Any:
     """What to leave out, of NumPy's generator."""
     return numpy.random.rand(*shape) < 0.5
@@ -281,7 +307,8 @@ def is_split(plan: Plan, name: str) -> bool:
 
 @pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize(
-    "kind", [Scales, Averages, Replaces, Normed, NormedSum, Helped, Told, Drops, Skips]
+    "kind",
+    [Scales, Averages, Replaces, Normed, NormedSum, Helped, Told, Drops, Skips, DropsNothing],
 )
 def test_trains_as_the_whole_model(kind: type[nn.Module], tp: int) -> None:
     model, plan = made(kind, tp)
@@ -308,7 +335,9 @@ def test_parts_may_be_in_other_modes() -> None:
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [OftenSkips, ShowsAll, Tosses, LooksAtMasks])
+@pytest.mark.parametrize(
+    "kind", [OftenSkips, ShowsAll, Tosses, LooksAtMasks, DropsLayers, Multiplies]
+)
 def test_what_is_not_proven_is_refused(kind: type[nn.Module]) -> None:
     """Of the model and of a module in it that is called by itself."""
     model, plan = made(kind)

@@ -72,7 +72,7 @@ def split() -> tuple[Net, Tensor, Callable[[Callable[[Any], None]], None]]:
     torch.manual_seed(0)
     model, x = Net().double().eval(), torch.randn(2, 5, WIDTH).double()
     plan = planning.plan(model, tp=2, args=(x,))
-    assert plan.modules["inner"].no_gradient == ["in gate", "out 1"]
+    assert plan.modules["inner"].no_gradient == ["in gate"]
     assert plan.modules["inner"].attributes
 
     def run(check: Callable[[Any], None]) -> None:
@@ -85,10 +85,11 @@ def split() -> tuple[Net, Tensor, Callable[[Callable[[Any], None]], None]]:
 
 
 def test_a_gradient_that_no_call_had_is_refused_alone(split: Any) -> None:
-    """The gate's would be a term of a sum on each rank, and that of the mean twice the whole."""
+    """The gate's would be a term of a sum on each rank; the mean's is whole, as the input's."""
     model, x, run = split
     gate = torch.linspace(0, 1, 5).double()
     want = model.inner(x, gate)
+    of_mean = gradients_of_mean(model.inner, x, gate)
 
     def check(local: Any) -> None:
         for out, of_whole in zip(local.inner(x, gate), want, strict=True):
@@ -96,27 +97,45 @@ def test_a_gradient_that_no_call_had_is_refused_alone(split: Any) -> None:
         learned = gate.clone().requires_grad_()
         with pytest.raises(UsageError, match="gradient of 'gate' in 'inner'"):
             local.inner(x, learned)[0].sum().backward()
-        with pytest.raises(UsageError, match="gradient of '1' out 'inner'"):
-            local.inner(x.clone().requires_grad_(), gate)[1].sum().backward()
+        torch.testing.assert_close(
+            gradients_of_mean(local.inner, x, gate), of_mean, rtol=0, atol=1e-9
+        )
 
     run(check)
 
 
+def gradients_of_mean(inner: Any, x: Tensor, gate: Tensor) -> Tensor:
+    """The gradient of `x` by all that `inner` gives."""
+    given = x.clone().requires_grad_()
+    out, mean = inner(given, gate)
+    (out.pow(2).sum() + mean.pow(3).sum()).backward()
+    assert given.grad is not None
+    return given.grad
+
+
 def test_a_gradient_that_no_call_had_is_refused_to_hooks(split: Any) -> None:
-    _, x, run = split
+    """That of the mean, which nothing in the model takes, is right there, too."""
+    model, x, run = split
+    want = gradient_by_hook(copy.deepcopy(model), x)
 
     def check(local: Any) -> None:
-        learned, seen = torch.ones(5).double().requires_grad_(), []
+        learned = torch.ones(5).double().requires_grad_()
         hook = local.inner.register_forward_pre_hook(lambda _, args: (args[0], learned))
         with pytest.raises(UsageError, match="gradient of 'gate' in 'inner'"):
             local(x).sum().backward()
         hook.remove()
-        local.inner.register_forward_hook(lambda _, __, out: seen.append(out[1]))
-        local(x.clone().requires_grad_())
-        with pytest.raises(UsageError, match="gradient of '1' out 'inner'"):
-            seen[0].sum().backward()
+        torch.testing.assert_close(gradient_by_hook(local, x), want, rtol=0, atol=1e-9)
 
     run(check)
+
+
+def gradient_by_hook(model: Any, x: Tensor) -> Tensor:
+    """The gradient of `x` by what the model gives, and the mean in it."""
+    given, seen = x.clone().requires_grad_(), list[Tensor]()
+    model.inner.register_forward_hook(lambda _, __, out: seen.append(out[1]))
+    (model(given).sum() + seen[0].pow(3).sum()).backward()
+    assert given.grad is not None
+    return given.grad
 
 
 def test_what_a_hook_gives_may_be_changed_in_place() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shardwright.errors import ModelError
+from shardwright.planner.trace.data_dependent.drawn_numbers import refusal, standing_in
 
 OTHERS = 3
 """How many arrays more are drawn, to see that all are of one shape."""
@@ -28,10 +28,21 @@ PLAIN = (type(None), bool, int, float, str)
 
 
 class Draws:
-    """Whether arrays were drawn so far."""
+    """What is drawn in one thread.
+
+    Attributes:
+        arrays: Whether arrays were drawn so far.
+        within: Whether a function that may draw one runs.
+    """
 
     def __init__(self) -> None:
-        self.arrays = False
+        self.arrays = self.within = False
+        self._thread = get_ident()
+
+    @property
+    def numbers(self) -> bool:
+        """Whether a number that is drawn is one by itself."""
+        return not self.within and get_ident() == self._thread
 
 
 class DrawnArray:
@@ -49,22 +60,20 @@ class DrawnArray:
         return type(self.__dict__["_like"])
 
     def _used(self, *_: Any) -> Any:
-        raise _refusal()
+        raise refusal()
 
     __getattr__ = __bool__ = __len__ = __iter__ = __getitem__ = __array__ = _used
     __eq__ = __hash__ = __and__ = __or__ = __invert__ = __add__ = __mul__ = _used  # type: ignore[assignment]
-
-
-def _refusal() -> ModelError:
-    return ModelError("it draws random numbers of Python or NumPy")
 
 
 @contextmanager
 def drawn_arrays(root: nn.Module) -> Iterator[Draws]:
     """Within, and in this thread, code of `root` is given stand-ins for arrays that it draws.
 
+    And for numbers (`drawn_numbers.py`).
+
     Raises:
-        ModelError: behind it, that other numbers were drawn than those of torch and in such arrays.
+        ModelError: behind it, that others were drawn than those of torch and such.
     """
     draws, before = Draws(), _states()
     with ExitStack() as undo:
@@ -72,11 +81,15 @@ def drawn_arrays(root: nn.Module) -> Iterator[Draws]:
         for names in [vars(file) for file in files if file is not None]:
             for name, function in [*names.items()]:
                 if isinstance(function, FunctionType) and _may_draw(function.__code__):
+                    new = _stand_in(function, draws)
+                else:
+                    new = standing_in(function, lambda: draws.numbers)
+                if new is not None:
                     undo.callback(names.__setitem__, name, function)
-                    names[name] = _stand_in(function, draws)
+                    names[name] = new
         yield draws
     if _states() != before:
-        raise _refusal()
+        raise refusal()
 
 
 def _may_draw(code: CodeType) -> bool:
@@ -90,14 +103,19 @@ def _stand_in(function: Callable[..., Any], draws: Draws) -> Callable[..., Any]:
     @wraps(function)
     def draw(*args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
-        before = _states()
-        found = function(*args, **kwargs)
-        if get_ident() != thread or _states() == before or not all(map(_is_plain, given)):
-            return found
-        others = [function(*args, **kwargs) for _ in range(OTHERS)]
+        before, outer = _states(), draws.within
+        draws.within = outer or get_ident() == thread
+        try:
+            found = function(*args, **kwargs)
+            if get_ident() != thread or _states() == before or not all(map(_is_plain, given)):
+                return found
+            others = [function(*args, **kwargs) for _ in range(OTHERS)]
+        finally:
+            if get_ident() == thread:
+                draws.within = outer
         _put_back(before)
         if any(_kind(other) != _kind(found) for other in others) or not _kind(found):
-            raise _refusal()
+            raise refusal()
         _count(given)
         draws.arrays = True
         return DrawnArray(found)
