@@ -42,8 +42,7 @@ class InPlace(parametrize.ParametrizationList):
         return self.see()
 
     def value(self) -> Tensor:
-        """What code reads; one for all reads in `parametrize.cached()`, which is left when its
-        table is another."""
+        """What code reads: one for all reads in `cached()`, whose table is another in the next."""
         if not parametrize._cache_enabled:
             return self()
         table, kept = parametrize._cache, self.kept
@@ -105,15 +104,12 @@ def _registered(
     there = tensor_name in module._parameters or tensor_name in module._buffers
     if not _stays(module) or not there:
         return _register(module, tensor_name, parametrization, unsafe=unsafe)
-    if hasattr(parametrization, "right_inverse") or TABLE in module._modules:
+    writes = hasattr(parametrization, "right_inverse")
+    if writes or TABLE in module._modules:
+        why = "which writes to it (right_inverse)" if writes else "as it was before the model ran"
         raise ModelError(
-            f"a {type(module).__name__} is parametrized while the model runs, "
-            + (
-                "and was before: parametrize it by one of both"
-                if TABLE in module._modules
-                else f"by a {type(parametrization).__name__}, whose right_inverse would write to "
-                f"its '{tensor_name}': parametrize it before the model is planned"
-            )
+            f"'{tensor_name}' of a {type(module).__name__} is parametrized while the model runs by "
+            f"a {type(parametrization).__name__}, {why}: parametrize it before, by one alone"
         )
     parametrization.train(module.training)
     before = getattr(module, tensor_name)
