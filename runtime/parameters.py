@@ -16,6 +16,7 @@ from shardwright.runtime.joined import watch_joins
 from shardwright.runtime.local import placements
 from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.optimizers import watch_optimizers
+from shardwright.runtime.parametrized import watch_parametrizations
 from shardwright.runtime.part_files import watch_storages
 from shardwright.runtime.propagation import watch_propagation
 from shardwright.runtime.reshard import take_local
@@ -86,6 +87,7 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     They stay plain local tensors where one of them cannot be a DTensor (see `placements_of`), with
     a warning in the log, and on a mesh without process groups.
     """
+    watch_parametrizations()
     if mesh.device_mesh is None:
         return
     named = dict(model.named_parameters(remove_duplicate=False))

@@ -179,14 +179,14 @@ def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     given, width = inputs.get(main), getattr(config, "hidden_size", None)
     if not (both and ENCODED in _names(module) and isinstance(given, Tensor) and width):
         return {}
-    from transformers.modeling_outputs import BaseModelOutput
+    from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
-    if main == "input_ids":
+    states = made(module, _encode, {main: given})  # of its own class, as `generate` gives it
+    if not isinstance(states, ModelOutput) and main == "input_ids":
         dtype = next(p.dtype for p in module.parameters())
         hidden: Any = torch.empty(*given.shape, width, dtype=dtype, device=given.device)
-        return {ENCODED: BaseModelOutput(last_hidden_state=hidden), main: None}
-    states = made(module, _encode, {main: given})
-    return {ENCODED: states, main: None} if isinstance(states, BaseModelOutput) else {}
+        states = BaseModelOutput(last_hidden_state=hidden)
+    return {ENCODED: states, main: None} if isinstance(states, ModelOutput) else {}
 
 
 def _encode(model: Any, inputs: dict[str, Any]) -> Any:

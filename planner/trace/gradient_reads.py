@@ -7,9 +7,11 @@ imported: so the function is replaced wherever a module of Python holds it.
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from threading import get_ident
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 
 from shardwright.planner.trace import autocast
 from shardwright.planner.trace.data_dependent.branch_paths import answer_for_all
+from shardwright.planner.trace.data_dependent.loop_code import parsed
 from shardwright.planner.trace.data_dependent.model_code import is_plumbing
 from shardwright.planner.trace.training_reads import harmless
 
@@ -68,3 +71,24 @@ def _bindings() -> Iterator[tuple[dict[str, Any], str, str]]:
             found = [(n, QUESTIONS[id(v)]) for n, v in list(home.items()) if id(v) in QUESTIONS]
             known = _known[module] = len(home), found
         yield from ((home, name, question) for name, question in known[1] if name in home)
+
+
+@lru_cache(maxsize=1024)
+def given_back(file: str, line: int) -> bool:
+    """Whether what is asked on a line of a file is only set again: `x.requires_grad_(that)`."""
+    functions = [f for f in ast.walk(parsed(file)) if isinstance(f, ast.FunctionDef)]
+    around = [f for f in functions if f.lineno <= line <= (f.end_lineno or 0)]
+    if not around:
+        return False
+    nodes = list(ast.walk(max(around, key=lambda f: f.lineno)))
+    again: set[int] = set()
+    asked = [n for n in nodes if isinstance(n, ast.Assign) and n.lineno == line]
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="requires_grad_"), args=[ast.Name() as name]):
+                again.add(id(name))
+    match asked:
+        case [ast.Assign([ast.Name(id=of) as name], ast.Attribute(attr="requires_grad"))]:
+            uses = (n for n in nodes if isinstance(n, ast.Name) and n.id == of)
+            return all(n is name or id(n) in again for n in uses)
+    return False

@@ -18,6 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from shardwright.planner.trace.data_dependent.unknown import Fails, Unknown
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.one_at_a_time import exporting
+from shardwright.runtime.parametrized import values
 
 SCALES = (0.1, 0.01, 1.0)
 """Of the weights in each of the runs."""
@@ -86,10 +87,12 @@ def stated(leaf: Any) -> Any:
 
 
 def state(module: nn.Module) -> Iterator[Tensor]:
-    """Its parameters, then its buffers."""
+    """Its parameters, then its buffers, and what is read in their place while it runs."""
     for kind in ("_parameters", "_buffers"):
         for part in module.modules():
             yield from (t for t in getattr(part, kind).values() if t is not None)
+    for part in module.modules():
+        yield from values(part)
 
 
 def _held(module: nn.Module) -> list[Tensor]:

@@ -27,6 +27,7 @@ from shardwright.planner.trace.scripted import as_python
 from shardwright.planner.trace.traced_calls import Run, Runner, cast
 from shardwright.planner.trace.values import pairs
 from shardwright.runtime.attention import by_heads, split_by_heads
+from shardwright.runtime.parametrized import in_place
 
 
 def calls_of(
@@ -167,5 +168,6 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
         as_python(),
         gradient_reads.asked(),
         autocast.known_on_meta(),
+        in_place(),
     ):
         Runner(module, on_fake=True)(given)

@@ -1,7 +1,8 @@
-"""Code that parametrizes modules while it runs, as adapters on parameters do: it is not traced.
+"""Code that parametrizes modules while it runs, by torch's own function: it is not traced.
 
-It gives modules another class for a while (`torch.nn.utils.parametrize`), and takes parameters out
-of them and puts them in again, so that nobody could say which tensor is which.
+`runtime/parametrized.py` stands in for that function where it is asked for in
+`torch.nn.utils.parametrize`. Torch's own takes parameters out of modules, so that nobody could say
+which tensor is which.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ def refused(root: nn.Module) -> Iterator[None]:
         if name == "parametrizations" and id(module) in known:
             raise ModelError(
                 f"{known[id(module)]} is parametrized while the model runs "
-                "(torch.nn.utils.parametrize), which cannot be traced: parametrize it before; put "
-                "adapters on linear layers (peft: name them in target_modules)"
+                "by a register_parametrization that was imported before it could be replaced: "
+                "call it as torch.nn.utils.parametrize.register_parametrization, or parametrize "
+                "the module before"
             )
 
     handle = register_module_module_registration_hook(note)

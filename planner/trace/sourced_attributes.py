@@ -21,7 +21,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     Gives what is noted of sizes while `top` runs, which has `root` in it.
     """
     provenance = Provenance({id(module): name for name, module in root.named_modules()})
-    undo = [(m, dict(m.__dict__), _contents(m)) for m in root.modules()]
+    undo = [(m, type(m), dict(m.__dict__), _contents(m)) for m in root.modules()]
     for path, module in root.named_modules():
         _mark(module.__dict__, path, "", provenance)
         config = module.__dict__.get("config")
@@ -43,7 +43,9 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
         yield provenance
     finally:
         del top.__dict__["forward"]  # which holds all that was noted, in a circle
-        for module, attributes, contents in undo:  # whatever a forward kept is gone as well
+        for module, kind, attributes, contents in undo:  # whatever a forward kept is gone as well
+            if type(module) is not kind:
+                object.__setattr__(module, "__class__", kind)
             module.__dict__.clear()
             module.__dict__.update(attributes)
             for name, before in contents.items():

@@ -36,6 +36,7 @@ from shardwright.planner.trace.scripted import as_python
 from shardwright.planner.trace.traced_calls import Run, Runner
 from shardwright.planner.trace.translate import translate
 from shardwright.runtime.attention import by_heads
+from shardwright.runtime.parametrized import in_place
 
 ON_META = "give inputs with which its forward runs on meta tensors"
 IN_A_MODULE = (
@@ -117,6 +118,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         gradient_reads.asked(),
         autocast.known_on_meta(),
         parametrized.refused(module),
+        in_place(),
     ):
         warnings.simplefilter("ignore")
         exported = True

@@ -320,3 +320,11 @@ def test_what_is_alike_keeps_each_head_for_itself(name: str, like: str) -> None:
         assert torch.equal(got, whole[:, 1:3])
     grown = shown(like, slice(None))[-4:-2]
     assert all(torch.equal(a[:, :, :7], b) for a, b in zip(every[-4:-2], grown, strict=True))
+
+
+def test_steps_are_given_what_the_encoder_gives_in_its_own_class() -> None:
+    _, model = zoo.build("nllb-moe", kind="seq2seq")
+    source = read_source(model.to("meta"))
+    given = [run.kwargs.get("encoder_outputs") for wish in source.wishes for run in wish]
+    made = [each for each in given if each is not None]
+    assert made and all(hasattr(each, "router_logits") for each in made)  # its code reads it

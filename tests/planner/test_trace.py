@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 from transformers import LlamaConfig
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -293,18 +293,18 @@ def test_loops_over_sets_go_in_the_same_order_in_copies() -> None:
 
 
 class Adapted(nn.Module):
-    """Adds to a weight while it runs, as peft does to parameters that are no linear layer's."""
+    """Adds to a weight while it runs, by torch's own function, imported before any planning."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.more = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parametrize.register_parametrization(self.inner, "weight", self.more)
+        register_parametrization(self.inner, "weight", self.more)
         try:
             return self.inner(x)
         finally:
-            parametrize.remove_parametrizations(self.inner, "weight", leave_parametrized=False)
+            remove_parametrizations(self.inner, "weight", leave_parametrized=False)
 
 
 def test_modules_that_are_parametrized_while_they_run_are_refused() -> None:

@@ -29,6 +29,7 @@ from shardwright.planner.trace.data_dependent.model_code import (
 )
 from shardwright.planner.trace.data_dependent.numbers import Number, Questions
 from shardwright.planner.trace.data_dependent.unknown import Unknown
+from shardwright.planner.trace.gradient_reads import given_back
 from shardwright.planner.trace.training_reads import harmless
 
 WRAPPERS = ("torch.overrides", "torch._tensor", __name__)
@@ -89,7 +90,8 @@ class Asked(TorchFunctionMode):
             self.questions.hooked(args[0])
             return RemovableHandle(OrderedDict())
         if name == "__get__" and func == REQUIRES_GRAD and (frame := _asking_model()) is not None:
-            found = None if harmless(frame) else answer_for_all("requires_grad")
+            idle = harmless(frame) or given_back(frame.f_code.co_filename, frame.f_lineno)
+            found = None if idle else answer_for_all("requires_grad")
             return func(*args) if found is None else found
         if name in ("tensor", "as_tensor", "from_numpy") and isinstance(args[0], DrawnArray):
             return args[0].tensor(func, kwargs)

@@ -1,0 +1,165 @@
+"""Modules that are parametrized while they run, as adapters on parameters do it.
+
+`torch.nn.utils.parametrize` takes a parameter out of its module, and puts it in again afterwards:
+another name, and maybe another object, which neither a trace nor a split model could follow. Here
+it stays where it is. The module gets a class for a while that reads it through the parametrization;
+that sees what the module's code would: a local tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from shardwright.errors import ModelError
+from shardwright.runtime.subclasses import subclass_with
+
+TABLE = "parametrizations"
+"""The attribute in which torch, too, keeps those of a module, by parameter."""
+
+_in_place: ContextVar[bool] = ContextVar("in_place", default=False)
+_register, _remove = parametrize.register_parametrization, parametrize.remove_parametrizations
+
+
+class InPlace(parametrize.ParametrizationList):
+    """The parametrizations of a parameter that stays in its module; `see` gives it."""
+
+    def __init__(self, see: Callable[[], Tensor]) -> None:
+        nn.ModuleList.__init__(self)
+        self.unsafe, self.is_tensor, self.ntensors = False, True, 1
+        self.see = see
+        self.kept: tuple[Any, int, Tensor] | None = None
+
+    @property
+    def original(self) -> Tensor:  # type: ignore[override]  # pyright: ignore
+        """The parameter as the module's code would see it."""
+        return self.see()
+
+    def value(self) -> Tensor:
+        """What code reads: one for all reads in `cached()`, whose table is another in the next."""
+        if not parametrize._cache_enabled:
+            return self()
+        table, kept = parametrize._cache, self.kept
+        if kept is None or kept[0] is not table or kept[1] != len(self):
+            self.kept = kept = (table, len(self), self())
+        return kept[2]
+
+
+@functools.cache
+def _reading(plain: type, names: tuple[str, ...]) -> type:
+    """`plain` whose parameters `names` are read through their parametrizations."""
+    reads = {n: property(lambda self, n=n: self.__dict__[TABLE][n].value()) for n in names}
+    return subclass_with(plain, {**reads, "_shardwright_plain": plain})
+
+
+def _read(module: nn.Module) -> None:
+    """Give `module` the class that goes with its table, or its own where that is empty."""
+    plain = getattr(type(module), "_shardwright_plain", type(module))
+    names = tuple(module.__dict__[TABLE])
+    if not names:
+        del module.__dict__[TABLE]
+    object.__setattr__(module, "__class__", _reading(plain, names) if names else plain)
+
+
+def values(module: nn.Module) -> list[Tensor]:
+    """What code of `module` reads in the place of parameters."""
+    return [each.value() for each in module.__dict__.get(TABLE, {}).values()]
+
+
+def _stored(module: nn.Module, name: str) -> Tensor:
+    """What the class that is its own sees of a parameter or buffer."""
+    found = getattr(getattr(type(module), "_shardwright_plain", type(module)), name, None)
+    if isinstance(found, property):
+        assert found.fget is not None
+        return found.fget(module)
+    home: Any = module._parameters if name in module._parameters else module._buffers
+    return home[name]
+
+
+def _stays(module: nn.Module) -> bool:
+    """Whether parameters of `module` stay where they are: it is traced, or a split model runs."""
+    if _in_place.get():
+        return True
+    calls = module.__dict__.get("_shardwright_calls")
+    if calls is not None:
+        return calls.running.now or calls.inside()
+    return "_shardwright" in module.__dict__
+
+
+def _registered(
+    module: nn.Module, tensor_name: str, parametrization: nn.Module, *, unsafe: bool = False
+) -> nn.Module:
+    """`register_parametrization`, for parameters that stay where they are.
+
+    Raises:
+        ModelError: it would write to the parameter, or some other is parametrized for good.
+        ValueError: as torch's.
+    """
+    there = tensor_name in module._parameters or tensor_name in module._buffers
+    if not _stays(module) or not there:
+        return _register(module, tensor_name, parametrization, unsafe=unsafe)
+    writes = hasattr(parametrization, "right_inverse")
+    if writes or TABLE in module._modules:
+        why = "which writes to it (right_inverse)" if writes else "as it was before the model ran"
+        raise ModelError(
+            f"'{tensor_name}' of a {type(module).__name__} is parametrized while the model runs by "
+            f"a {type(parametrization).__name__}, {why}: parametrize it before, by one alone"
+        )
+    parametrization.train(module.training)
+    before = getattr(module, tensor_name)
+    if not unsafe:
+        made = parametrization(before)
+        if (made.dtype, made.shape) != (before.dtype, before.shape):
+            raise ValueError(
+                f"a parametrization gives a tensor of {made.dtype} and shape {list(made.shape)} "
+                f"for '{tensor_name}', of {before.dtype} and shape {list(before.shape)}"
+            )
+    table = module.__dict__.setdefault(TABLE, nn.ModuleDict())
+    if tensor_name not in table:
+        table[tensor_name] = InPlace(functools.partial(_stored, module, tensor_name))
+    table[tensor_name].append(parametrization)
+    _read(module)
+    return module
+
+
+def _removed(module: nn.Module, tensor_name: str, leave_parametrized: bool = True) -> nn.Module:
+    """`remove_parametrizations`, of those.
+
+    Raises:
+        ModelError: the parameter would be written to.
+    """
+    table = module.__dict__.get(TABLE)
+    if table is None or tensor_name not in table:
+        return _remove(module, tensor_name, leave_parametrized)
+    if leave_parametrized:
+        raise ModelError(
+            f"what a parametrization makes of '{tensor_name}' of a {type(module).__name__} is "
+            "written to it while the model runs: remove it with leave_parametrized=False"
+        )
+    del table[tensor_name]
+    _read(module)
+    return module
+
+
+@functools.cache
+def watch_parametrizations() -> None:
+    """From now on parameters of modules that are traced, or split, stay where they are."""
+    parametrize.register_parametrization = _registered
+    parametrize.remove_parametrizations = _removed
+
+
+@contextmanager
+def in_place() -> Iterator[None]:
+    """Within, in this context, those of all modules do."""
+    watch_parametrizations()
+    token = _in_place.set(True)
+    try:
+        yield
+    finally:
+        _in_place.reset(token)
