@@ -17,6 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from shardwright.planner.trace.data_dependent.unknown import Fails, Unknown
 from shardwright.planner.trace.duplicate import duplicate
+from shardwright.planner.trace.given_objects import Change, Objects, Place, Watched
 from shardwright.planner.trace.one_at_a_time import exporting
 from shardwright.runtime.parametrized import values
 
@@ -42,23 +43,45 @@ class Spec(NamedTuple):
 
 
 Given = tuple[Any, ...]
-"""Leaves of what goes in: (shape, dtype) of tensors, and plain values."""
+"""Leaves of what goes in: (shape, dtype) of tensors, plain values, and what is known of objects."""
+
+
+class Known(NamedTuple):
+    """What is known of an object that is given, as `Objects.described` has it."""
+
+    parts: Any
+
+    def tensors(self) -> list[Any]:
+        """(shape, dtype) of those in it."""
+        return [said for _, said in self.parts[1] if type(said) is tuple]
+
+
+class Outcome(NamedTuple):
+    """What comes of a call: leaves of what it gives out, `Spec` for tensors, and their tree.
+
+    And what it does to the objects that it is given: whose tensors it reads, and what it changes.
+    """
+
+    found: list[Any]
+    tree: TreeSpec
+    touched: list[Place]
+    changes: list[Change]
 
 
 def outcome(
-    name: str, module: nn.Module, given: Given, spec: TreeSpec
-) -> tuple[list[Any], TreeSpec]:
-    """What `module`, called `name`, gives out: `Spec` for tensors, and plain values.
+    name: str, module: nn.Module, given: Given, spec: TreeSpec, objects: Objects
+) -> Outcome:
+    """What comes of a call of `module`, called `name`, that is given `objects` among others.
 
     Raises:
         Unknown: that depends on data, or the module does more than to compute it.
     """
-    found: list[Any] = []
+    found: list[Outcome] = []
     # No mode is on in another thread.
     with ThreadPoolExecutor(1) as thread, exporting(False):
         for seed in range(len(SCALES)):
             try:
-                run = _run, module, given, spec, seed
+                run = _run, module, given, spec, objects, seed
                 found.append(thread.submit(copy_context().run, *run).result())
             except Fails:  # of some data nothing comes out
                 if seed - len(found) > 0:
@@ -128,28 +151,43 @@ def _real(module: nn.Module, seed: int, g: torch.Generator) -> nn.Module:
     return duplicate(module, memo)
 
 
-def _run(module: nn.Module, given: Given, spec: TreeSpec, seed: int) -> tuple[list[Any], TreeSpec]:
+def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed: int) -> Outcome:
     """Run a copy of `module` once on data made up from `seed`."""
     g = torch.Generator().manual_seed(seed)
     real = _real(module, seed, g)
-    leaves = [_draw(v[0], v[1], seed, g) if type(v) is tuple else v for v in given]
+    known = [v for v in given if isinstance(v, Known)]
+    drawn = [_draw(*said, seed, g) for v in known for said in v.tensors()]
+    theirs = objects.copied(drawn, torch.device("cpu"))
+    copies = iter(theirs.objects)
+    leaves = [_leaf(v, copies, seed, g) for v in given]
     args, kwargs = tree_unflatten(leaves, spec)
     held = _held(real)
     taken = [*held, *(t for t in leaves if isinstance(t, Tensor))]
     versions = [t._version for t in taken]
+    watched = Watched(theirs)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), watched:
             found, out = tree_flatten(real(*args, **kwargs))
     except Exception as error:  # whatever model code raises
         text = str(error).strip().split("\n")[0][:200]
         raise Fails(f"on the CPU it fails as well: {type(error).__name__}: {text}") from error
     if versions != [t._version for t in taken] or list(map(id, held)) != list(map(id, _held(real))):
         raise Unknown("it changes what it is given, or keeps something")
+    touched, changes = watched.touched(), watched.changes()
+    put = [change.value for change in changes if not change.written]
     # What is then changed in place would change twice, or not at all.
-    made = [_place(t) for t in found if isinstance(t, Tensor) and t.numel()]
-    if len(set(made)) < len(made) or not set(made).isdisjoint(map(_place, taken)):
+    made = [_place(t) for t in [*found, *put] if isinstance(t, Tensor) and t.numel()]
+    if len(set(made)) < len(made) or not set(made).isdisjoint(map(_place, [*taken, *drawn])):
         raise Unknown("it hands on what it is given")
-    return [_spec(v) for v in found], out
+    changed = [change._replace(value=_spec(change.value)) for change in changes]
+    return Outcome([_spec(v) for v in found], out, touched, changed)
+
+
+def _leaf(said: Any, copies: Iterator[Any], seed: int, g: torch.Generator) -> Any:
+    """Something of which that is `said` in `Given`; objects are the next of `copies`."""
+    if isinstance(said, Known):
+        return next(copies)
+    return _draw(*said, seed, g) if type(said) is tuple else said
 
 
 def _place(tensor: Tensor) -> int:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -19,8 +20,20 @@ from shardwright.planner.trace.data_dependent.branch_paths import BranchPaths, b
 from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Undecided
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.forwards import put_instead
-from shardwright.planner.trace.made_up_data import Given, Spec, outcome, state, stated
+from shardwright.planner.trace.given_objects import Objects
+from shardwright.planner.trace.made_up_data import (
+    Given,
+    Known,
+    Outcome,
+    Spec,
+    outcome,
+    state,
+    stated,
+)
 from shardwright.planner.trace.traced_calls import Run, in_mode
+from shardwright.runtime.slots import is_own
+
+META = torch.device("meta")
 
 Make = Callable[[str, list[Tensor], list[Spec]], list[Tensor]]
 """From the name of a module, the tensors it takes and what comes out to that."""
@@ -47,7 +60,7 @@ class Opaque:
         self.stand_ins, self.stood_in = stand_ins, False
         self.alike = dict(alike or {})
         self._copies = {n: duplicate(root.get_submodule(n)) for n in set(self.alike.values())}
-        self._known: dict[tuple[str, Given, str, bool], tuple[list[Any], TreeSpec]] = {}
+        self._known: dict[tuple[str, Given, str, bool], Outcome] = {}
 
     def after(self, error: Exception, entered: Sequence[str]) -> bool:
         """Take in what a run failed at; False where nothing is left to try."""
@@ -116,19 +129,26 @@ class Opaque:
     def _forward(self, name: str, module: nn.Module, make: Make) -> Callable[..., Any]:
         @wraps(module.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            leaves, spec = tree_flatten((args, kwargs))
-            given = tuple(map(stated, leaves))
-            found, out = self._result(self.alike[name], given, spec, module.training)
-            tensors = [t for t in [*leaves, *state(module)] if isinstance(t, Tensor)]
-            made = iter(make(name, tensors, [v for v in found if isinstance(v, Spec)]))
-            return tree_unflatten([next(made) if isinstance(v, Spec) else v for v in found], out)
+            leaves, spec = tree_flatten((args, kwargs), is_leaf=is_own)
+            objects = Objects([v for v in leaves if is_own(v)])
+            given = tuple(_known(v) if is_own(v) else stated(v) for v in leaves)
+            result = self._result(self.alike[name], given, spec, objects, module.training)
+            read = map(objects.parts.__getitem__, result.touched)
+            tensors = [t for t in (*leaves, *state(module), *read) if isinstance(t, Tensor)]
+            values = [*result.found, *(change.value for change in result.changes)]
+            made = iter(make(name, tensors, [v for v in values if isinstance(v, Spec)]))
+            filled = [next(made) if isinstance(v, Spec) else v for v in values]
+            found, left = filled[: len(result.found)], filled[len(result.found) :]
+            for change, value in zip(result.changes, left, strict=True):
+                objects.put(change._replace(value=META if type(value) is torch.device else value))
+            return tree_unflatten(found, result.tree)
 
         return forward
 
     def _result(
-        self, name: str, given: Given, spec: TreeSpec, training: bool
-    ) -> tuple[list[Any], TreeSpec]:
-        """What module `name` gives out in a mode: `Spec` for tensors, and plain values.
+        self, name: str, given: Given, spec: TreeSpec, objects: Objects, training: bool
+    ) -> Outcome:
+        """What comes of a call of module `name` in a mode.
 
         Raises:
             Unknown: that depends on data, or the module does more than to compute it.
@@ -136,5 +156,14 @@ class Opaque:
         key = name, given, str(spec), training
         if key not in self._known:
             with in_mode(self._copies[name], training):
-                self._known[key] = outcome(name, self._copies[name], given, spec)
+                self._known[key] = outcome(name, self._copies[name], given, spec, objects)
         return self._known[key]
+
+
+def _known(value: Any) -> Known:
+    """What is known of an object.
+
+    Raises:
+        Unknown: it cannot be told.
+    """
+    return Known(Objects([value]).described(stated))
