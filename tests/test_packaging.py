@@ -254,7 +254,9 @@ FROM_RUNTIME = {
     "planner.trace.callers": {"runtime.call_sites"},
     "planner.trace.duplicate": {"runtime.closures"},
     "planner.trace.boundaries": {"runtime.call_sites", "runtime.slots"},
-    "planner.trace.on_fake": {"runtime.attention"},
+    "planner.trace.made_up_data": {"runtime.parametrized"},
+    "planner.trace.on_fake": {"runtime.attention", "runtime.parametrized"},
+    "planner.trace.opaque": {"runtime.slots"},
     "planner.trace.provenance": {"runtime.slots"},
     "planner.trace.recorder": {"runtime.slots"},
     "planner.trace.states": {"runtime.slots"},
@@ -262,7 +264,7 @@ FROM_RUNTIME = {
     "planner.trace.source": {
         "runtime.build", "runtime.config", "runtime.hub", "runtime.identity", "runtime.slots"
     },
-    "planner.trace.trace": {"runtime.attention"},
+    "planner.trace.trace": {"runtime.attention", "runtime.parametrized"},
 }  # fmt: skip
 """All that the planner takes of the runtime: to build a model, to try a plan, to measure."""
 

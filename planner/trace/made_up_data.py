@@ -156,7 +156,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
     g = torch.Generator().manual_seed(seed)
     real = _real(module, seed, g)
     known = [v for v in given if isinstance(v, Known)]
-    drawn = [_draw(*said, seed, g) for v in known for said in v.tensors()]
+    drawn = [_draw(said[0], said[1], seed, g) for v in known for said in v.tensors()]
     theirs = objects.copied(drawn, torch.device("cpu"))
     copies = iter(theirs.objects)
     leaves = [_leaf(v, copies, seed, g) for v in given]
@@ -187,7 +187,7 @@ def _leaf(said: Any, copies: Iterator[Any], seed: int, g: torch.Generator) -> An
     """Something of which that is `said` in `Given`; objects are the next of `copies`."""
     if isinstance(said, Known):
         return next(copies)
-    return _draw(*said, seed, g) if type(said) is tuple else said
+    return _draw(said[0], said[1], seed, g) if type(said) is tuple else said
 
 
 def _place(tensor: Tensor) -> int:
