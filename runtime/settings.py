@@ -94,9 +94,15 @@ def note(module: nn.Module, name: str, value: Any) -> None:
     known = is_plain(value) or value is MISSING or isinstance(module, IN_TURN)
     if not (known or name in calls.asked):
         return
-    if not (calls.switching or calls.inside() or _is_distributed(sys._getframe(2))):
-        calls.changed = True
+    if calls.switching or calls.inside() or _is_distributed(sys._getframe(2)):
+        return
+    new = (c for c in calls.settings if c.before is MISSING and c.module is module)
+    came = any(change.name == name for change in new)
+    if not came:
         calls.settings.append(Change(module, name, before))
+        came = before is MISSING
+    if not came or name in calls.asked or isinstance(module, IN_TURN):
+        calls.changed = True  # else no code asks for it: torch.compile leaves its notes so
 
 
 def _now(module: nn.Module, name: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._dynamo.exc import Unsupported
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.swa_utils import AveragedModel
 from transformers import GenerationConfig
@@ -45,6 +46,26 @@ def autocast() -> None:
         close(split()(IDS).logits.float(), llama()(IDS).logits.float(), 0.05)
 
 
+def changed_when_compiled() -> None:
+    """An attribute that code asks for is refused until it is what it was."""
+    local, want = split(), llama()(IDS).logits
+    attention = local.model.layers[0].self_attn
+    before, compiled = attention.scaling, torch.compile(local, backend="eager")
+    close(compiled(IDS).logits, want)
+    attention.scaling = 2.0
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"'model.layers.0.self_attn.scaling' is 2.0"):
+            compiled(IDS)
+    attention.scaling = before
+    close(compiled(IDS).logits, want)
+    whole = torch.compile(local, backend="eager", fullgraph=True)
+    close(whole(IDS, use_cache=False).logits, want)
+    attention.scaling = 2.0
+    with pytest.raises((UsageError, Unsupported), match=r"was changed|scaling' is 2.0"):
+        whole(IDS, use_cache=False)
+    torch._dynamo.reset()
+
+
 def averaged() -> None:
     model = split()
     average = AveragedModel(model)
@@ -78,6 +99,7 @@ def continuous_batching() -> None:
 CASES: dict[str, Callable[[], None]] = {
     "torch.export": exported,
     "autocast": autocast,
+    "changed when compiled": changed_when_compiled,
     "averaged weights": averaged,
     "generate": generated,
     "generate_batch": continuous_batching,
