@@ -141,13 +141,12 @@ class Proven:
                 something, in no call with one of its class, or in none by several tokens; or a flag
                 or number had another value in each; or what each was given is left out.
         """
-        if self.plain.known or self.always:
-            named = dict(self._named(args, kwargs))
-            self.plain.check(self.model, named)
-            self._check_all_there(named)
+        given = self._named(args, kwargs)
+        self.plain.check(self.model, given)
+        self._check_all_there(given)
         if self.state and not self.several:
-            self._check_tokens(args, kwargs)
-        new = list(self._new(args, kwargs))
+            self._check_tokens(given)
+        new = list(self._new(given))
         if not new or (self.joins and not {*new} & {*MASKS}):
             return not new
         raise UsageError(
@@ -156,9 +155,9 @@ class Proven:
             "have it"
         )
 
-    def _new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
+    def _new(self, given: Mapping[str, Any]) -> Iterator[str]:
         """Arguments that no call had, and that matter: real tensors, masks for padding, flags."""
-        for name, value in self._named(args, kwargs):
+        for name, value in given.items():
             if value is None or type(value).__name__ in self.state.get(name, ()):
                 continue  # as in most calls, that are made for each token
             if name in self.given and isinstance(value, Tensor):
@@ -188,10 +187,10 @@ class Proven:
                     "proven: give it, or plan with example inputs (kwargs) without it"
                 )
 
-    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """All that is given, by name."""
         names = (*self.positions, *map("*{}".format, range(len(args))))
-        return [*zip(names, args, strict=False), *kwargs.items()]
+        return {**dict(zip(names, args, strict=False)), **kwargs}
 
     def _asks(self, name: str, value: Any) -> bool:
         """Whether a value without tensors may ask for other code than if it were left out."""
@@ -218,9 +217,8 @@ class Proven:
                 f"proven for steps with {kinds}: give such a cache, or call with use_cache=False"
             )
 
-    def _check_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_tokens(self, given: Mapping[str, Any]) -> None:
         """Check that what is behind a cache that holds something is one token."""
-        given = {**dict(zip(self.positions, args, strict=False)), **kwargs}
         found = [given[n] for n in STEPS if isinstance(given.get(n), Tensor)]
         if found and found[0].shape[1] > 1 and any(map(_filled, map(given.get, self.state))):
             raise UsageError(

@@ -42,18 +42,21 @@ class Spec(NamedTuple):
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
 
-Given = tuple[Any, ...]
-"""Leaves of what goes in: (shape, dtype) of tensors, plain values, and what is known of objects."""
+class Object:
+    """Stands for an object among what goes in."""
 
 
-class Known(NamedTuple):
-    """What is known of an object that is given, as `Objects.described` has it."""
+class Given(NamedTuple):
+    """What is known of what goes in."""
 
-    parts: Any
+    leaves: tuple[Any, ...]
+    """(shape, dtype) of tensors, plain values, and `Object`."""
+    held: Any
+    """Of its objects, as `Objects.described` has it."""
 
-    def tensors(self) -> list[Any]:
-        """(shape, dtype) of those in it."""
-        return [said for _, said in self.parts[1] if type(said) is tuple]
+    def drawn(self) -> list[Any]:
+        """(shape, dtype) of the tensors in its objects."""
+        return [said for _, said in self.held[1] if type(said) is tuple]
 
 
 class Outcome(NamedTuple):
@@ -92,7 +95,7 @@ def outcome(
 
 
 def stated(leaf: Any) -> Any:
-    """What is known of an argument without data, as in `Given`.
+    """What is known of an argument without data, as in `Given.leaves`.
 
     Raises:
         Unknown: it is neither a tensor nor a plain value.
@@ -155,11 +158,10 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
     """Run a copy of `module` once on data made up from `seed`."""
     g = torch.Generator().manual_seed(seed)
     real = _real(module, seed, g)
-    known = [v for v in given if isinstance(v, Known)]
-    drawn = [_draw(said[0], said[1], seed, g) for v in known for said in v.tensors()]
+    drawn = [_draw(shape, dtype, seed, g) for shape, dtype in given.drawn()]
     theirs = objects.copied(drawn, torch.device("cpu"))
     copies = iter(theirs.objects)
-    leaves = [_leaf(v, copies, seed, g) for v in given]
+    leaves = [_leaf(v, copies, seed, g) for v in given.leaves]
     args, kwargs = tree_unflatten(leaves, spec)
     held = _held(real)
     taken = [*held, *(t for t in leaves if isinstance(t, Tensor))]
@@ -184,8 +186,8 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
 
 
 def _leaf(said: Any, copies: Iterator[Any], seed: int, g: torch.Generator) -> Any:
-    """Something of which that is `said` in `Given`; objects are the next of `copies`."""
-    if isinstance(said, Known):
+    """Something of which that is `said` in `Given.leaves`; objects are the next of `copies`."""
+    if said is Object:
         return next(copies)
     return _draw(said[0], said[1], seed, g) if type(said) is tuple else said
 

@@ -23,7 +23,7 @@ from shardwright.planner.trace.forwards import put_instead
 from shardwright.planner.trace.given_objects import Objects
 from shardwright.planner.trace.made_up_data import (
     Given,
-    Known,
+    Object,
     Outcome,
     Spec,
     outcome,
@@ -131,7 +131,8 @@ class Opaque:
         def forward(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = tree_flatten((args, kwargs), is_leaf=is_own)
             objects = Objects([v for v in leaves if is_own(v)])
-            given = tuple(_known(v) if is_own(v) else stated(v) for v in leaves)
+            said = tuple(Object if is_own(v) else stated(v) for v in leaves)
+            given = Given(said, objects.described(stated))
             result = self._result(self.alike[name], given, spec, objects, module.training)
             read = map(objects.parts.__getitem__, result.touched)
             tensors = [t for t in (*leaves, *state(module), *read) if isinstance(t, Tensor)]
@@ -158,12 +159,3 @@ class Opaque:
             with in_mode(self._copies[name], training):
                 self._known[key] = outcome(name, self._copies[name], given, spec, objects)
         return self._known[key]
-
-
-def _known(value: Any) -> Known:
-    """What is known of an object.
-
-    Raises:
-        Unknown: it cannot be told.
-    """
-    return Known(Objects([value]).described(stated))

@@ -145,6 +145,17 @@ def test_what_a_run_leaves_is_put_into_the_object(code: Any, read: list[str]) ->
     assert given.more["counts"] == other.more["counts"]
 
 
+def test_what_two_objects_share_is_one_in_their_copies() -> None:
+    one, other = State(), State()
+    one.k = other.v = torch.ones(2)
+    objects = Objects([one, other, one])
+    _, said = objects.described(lambda part: type(part))  # type: ignore[misc]
+    assert [place.number for place, kind in said if kind is Tensor] == [0]
+    first, second, third = objects.copied([torch.zeros(2)], torch.device("cpu")).objects
+    assert first is third and first.k is second.v
+    assert torch.equal(first.k, torch.zeros(2))
+
+
 REFUSED: dict[str, Callable[[State], Any]] = {
     "takes 'rows' out": lambda state: state.more.pop("rows"),
     "puts more than tensors": lambda state: state.more.update(counts=[1]),
