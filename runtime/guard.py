@@ -16,6 +16,7 @@ from torch.nn.modules.module import (
 
 from shardwright.errors import UsageError
 from shardwright.runtime.agreement import agree
+from shardwright.runtime.changes import MISSING
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.facts import digest
 from shardwright.runtime.functional import as_one_function, is_transforming
@@ -33,7 +34,7 @@ from shardwright.runtime.newcomers import (
 from shardwright.runtime.replicas import average_gradients
 from shardwright.runtime.root import note_members
 from shardwright.runtime.seen import Seeing
-from shardwright.runtime.settings import MISSING, Settings, note
+from shardwright.runtime.settings import Settings, note
 
 CHANGED = (
     "a split model was changed, and is compiled whole (fullgraph=True): call it once as it is, not "
@@ -161,6 +162,15 @@ def watch_registrations() -> None:
     register_module_parameter_registration_hook(note_parameter)
 
 
+def _changed_since(model: Any) -> bool:
+    """Whether what `model` keeps is not what it was: asked whenever it is compiled anew."""
+    return model._shardwright_guard.settings.changed()
+
+
+# What torch.compiler.assume_constant_result does, which imports all of dynamo first.
+_changed_since._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 class GuardedRoot(Seeing):
     """Mixin in front of the root of a split model."""
 
@@ -170,7 +180,7 @@ class GuardedRoot(Seeing):
         """The model's own forward, once it is seen to be what was split."""
         calls = self._shardwright_calls
         compiling, settings = torch.compiler.is_compiling(), self._shardwright_guard.settings
-        if compiling and calls.changed:
+        if compiling and (calls.changed or _changed_since(self)):
             raise UsageError(CHANGED)  # on which dynamo goes on without compiling, where it may
         if not compiling and (calls.changed or settings.changed()):
             look: Any = self._shardwright_guard.look
@@ -192,8 +202,8 @@ class GuardedRoot(Seeing):
         finally:
             running.now = outer
             running.shown = ()
-            if not compiling and settings.configs_changed():
-                settings.keep_configs()
+            if not compiling and settings.contents_changed():
+                settings.keep_contents()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         recipe = vars(self).get("_shardwright_recipe")

@@ -43,8 +43,7 @@ class Proven:
         slots: Those of the tensors that it gave.
         positions: Its arguments by position.
         arguments: All of them.
-        always: Those that may be left out, and never were: tensors, and what has some in it, but
-            masks for padding.
+        always: Those that may be left out, and never were: tensors, and what has some in it.
         plain: What those had that are no tensors.
         defaults: What those are that are left out.
         joins: Whether calls of parts of it are proven by themselves: its code, which is not traced
@@ -247,11 +246,8 @@ def _filled(state: Any) -> bool:
 
 
 def _always(calls: Sequence[TracedCall], needed: Container[str]) -> tuple[str, ...]:
-    """What all `calls` were given that is no plain value, and no cache, and could be left out.
-
-    But masks for padding: without one nothing is padded.
-    """
-    given = [{*c.inputs} - {*c.values, *c.numbers, *c.state, *FREE, *MASKS} for c in calls]
+    """What all `calls` were given that is no plain value, and no cache, and could be left out."""
+    given = [{*c.inputs} - {*c.values, *c.numbers, *c.state, *FREE} for c in calls]
     return tuple(sorted(n for n in set.intersection(*given) if n not in needed)) if given else ()
 
 

@@ -1,16 +1,16 @@
-"""Attributes of modules, and entries of configs, that change after a model was split.
+"""Attributes of modules, and what modules keep, that change after a model was split.
 
 Code may do something else with another value, which no traced call ran. So a module notes what is
-set on it from outside of calls, and the root compares at its next call; configs and classes are
-compared then, as nothing tells of their changes. What the model's own code sets in a call is its
-own business. What is not plain (a function, a list) matters where code that a forward runs asks
-for it.
+set on it from outside of calls, and the root compares at its next call; configs, lists and the like
+(`contents.py`), and classes, are compared then, as nothing tells of their changes. What the model's
+own code sets in a call is its own business. What is not plain (a function, a list) matters where
+code that a forward runs asks for it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from operator import ne
 from typing import Any, NamedTuple
 
@@ -18,29 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from shardwright.errors import UsageError
-from shardwright.planner.contract.plain_values import FREE, is_plain
+from shardwright.planner.contract.plain_values import is_plain
+from shardwright.runtime.changes import MISSING, differ, differences, may_change, refused
+from shardwright.runtime.contents import Content, contents, snapshot
 from shardwright.runtime.copied import OURS, Copied
 from shardwright.runtime.names_in_code import NOT_MODELS, Asked
 
-HARMLESS = frozenset(
-    """
-_gradient_checkpointing_func _is_hf_initialized _loss_function _name_or_path _output_attentions
-_commit_hash architectures dtype generation_config gradient_checkpointing id2label initializer_range
-label2id loss_function name_or_path transformers_version
-""".split()
-)
-"""Names of what may change, besides `FREE` flags, what torch keeps in each module, and token ids.
-Whether modules train is seen to elsewhere, and what a loss does with split scores."""
-
 IN_TURN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 """What runs all modules in it, whatever they are called."""
-
-OF_TORCH = frozenset(vars(nn.Module()))
-
-
-class MISSING:
-    """Stands for what is not there."""
 
 
 class Change(NamedTuple):
@@ -85,7 +70,7 @@ class Settled(Copied):
 def note(module: nn.Module, name: str, value: Any) -> None:
     """Note that an attribute of a module of a split model is set, but by the model's own code."""
     calls = vars(module).get("_shardwright_calls")
-    if calls is None or torch.compiler.is_compiling() or _may_change(name) or name.startswith(OURS):
+    if calls is None or torch.compiler.is_compiling() or may_change(name) or name.startswith(OURS):
         return
     before = _now(module, name)
     if isinstance(before, (Tensor, nn.Module)):
@@ -127,12 +112,12 @@ class Classes:
         found = dict.fromkeys(kind for one in own for kind in one.__mro__)
         self.kinds = [kind for kind in found if kind in own or not _is_of_framework(kind)]
         self.now = [vars(kind) for kind in self.kinds]
-        self.before = [dict(entries) for entries in self.now]
+        self.before = [snapshot(entries) for entries in self.now]
 
     def changes(self) -> Iterator[tuple[type, str, Any, Any]]:
         """Classes, with the names in them that changed, and what was and is there."""
         for kind, now, before in zip(self.kinds, self.now, self.before, strict=True):
-            for difference in _differences(before, now):
+            for difference in differences(before, now):
                 yield kind, *difference
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Classes:
@@ -144,26 +129,27 @@ class Settings:
 
     def __init__(self, model: nn.Module) -> None:
         self.asked = Asked(model)
-        self.configs = [(config, dict(vars(config))) for config in _configs(model)]
+        self.contents = [*contents(model, self._asks)]
         self.classes = Classes(model)
 
     def changed(self) -> bool:
-        """Whether a config or a class is not what it was; asked for each call."""
+        """Whether what a class or the model keeps is not what it was; asked for each call."""
         classes = self.classes
-        return any(map(ne, classes.now, classes.before)) or self.configs_changed()  # all in C
+        return any(map(ne, classes.now, classes.before)) or self.contents_changed()  # all in C
 
-    def configs_changed(self) -> bool:
-        """Whether a config is not what it was."""
-        return any(vars(config) != before for config, before in self.configs)
+    def contents_changed(self) -> bool:
+        """Whether what the model keeps is not what it was."""
+        return any(content.changed() for content in self.contents)
 
-    def keep_configs(self) -> None:
-        """Take configs as they are: the model's own code has changed them."""
-        self.configs = [(config, dict(vars(config))) for config, _ in self.configs]
+    def keep_contents(self) -> None:
+        """Take configs as they are, which the model's own code has changed; the rest is its own."""
+        known = (content for content in self.contents if content.is_config or not content.changed())
+        self.contents = [content.again() for content in known]
 
     def keep(self, model: nn.Module) -> None:
         """Take all as it is, which was looked at."""
-        self.configs = [(config, dict(vars(config))) for config in _configs(model)]
-        self.classes.before[:] = map(dict, self.classes.now)
+        self.contents = [*contents(model, self._asks)]
+        self.classes.before[:] = map(snapshot, self.classes.now)
 
     def check(self, model: nn.Module, changes: list[Change]) -> None:
         """Look whether what was set matters to no code that was traced.
@@ -180,14 +166,28 @@ class Settings:
             runs = isinstance(module, IN_TURN) and isinstance(now, nn.Module)
             if runs or (not (drops and now == 0) and self._matters(name, before, now)):
                 path = next((n for n, m in model.named_modules() if m is module), "")
-                raise _refused(f"{path}.{name}".lstrip("."), before, now)
-        for config, entries in self.configs:
-            for name, before, now in _differences(entries, vars(config)):
-                if not _may_change(name) and self._matters(name, before, now):
-                    raise _refused(f"config.{name.removesuffix('_internal')}", before, now)
+                raise refused(f"{path}.{name}".lstrip("."), before, now)
+        for content in self.contents:
+            self._check_content(content)
         for kind, name, before, now in self.classes.changes():
-            if name == "forward" or (not _may_change(name) and self._matters(name, before, now)):
-                raise _refused(f"{name}' of the class '{kind.__name__}", before, now)
+            if name == "forward" or (not may_change(name) and self._matters(name, before, now)):
+                raise refused(f"{name}' of the class '{kind.__name__}", before, now)
+
+    def _check_content(self, content: Content) -> None:
+        """Look whether what changed in something that the model keeps matters."""
+        path, before, now = content.path, content.before, content.now
+        if now is content.kept:
+            if differ(before, now):
+                raise refused(path, before, now)
+            return
+        for name, was, is_now in differences(before, now):
+            known = content.is_config or self._asks(name)
+            if known and not may_change(name) and self._matters(name, was, is_now):
+                raise refused(f"{path}.{name.removesuffix('_internal')}", was, is_now)
+
+    def _asks(self, name: str) -> bool:
+        """Whether code that a forward may run asks for what has this name."""
+        return name in self.asked.in_forwards
 
     def _matters(self, name: str, before: Any, now: Any) -> bool:
         """Whether code may do something else with another value; what is new it must ask for."""
@@ -196,32 +196,7 @@ class Settings:
         if "drop" in name and is_plain(now) and now == 0:
             return False  # nothing is dropped then, as in eval mode
         plain = all(one is MISSING or is_plain(one) for one in (before, now))
-        return (plain or name in self.asked.in_forwards) and _differ(before, now)
-
-
-def _differences(
-    before: Mapping[str, Any], now: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, Any]]:
-    """Entries of two tables that are not the same: their names, and what they were and are."""
-    for name in {**before, **now}:
-        was, is_now = before.get(name, MISSING), now.get(name, MISSING)
-        if was is not is_now:
-            yield name, was, is_now
-
-
-def _differ(before: Any, now: Any) -> bool:
-    """Whether code may do something else with one than with the other."""
-    if before is now:
-        return False
-    if type(before) is not type(now):
-        return True
-    if hasattr(now, "to_dict") and hasattr(now, "__dict__"):  # a config: a copy is like it
-        entries = _differences(vars(before), vars(now))
-        return any(_differ(a, b) for name, a, b in entries if not _may_change(name))
-    try:
-        return bool(before != now)
-    except (TypeError, ValueError, RuntimeError):  # of arrays, say
-        return True
+        return (plain or name in self.asked.in_forwards) and differ(before, now)
 
 
 def _is_of_framework(kind: type) -> bool:
@@ -230,28 +205,3 @@ def _is_of_framework(kind: type) -> bool:
     return kind in (object, nn.Module) or home.startswith(
         tuple(place for place in NOT_MODELS if place != "torch.")
     )
-
-
-def _refused(name: str, before: Any, now: Any) -> UsageError:
-    was = "not there" if before is MISSING else repr(before)
-    return UsageError(
-        f"'{name}' is {now!r:.60}, and was {was:.60} when the model was split: its code may do "
-        "what nobody has proven then: set it before the model is planned and split"
-    )
-
-
-def _may_change(name: str) -> bool:
-    known = name in HARMLESS or name in FREE or name in OF_TORCH
-    return known or name.endswith(("token_id", "token_ids"))
-
-
-def _configs(model: nn.Module) -> Iterator[Any]:
-    """The config of a model, and those in it."""
-    todo = [vars(model).get("config")]
-    found: set[int] = set()
-    while todo:
-        config = todo.pop()
-        if hasattr(config, "to_dict") and hasattr(config, "__dict__") and id(config) not in found:
-            found.add(id(config))
-            todo += vars(config).values()
-            yield config

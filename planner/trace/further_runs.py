@@ -54,17 +54,18 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
     full = [*({**masks, **more, **found} for found in labels), {**masks, **more}]
     full += [*({**masks, **found} for found in labels), masks]
     found = [tuple(_run({**inputs, **more}) for more in full if more)]
+    unmasked = _unmasked(module, inputs)
     embedded, seen = _embedded(module, inputs), _seen(module, inputs)
     encoded = _encoded(module, inputs)
     if not (seen or encoded) and (steps := decoded(module, inputs, found[0], embedded)):
-        return tuple(steps)
+        return (*steps, *unmasked)
     found += [tuple(_run(_without(inputs, each)) for each in _each(embedded))] if embedded else []
     found += [(_run(_without(inputs, instead)),) for instead in (seen, encoded) if instead]
     # The last of them fills a cache as well; if there is none, a call that does that alone.
     last = found.pop() if len(found) > 1 else ()
     placed = {name: value for name, value in seen.items() if name == POSITIONS}
     found += decoded(module, _without(inputs, {**encoded, **placed}), last) or [last]
-    return tuple(wish for wish in found if wish)
+    return (*(wish for wish in found if wish), *unmasked)
 
 
 def decoded(
@@ -125,6 +126,14 @@ def padding(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     missing = [m for m in MASKS if m in names and inputs.get(m) is None]
     tokens = {m: inputs.get(MASKS[m]) for m in missing}
     return {m: ids.clone() for m, ids in tokens.items() if isinstance(ids, Tensor)}
+
+
+def _unmasked(module: nn.Module, inputs: Mapping[str, Any]) -> list[Wish]:
+    """The call without the masks among `inputs`, if `module` may do without."""
+    names = _names(module)
+    given = [m for m in MASKS if inputs.get(m) is not None and m in names]
+    left_out = {m: None for m in given if names[m].default is not inspect.Parameter.empty}
+    return [(_run(_without(inputs, left_out)),)] if left_out else []
 
 
 def _run(inputs: Mapping[str, Any]) -> Run:

@@ -2,11 +2,13 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.swa_utils import AveragedModel
@@ -66,6 +68,54 @@ def changed_when_compiled() -> None:
     torch._dynamo.reset()
 
 
+class Keeps(nn.Module):
+    """What it computes over the features hangs on an object, a list, and its class."""
+
+    over = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 24), nn.Linear(24, 8)
+        self.args, self.windows = SimpleNamespace(power=2), [1, 2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x).pow(self.args.power)
+        return self.down(h.softmax(-1) if self.over or len(self.windows) > 2 else h)
+
+
+KEPT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "args.power": (lambda m: setattr(m.args, "power", 3), lambda m: setattr(m.args, "power", 2)),
+    "windows": (lambda m: m.windows.append(3), lambda m: m.windows.pop()),
+    "over": (lambda m: setattr(Keeps, "over", True), lambda m: setattr(Keeps, "over", False)),
+}
+"""What changes, and is as it was."""
+
+
+def kept_things_changed_when_compiled() -> None:
+    """They are refused until they are what they were; so is a config, of one compiled whole."""
+    torch.manual_seed(0)
+    x, whole = torch.randn(2, 5, 8), Keeps().eval()
+    plan, want = planning.plan(whole, tp=2, args=(x,)), whole(x)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    local = shardwright.apply(whole, plan, mesh)
+    compiled = torch.compile(local, backend="eager")
+    for path, (change, undo) in KEPT.items():
+        close(compiled(x), want)
+        change(local)
+        for _ in range(2):
+            with pytest.raises(UsageError, match=f"'{path}' "):
+                compiled(x)
+        undo(local)
+    close(compiled(x), want)
+    llama = split()
+    compiled = torch.compile(llama, backend="eager", fullgraph=True)
+    compiled(IDS, use_cache=False)
+    llama.config._attn_implementation = "eager"
+    with pytest.raises((UsageError, Unsupported), match=r"was changed|attn_implementation' is "):
+        compiled(IDS, use_cache=False)
+    torch._dynamo.reset()
+
+
 def averaged() -> None:
     model = split()
     average = AveragedModel(model)
@@ -100,6 +150,7 @@ CASES: dict[str, Callable[[], None]] = {
     "torch.export": exported,
     "autocast": autocast,
     "changed when compiled": changed_when_compiled,
+    "kept things changed when compiled": kept_things_changed_when_compiled,
     "averaged weights": averaged,
     "generate": generated,
     "generate_batch": continuous_batching,

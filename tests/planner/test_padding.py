@@ -44,6 +44,21 @@ class Mixes(Masks):
         return x if mask is None else (x * mask.unsqueeze(-1)).cumsum(-1)
 
 
+class Without(Masks):
+    """Each of its features hangs on others where nothing is padded."""
+
+    def hidden(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return x.cumsum(-1) if mask is None else x * mask.unsqueeze(-1)
+
+
+class Needs(Masks):
+    """Cannot do without a mask."""
+
+    def hidden(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        return x * mask.unsqueeze(-1)
+
+
 class Asks(Masks):
     """Of a mask that it makes itself where it is given none."""
 
@@ -66,13 +81,17 @@ def made(make: Callable[[], nn.Module]) -> nn.Module:
     return make().double().eval()
 
 
-@pytest.mark.parametrize("make", [Masks, Mixes, Asks])
-def test_with_and_without_a_mask(make: Callable[[], nn.Module]) -> None:
-    model = made(make)
-    plan = planning.plan(model, tp=2)
+IDS = torch.randint(0, TOKENS, (2, 5), generator=torch.Generator().manual_seed(1))
+MASK = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"input_ids": IDS, "attention_mask": MASK}])
+@pytest.mark.parametrize("make", [Masks, Mixes, Without, Asks])
+def test_with_and_without_a_mask(make: Callable[[], nn.Module], kwargs: dict[str, Tensor]) -> None:
+    """Whether it was given to plan or not."""
+    model, ids, mask = made(make), IDS, MASK
+    plan = planning.plan(model, tp=2, kwargs=kwargs)
     assert is_split(plan, "mlp.down.weight") and is_split(plan, "mlp.up.weight")
-    ids = torch.randint(0, TOKENS, (2, 5), generator=torch.Generator().manual_seed(1))
-    mask = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
     want = [model(ids), model(ids, mask)]
     assert not want[0].equal(want[1])
 
@@ -90,7 +109,8 @@ def test_which_masks_there_are() -> None:
     ids = torch.zeros(3, 19, dtype=torch.int64)
     (masked,) = read_source(made(Masks), kwargs={"input_ids": ids}).runs[1:]
     assert masked.kwargs.keys() == {"input_ids", "attention_mask"} and not masked.priced
-    assert read_source(made(Masks), kwargs=dict(masked.kwargs)).runs[1:] == []
+    (unmasked,) = read_source(made(Masks), kwargs=dict(masked.kwargs)).runs[1:]
+    assert unmasked.kwargs.keys() == {"input_ids"} and not unmasked.priced
     _, both = zoo.build("t5", kind="seq2seq")
     given = text_inputs(both)
     masks = padding(both, given)
@@ -121,6 +141,21 @@ def test_a_mask_that_cannot_be_traced() -> None:
         torch.testing.assert_close(local(ids), model(ids))
         with pytest.raises(UsageError, match="'attention_mask' of Refuses was given in no call"):
             local(ids, torch.ones(2, 5))
+
+    run_ranks(2, run)
+
+
+def test_a_mask_that_is_needed() -> None:
+    """What cannot be traced without it is refused without it."""
+    model, kwargs = made(Needs), {"input_ids": IDS, "attention_mask": MASK}
+    plan = planning.plan(model, tp=2, kwargs=kwargs)
+    assert is_split(plan, "mlp.up.weight")
+
+    def run(mesh: Any) -> None:
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        torch.testing.assert_close(local(**kwargs), model(**kwargs))
+        with pytest.raises(UsageError, match="'attention_mask' of Needs is left out"):
+            local(IDS)
 
     run_ranks(2, run)
 
