@@ -9,14 +9,14 @@ from shardwright.planner.solvers.problem import Problem, Row
 from tests.planner.problems import CAPS, ROWS, SECONDS, brute_force, check, problems
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problems(), CAPS)
 def test_cpsat_is_brute_force(problem: Problem, caps: dict[int, int]):
     best = brute_force(problem, 0, caps)
     check(problem, 0, caps, best, cpsat.solve(problem, 0, caps, None, SECONDS))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(problems(), CAPS, st.sampled_from([1, 2**40, 2**70]), st.data())
 def test_lp_is_brute_force(problem: Problem, caps: dict[int, int], scale: int, data):
     """At any size of costs: what a float cannot hold is proven too."""
@@ -29,7 +29,7 @@ def test_lp_is_brute_force(problem: Problem, caps: dict[int, int], scale: int, d
     check(large, 0, caps, best, lp.solve(large, 0, caps, hint, SECONDS))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(problems(), CAPS, ROWS, st.data())
 def test_backtracking_is_brute_force(problem: Problem, caps: dict[int, int], rows: int, data):
     best = brute_force(problem, 0, caps)
@@ -39,7 +39,7 @@ def test_backtracking_is_brute_force(problem: Problem, caps: dict[int, int], row
         check(problem, 0, caps, best, backtracking.solve(problem, 0, caps, hint, SECONDS))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(problems(), CAPS, ROWS, st.integers(0, 20))
 def test_bounds_hold_when_the_budget_runs_out(
     problem: Problem, caps: dict[int, int], rows: int, nodes: int

@@ -49,7 +49,7 @@ def test_accepts_every_solution(name: str) -> None:
         assert accepted(it, it.assignment(chosen)) == (costs[BYTES], costs[TIME], costs[BACKWARD])
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(st.sampled_from(sorted(TOYS)), st.data())
 def test_agrees_on_what_is_wrong(name: str, data: st.DataObject) -> None:
     """A plan with a few states changed is refused by both or priced alike by both."""

@@ -31,7 +31,7 @@ def problems(draw: st.DrawFn) -> Problem:
     return problem
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(problems())
 def test_a_core_is_a_contradiction_that_needs_all_of_its_factors(problem: Problem) -> None:
     found = core(problem)

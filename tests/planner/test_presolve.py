@@ -13,7 +13,7 @@ from shardwright.planner.solvers.problem import Part, Problem, Row
 from tests.planner.problems import CAPS, all_prices, assignments, brute_force, problems
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(problems(), st.integers(0, 12))
 def test_presolve_keeps_solutions(problem: Problem, at: int):
     """All at once, and what some factors leave narrowed by the others."""
@@ -37,7 +37,7 @@ def test_presolve_keeps_solutions(problem: Problem, at: int):
             assert contracted is None or small.problem.price(contracted) is None
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(problems(), CAPS, st.sampled_from([0, 4, 20, 1000]))
 def test_eliminate_keeps_the_best_under_every_cap(
     problem: Problem, caps: dict[int, int], limit: int
@@ -53,7 +53,7 @@ def test_eliminate_keeps_the_best_under_every_cap(
             assert left.contract(expanded) == assignment
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(problems())
 def test_eliminate_of_one_component_leaves_nothing(problem: Problem):
     problem = problem.only([0])
@@ -102,7 +102,7 @@ def test_parts_still_tell_values_apart():
     assert small.problem.parts == [(Part("x axis", (0, 1)), Part("y axis", (5, 7)))]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(problems(), st.integers(1, 30))
 def test_eliminated_again(problem: Problem, limit: int) -> None:
     """At other costs, and whatever limit stops it: what elimination of that problem leaves."""

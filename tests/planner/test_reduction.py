@@ -30,7 +30,7 @@ def coarse(problem: Problem) -> Fitted:
 STEPS = st.lists(st.sampled_from([presolve, Reduction, partial(eliminate, limit=4)]), max_size=4)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(problems(), STEPS)
 def test_there_and_back(problem: Problem, steps: list) -> None:
     small = chain(problem, *steps)
@@ -43,7 +43,7 @@ def test_there_and_back(problem: Problem, steps: list) -> None:
             assert small.contract(small.expand(assignment)) == assignment
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(problems(), CAPS, STEPS, st.data())
 def test_a_solver_behind_a_chain_is_brute_force(
     problem: Problem, caps: dict[int, int], steps: list, data
@@ -54,7 +54,7 @@ def test_a_solver_behind_a_chain_is_brute_force(
         check(problem, 0, caps, best, solve_reduced(problem, steps, solver.solve, caps, hint, 60.0))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(problems())
 def test_bounds_of_a_coarser_problem_are_bounds(problem: Problem) -> None:
     result = solve_reduced(problem, [coarse, presolve], lp.solve, {}, None, SECONDS)

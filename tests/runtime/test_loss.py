@@ -86,7 +86,7 @@ def test_minus_infinity():
     compare(logits, torch.tensor([0, 5, 1]), "6@tp", 3)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(2, 20), st.integers(1, 5), st.integers(2, 4), st.data())
 def test_random_sizes(classes, tokens, ranks, data):
     labels = data.draw(st.lists(st.integers(-1, classes - 1), min_size=tokens, max_size=tokens))

@@ -289,7 +289,7 @@ def full(draw):
     return f"{draw(st.integers(1, 2))}*({terms})*{draw(st.integers(1, 2))}"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(full(), st.sampled_from(FLAGS), st.integers(2, 4), st.booleans())
 def test_random_layouts(dim, flag, ranks, last):
     layout = f"2, {dim}" if last else f"{dim}, 2"

@@ -100,7 +100,7 @@ def rows(count: int) -> int:
     return next(n for n in (7, 3, 1) if count % n == 0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(2, 5), CALLS, st.sampled_from([SMALL, 1 << 20]))
 def test_results_are_those_of_torch_on_all_ranks(
     ranks: int, calls: list[tuple[str, torch.dtype, int]], room: int
