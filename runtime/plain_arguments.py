@@ -78,7 +78,7 @@ def check_flags(
     defaults: Mapping[str, Any],
     had: Mapping[str, Sequence[PlainValue]],
 ) -> None:
-    """Look whether the flags of a `module` that is called by itself are such as it `had`.
+    """Look whether the flags and numbers of a `module` called by itself are such as it `had`.
 
     None in the place of what was always a tensor is no flag: while they are traced, models make
     masks that they do without elsewhere.
@@ -90,9 +90,9 @@ def check_flags(
         value = given[name] if name in given else defaults.get(name)
         among = had.get(name, ())
         off = value is None and not all(among)  # as where it is left out, a switch that is off
-        if name in FREE or not is_flag(value) or off or _among(value, among):
+        if name in FREE or not is_plain(value) or off or _among(value, among):
             continue
-        if name in had or value:
+        if name in had or (value and is_flag(value)):
             were = " or ".join(map(repr, among)) or "none"
             raise UsageError(
                 f"argument '{name}' of '{module}', which is called by itself, is {value!r}"

@@ -135,9 +135,9 @@ class ModulePlan(Part):
     gives: list[Placed] = Field(default=[], description="what leaves as it is")
     flags: dict[str, list[PlainValue]] = Field(
         default={},
-        description="argument that is neither tensor nor number, or would not be where it is left "
-        "out -> what it was in the calls of the module: one that calls it by itself may give no "
-        "other; left out where there is none",
+        description="argument that is neither tensor nor size of one, or would not be where it is "
+        "left out -> what it was in the calls of the module: one that calls it by itself may give "
+        "no other; left out where there is none",
     )
     varies: bool = Field(
         default=False,

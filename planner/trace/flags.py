@@ -1,10 +1,11 @@
-"""Flags that modules are given while they are traced: what is neither tensor nor number.
+"""Flags and numbers that modules are given while they are traced, but for sizes of tensors.
 
 Who calls a module by itself may give it no others, as its code may do something else then.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, signature
 from typing import Any
@@ -12,14 +13,19 @@ from typing import Any
 from shardwright.planner.contract.plain_values import (
     FREE,
     PlainValue,
-    is_flag,
+    is_plain,
     plain_value,
     same_value,
 )
+from shardwright.planner.trace.expressions import reads_of
+from shardwright.planner.trace.provenance import SourcedInt
+
+SIZE = object()
+"""Stands for any size, of the tensors that are given."""
 
 
 class Noted:
-    """The calls of one module, each by the names of its arguments: flags, and None for the rest.
+    """The calls of one module, by the names of its arguments: flags, numbers, None for the rest.
 
     Args:
         forward: The module's own.
@@ -36,12 +42,14 @@ class Noted:
         self.calls.append({n: _flag(v) for n, v in given.items() if n not in FREE})
 
     def flags(self) -> dict[str, list[PlainValue]]:
-        """The values of each argument that was a flag, or would be one if it were left out."""
+        """The values of each argument that was one, or would be one if it were left out."""
         names = dict.fromkeys([*self.defaults, *(n for call in self.calls for n in call)])
         out = {}
         for name in names:
             left_out = _flag(self.defaults.get(name))
             had = [call.get(name, left_out) for call in self.calls]
+            if SIZE in had:
+                continue
             flags = _distinct(one for (one,) in filter(None, had))
             if name not in FREE and (flags or (left_out or (None,)) != (None,)):
                 out[name] = flags
@@ -59,8 +67,12 @@ def add_flags(known: Flags, more: Flags) -> None:
             mine[name] = _distinct([*mine.get(name, ()), *values])
 
 
-def _flag(value: Any) -> tuple[PlainValue] | None:
-    return (plain_value(value),) if is_flag(value) else None
+def _flag(value: Any) -> Any:
+    if isinstance(value, SourcedInt) and reads_of(value.expression):
+        return SIZE
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has none
+    return (plain_value(value),) if is_plain(value) else None
 
 
 def _distinct(values: Iterable[PlainValue]) -> list[PlainValue]:

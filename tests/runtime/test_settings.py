@@ -215,6 +215,43 @@ def test_flags_of_a_module_that_is_called_by_itself() -> None:
     on_ranks(model, plan, check)
 
 
+class Numbered(nn.Module):
+    """One number that it is given decides, one is a size; of the last two one is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+    def forward(self, x: Tensor, depth: int, size: int, of: float = 0.5, at: int = 3) -> Tensor:
+        h = self.up(x)
+        return self.down(h.softmax(-1) if depth > 1 or at != 3 else h.relu() * size * of)
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.depth = Numbered(), 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, self.depth, x.shape[1], of=0.25)
+
+
+def test_numbers_of_a_module_that_is_called_by_itself() -> None:
+    torch.manual_seed(0)
+    model, x = Deep().double().eval(), torch.randn(2, 5, WIDTH).double()
+    plan = planning.plan(model, tp=2, args=(x,))
+    assert plan.modules["inner"].flags == {"depth": [1], "of": [0.25], "at": [3]}
+
+    def check(local: Any) -> None:
+        found = local.inner(x, 1, 7, of=0.25)
+        torch.testing.assert_close(found, model.inner(x, 1, 7, of=0.25), rtol=0, atol=1e-9)
+        for arguments in ((2, 7, 0.25), (1, 7, 0.5), (1, 7, 0.25, 4), (1, 7)):
+            with pytest.raises(UsageError, match="'(depth|of|at)' of 'inner', which is called"):
+                local.inner(x, *arguments)
+
+    on_ranks(model, plan, check)
+
+
 def change(path: str, value: Any) -> Callable[[Any], None]:
     def put(model: Any) -> None:
         owner, _, name = path.rpartition(".")
