@@ -1,4 +1,4 @@
-"""`parameter.data = value` of a DTensor: torch changes its wrapper alone, which nothing computes with.
+"""`parameter.data = value` of a DTensor: torch changes its wrapper, which nothing computes with.
 
 So weights that are put in so would be left out without a word. What the wrapper is around is put in
 with it.
@@ -50,6 +50,7 @@ def _set_data(self: Any, value: Any) -> None:
             f"shape, {list(value.shape)}: change the model before it is planned and split"
         )
     if value.device_mesh == self.device_mesh and value.placements != self.placements:
-        value = value.detach().redistribute(placements=self.placements)
+        moved: Any = value.detach()
+        value = moved.redistribute(placements=self.placements)
     _OWN.__set__(self, value)
     self._local_tensor, self._spec = value._local_tensor, value._spec

@@ -2,8 +2,8 @@
 
 Of a view that goes across the ranks' parts (a row of a weight that is split by rows) torch gathers
 the tensor first, so that what it gives is right to read, and shares no memory with the parameter.
-Such a view says so by its placement, `Copied`, which all views of it keep and what is computed of it
-does not have.
+Such a view says so by its placement, `Copied`, which all views of it keep and what is computed of
+it does not have.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def written(rules: Propagate, schema: OpSchema) -> OutputSharding:
     given: Any = schema.args_schema[0]
     if not isinstance(given, DTensorSpec):
         return out
-    wanted = out.redistribute_schema
-    moved = wanted is not None and wanted.args_schema[0].placements != as_torch_s(given).placements
-    if not (moved or is_copied(given)):
+    own = as_torch_s(given).placements
+    wanted = own if out.redistribute_schema is None else _placed(out.redistribute_schema)
+    if wanted == own and not is_copied(given):
         return out
     whole = _mapped(plain, _whole)
-    if moved and wanted.args_schema[0].placements != whole.args_schema[0].placements:
+    if wanted not in (own, _placed(whole)):
         out = rules(whole)  # a part of it stays split: all of it is gathered, to say so
         out.redistribute_schema = out.redistribute_schema or whole
         out.needs_redistribute = True
@@ -102,8 +102,8 @@ def _by(rules: Propagate, schema: OpSchema) -> OutputSharding:
     """What `rules` say.
 
     Raises:
-        UsageError: nothing, and the op is not made of others that they may know; or it makes a whole
-            tensor where a part should be.
+        UsageError: nothing, and the op is not made of others that they may know; or it makes a
+            whole tensor where a part should be.
     """
     made = schema.kwargs_schema.get("out")
     if isinstance(made, DTensorSpec) and not schema.args_spec and not _is_whole(made):
@@ -134,6 +134,11 @@ def _gives_view(op: Any) -> bool:
 def _writes(op: Any) -> list[int]:
     given = [a.alias_info for a in op._schema.arguments]
     return [i for i, alias in enumerate(given) if alias is not None and alias.is_write]
+
+
+def _placed(schema: OpSchema) -> Any:
+    first: Any = schema.args_schema[0]
+    return first.placements
 
 
 def _check_written(schema: OpSchema) -> None:
