@@ -27,6 +27,8 @@ from shardwright.runtime.collectives import begin_all_reduce
 from shardwright.runtime.mesh import Group
 from shardwright.runtime.writable import writable
 
+Again = Callable[[Tensor], Tensor]
+
 
 class _Last(threading.local):
     """The latest sum of this thread's forward passes whose backward pass has not come by."""
@@ -37,8 +39,8 @@ class _Last(threading.local):
 class _Sum:
     """A sum over `group` of the gradient of one tensor."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, group: Group, again: Again) -> None:
+        self.group, self.again = group, again
         self.number = 0
         """What nodes are numbered as that should run while it is under way."""
         self.wait: Callable[[], None] | None = None
@@ -54,9 +56,12 @@ def overlaps(x: Tensor, group: Group) -> bool:
     return not x.is_cpu or group.channel is None
 
 
-def summed_behind(x: Tensor, group: Group) -> Tensor:
-    """`x`, whose gradient is the sum over `group` of what it gets on each rank."""
-    total = _Sum(group)
+def summed_behind(x: Tensor, group: Group, again: Again) -> Tensor:
+    """`x`, whose gradient is the sum over `group` of what it gets on each rank.
+
+    `again` gives that sum where it may be differentiated again, and not beside other work.
+    """
+    total = _Sum(group, again)
     x = _Await.apply(x, total)
     node: Any = x.grad_fn
     total.number = node._sequence_nr()
@@ -94,9 +99,10 @@ class _Begin(_End):
     """The inner end."""
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         """What will be the sum when `_Await` has waited for it."""
+        if torch.is_grad_enabled():  # it may be differentiated again
+            return ctx.total.again(grad), None
         out, ctx.total.wait = begin_all_reduce(grad, ctx.total.group)
         return out, None
 
@@ -129,7 +135,7 @@ class _Linear(Function):
     ) -> Tensor:
         """What `F.linear` gives."""
         ctx.save_for_backward(x, weight)
-        ctx.reader = reader
+        ctx.reader, ctx.again = reader, False
         return writable(F.linear(x, weight, bias), x)
 
     @staticmethod
@@ -139,7 +145,8 @@ class _Linear(Function):
         """The gradients; of the weight only a stand-in of its shape, where it is owed."""
         x, weight = ctx.saved_tensors
         to_input, _, to_bias, _ = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # it will be differentiated again
+        ctx.again = ctx.again or torch.is_grad_enabled()
+        if ctx.again:  # it will be differentiated again, and more comes to the weight then
             to_weight = _of_weight(grad, x)
         else:
             ctx.reader.owed = torch._C._current_graph_task_id(), grad, x

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.data_set import watch_data
 from shardwright.runtime.distributed_checkpoints import watch_checkpoints
 from shardwright.runtime.dtensors import distributed
 from shardwright.runtime.guard import Guard, GuardedRoot, watch_registrations
@@ -103,6 +104,7 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     watch_registrations()
     watch_propagation()
     watch_joins()
+    watch_data()
     watch_optimizers()
     watch_storages()
     watch_checkpoints()

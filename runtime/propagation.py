@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from shardwright.errors import UsageError
 from shardwright.runtime.arranged import Arranged
 from shardwright.runtime.pending import settled
+from shardwright.runtime.written_views import as_torch_s, watch_views, written
 
 Propagate = Callable[[OpSchema], OutputSharding]
 
@@ -35,7 +36,8 @@ def watch_propagation() -> None:
     _redistribute._gen_transform_infos_non_cached = steps
     torch_s: Any = DTensor._op_dispatcher.sharding_propagator
     rules = partial(settled, torch_s.propagate_op_sharding_non_cached)
-    watched = partial(propagate, rules)
+    watched = partial(written, partial(propagate, rules))
+    watch_views()
     torch_s.propagate_op_sharding_non_cached = watched
     torch_s.propagate_op_sharding = type(torch_s.propagate_op_sharding)(watched)
 
@@ -80,6 +82,7 @@ def redistribution(
     torch_s: Callable[..., list[Any]], source: DTensorSpec, target: DTensorSpec, *how: Any
 ) -> list[Any]:
     """The steps from one layout to another: torch's, by way of the whole from or to `Arranged`."""
+    source, target = as_torch_s(source), as_torch_s(target)
     ends = [e for e in zip(source.placements, target.placements, strict=True) if _is_arranged(*e)]
     if not ends:
         return torch_s(source, target, *how)

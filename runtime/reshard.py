@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.notation import parse
@@ -93,9 +92,13 @@ class Operation:
         size = None if self.split is None or self.split.static else self.size(x)
         if torch.is_grad_enabled() and x.requires_grad:
             if self.only_sums_behind and overlaps(x, self.group):
-                return summed_behind(x, self.group)
+                return summed_behind(x, self.group, self.back)
             return _Redistribute.apply(x, self, size)
         return self.run(self.forward, x, size)
+
+    def back(self, grad: Tensor, size: int | None = None) -> Tensor:
+        """The gradient at this side; differentiable."""
+        return _Back.apply(grad, self, size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operation:
         return self
@@ -116,16 +119,33 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         """The gradient at this side."""
-        return (_once if torch.is_grad_enabled() else _backward)(ctx, grad)
+        if torch.is_grad_enabled():  # it may be differentiated again
+            return ctx.step.back(grad, ctx.size), None, None
+        return ctx.step.run(ctx.step.backward, grad, ctx.size), None, None
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    return ctx.step.run(ctx.step.backward, grad, ctx.size), None, None
+class _Back(torch.autograd.Function):
+    """The backward action of a step, which is linear, and differentiated again is the step.
 
+    What comes back through it lies as what went forward did, as a tangent of that would. What the
+    collectives' own derivatives would say is another thing.
+    """
 
-_once = once_differentiable(_backward)
-"""Where it may be differentiated again, which is refused: what the collectives' own derivatives
-would say is another thing."""
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, grad: Tensor, step: Operation, size: int | None
+    ) -> Tensor:
+        """The gradient at this side of the step."""
+        ctx.step, ctx.size = step, size
+        out = step.run(step.backward, grad, size)
+        return out.view_as(out) if out is grad else writable(out, grad)
+
+    @staticmethod
+    def backward(ctx: Any, twice: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        """At the other side, what this side's gradient got."""
+        if torch.is_grad_enabled():
+            return _Redistribute.apply(twice, ctx.step, ctx.size), None, None
+        return ctx.step.run(ctx.step.forward, twice, ctx.size), None, None
 
 
 class Reshard:

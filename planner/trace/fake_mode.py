@@ -19,13 +19,17 @@ from torch._library.simple_registry import singleton as registered
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
 from torch._subclasses.fake_tensor import in_kernel_invocation_manager, torch_decomp_decompositions
+from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.planner.trace.data_dependent.known import Known
 from shardwright.planner.trace.fake_ops import GROUPED_MM, SHAPES, grouped_mm
 
 aten = torch.ops.aten
 
-META = torch.device("meta")
+META, CPU = torch.device("meta"), torch.device("cpu")
+
+MOVES = (aten.copy_.default, aten.set_.source_Tensor)
+"""Ops that may be given tensors on several devices."""
 
 DEVICE = torch.ops.prim.device.default
 """Asked of fake tensors more often than all ops are called: torch's own code looks at devices."""
@@ -98,11 +102,36 @@ class OnMeta(FakeTensorMode):
             with in_kernel_invocation_manager(self):
                 made = func(*args, **kwargs)
         except Exception:  # what is wrong is for torch to say
-            return super().dispatch(func, types, args, kwargs)
+            there, named = self._moved(func, args, kwargs)
+            made = super().dispatch(func, types, there, named)
+            return args[0] if there is not args and _gives_first(func) else made
         plain = type(made) is Tensor and made.layout == torch.strided
         if plain and makes_new(func) and len(_kept) < MOST:
             _kept[given] = made.shape, made.stride(), made.dtype
         return self._faked(made)
+
+    def _moved(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """What an op is given, all of it on meta where some is.
+
+        Code that makes tensors where torch does by default runs so on the device that it is for.
+        """
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        places = {x.fake_device if isinstance(x, FakeTensor) else x.device for x in given}
+        if len(given) < 2 or places != {META, CPU} or func in MOVES:
+            return args, kwargs
+
+        def moved(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.dim():
+                return value
+            if (value.fake_device if isinstance(value, FakeTensor) else value.device) == META:
+                return value
+            with _DisableTorchDispatch():
+                made = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=META
+                )
+            return self.fake(made)
+
+        return tree_map(moved, (args, kwargs))
 
     def _described(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
         """What the shapes of results follow from.
@@ -194,6 +223,13 @@ def by_kernel(op: OpOverload) -> bool:
         return True
     decomposed = op in decomposition_table and torch_decomp_decompositions(op)
     return not decomposed and (makes_new(op) or not op._can_decompose())
+
+
+@cache
+def _gives_first(op: OpOverload) -> bool:
+    """Whether what `op` gives is the first tensor that it was given, changed in place."""
+    returns = op._schema.returns
+    return len(returns) == 1 and returns[0].alias_info is not None and op._schema.is_mutable
 
 
 @cache

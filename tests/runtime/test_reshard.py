@@ -345,14 +345,6 @@ def test_run_time_size_of_a_part():
     assert resolve(dim, 8) == parse("8@tp").dims[0]
 
 
-def test_a_second_derivative_is_refused():
-    change = Reshard(parse("4"), parse("4 | grad-partial tp"), Mesh.shape_only({"tp": (0, 2)}))
-    x = torch.ones(4, requires_grad=True)
-    (grad,) = torch.autograd.grad(change(x).pow(2).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
-
-
 def test_wrong_shapes_are_named():
     change = Reshard(parse("?, 4@tp"), parse("?, 4"), Mesh.shape_only({"tp": (0, 2)}))
     with pytest.raises(

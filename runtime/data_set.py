@@ -1,0 +1,56 @@
+"""`parameter.data = value` of a DTensor: torch changes its wrapper, which nothing computes with.
+
+So weights that are put in so would be left out without a word. What the wrapper is around is put in
+with it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardwright.errors import UsageError
+
+
+@cache
+def watch_data() -> None:
+    """From now on, see to what is set as the data of a DTensor."""
+    DTensor.data = property(_data, _set_data)  # type: ignore[assignment, method-assign]
+
+
+_OWN: Any = torch.Tensor.data
+
+
+def _data(self: Any) -> Any:
+    return _OWN.__get__(self)
+
+
+def _set_data(self: Any, value: Any) -> None:
+    """Let `self` be around what the DTensor `value` is around, laid out as `self` is.
+
+    Raises:
+        UsageError: it is a plain tensor, or of another shape.
+    """
+    if not isinstance(value, DTensor):
+        if isinstance(value, Tensor):
+            raise UsageError(
+                ".data of a parameter of a split model is set to a plain tensor, and it is a "
+                "DTensor: put a whole weight in its place (module.weight = nn.Parameter(value)), "
+                "or change it in place (load_state_dict)"
+            )
+        _OWN.__set__(self, value)  # raises
+        return
+    if value.shape != self.shape:
+        raise UsageError(
+            f".data of a parameter of a split model, {list(self.shape)}, is set to one of another "
+            f"shape, {list(value.shape)}: change the model before it is planned and split"
+        )
+    if value.device_mesh == self.device_mesh and value.placements != self.placements:
+        moved: Any = value.detach()
+        value = moved.redistribute(placements=self.placements)
+    _OWN.__set__(self, value)
+    self._local_tensor, self._spec = value._local_tensor, value._spec
