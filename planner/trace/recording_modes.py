@@ -217,9 +217,10 @@ class Recorder(OnMeta):
             with self:
                 args, kwargs = by_rows(self.entered[-1] if self.entered else "", args, kwargs)
             func = ROWS
-        if func is not aten.detach.default and not is_leaf(func):
+        apart = self.table.get(func) or (func.decompose if func._can_decompose() else None)
+        if apart is not None and func is not aten.detach.default and not is_leaf(func):
             with self:
-                parts = self.table.get(func, func.decompose)(*args, **kwargs)
+                parts = apart(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
         asked = False
