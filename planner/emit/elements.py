@@ -94,31 +94,34 @@ class Elements:
 
     def _add(self, op: Op) -> None:
         self._enter(op.module)
-        inputs = [(n, self.origin(n)) for n in dict.fromkeys(op.inputs)]
+        made = self.made
+        inputs = [(n, made[n] if n in made else self.origin(n)) for n in dict.fromkeys(op.inputs)]
         read = [(n, o) for n, o in inputs if o is not None]
         chain = self.places.chain(op.module)
         if not read:
             self.aside.append((chain, op))
             return
         if len(inputs) == 1 and read[0][1] == WEIGHT:
-            self.made |= dict.fromkeys(op.outputs, WEIGHT)
+            made.update(dict.fromkeys(op.outputs, WEIGHT))
             base = self._path(op.inputs[0])[0]
             self.weights |= dict.fromkeys(op.outputs, self.weights.get(base, base))
             self.aside.append((chain, op))
             return
         sources = {o for _, o in read}
-        number = self._joined(op, chain, sources) if not self._is_product(op, read) else None
+        product = len(read) > 1 and self._is_product(op, read)
+        number = None if product else self._joined(op, chain, sources)
         if number is None:
             number = self._next(chain, self.places.part(op.module))
         element = self.found[number]
         element.ops.append(op)
         for name in op.inputs:
-            base, path = self._path(name)
+            base, path = (name, ()) if name in made else self._path(name)
             self.readers.setdefault(self.weights.get(base, base), number)
-            at = self.made.get(base)
+            at = made.get(base)
             if (at is not None and at not in (WEIGHT, number)) or base in self.inputs:
                 element.reads.append((at, name, path))
-        self.made |= dict.fromkeys(op.outputs, number)
+        for name in op.outputs:
+            made[name] = number
 
     def _joined(self, op: Op, chain: tuple[str, ...], sources: set[int]) -> int | None:
         """The element that an op is part of, as it takes nothing else."""

@@ -58,8 +58,8 @@ class Spending:
 
     def _add_op(self, spent: Spent, op: Op) -> None:
         at = self.costs.axes.axes.get(op.name)
-        states = (id(self.state[n]) for n in (*op.inputs, *op.outputs))
-        key = (op.name if at is None else id(at), *states)
+        states = map(self.state.__getitem__, (*op.inputs, *op.outputs))
+        key = (op.name if at is None else id(at), *map(id, states))
         if key not in self._known:
             strategy, once = self.bill.strategy(op), self.costs.ops.once
             self._known[key] = {r.phase: once(op, strategy, r) for r in self.runs}

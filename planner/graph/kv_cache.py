@@ -100,7 +100,7 @@ def _trace_back(
 ) -> None:
     """Follow what attention reads back to where it was computed; note the ops on the way."""
     way = [*nx.dfs_edges(moves, name)]
-    for op in (moves.edges[edge]["op"] for edge in way):
+    for op in (moves[after][before]["op"] for after, before in way):
         if op is not None:
             found = axes.axes.get(op.name, {}).items()
             out.letters[op.name] = frozenset(x for x, d in found if counts(d))

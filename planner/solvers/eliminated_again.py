@@ -33,6 +33,7 @@ class Again:
         work = _Noting(numbered, limit, next(numbers))
         work.run(deadline)
         self.steps, self.pattern = work.steps, work.result()
+        del work.plus  # a method of its own: else all tables wait for the garbage collector
 
     def at(self, problem: Problem) -> Eliminated:
         """What is left of a problem with the same rows, of one component."""

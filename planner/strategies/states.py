@@ -43,7 +43,9 @@ class States:
         self._domains: dict[str, tuple[State, ...]] = {}
         self._splits: dict[str, list[Shards]] = {}
         self._cuts: dict[tuple[int, frozenset[int]], list[frozenset[int]]] = {}
-        self._covered: dict[tuple[str, Shards], int] = {}
+        self._ways: dict[object, list[Shards]] = {}
+        self._covered: dict[tuple[tuple[int, ...], Shards], int] = {}
+        self._roots: dict[str, tuple[int, ...]] = {}
 
     @cached_property
     def allowed(self) -> dict[int, frozenset[int]]:
@@ -85,8 +87,19 @@ class States:
         """Every way to split tensor `name`, in a fixed order."""
         name = self.graph.one(name)
         if name not in self._splits:
-            self._splits[name] = [s for s in self._all(name) if (name, s) not in self.forbidden]
+            fixed = self.graph.marks.fixed
+            kept = tuple((name, i) in fixed for i in range(len(self.axes.dims[name])))
+            at = self._dims(name), kept, name if self.sequence else ""
+            if at not in self._ways:
+                self._ways[at] = self._all(name)
+            self._splits[name] = [s for s in self._ways[at] if (name, s) not in self.forbidden]
         return self._splits[name]
+
+    def _dims(self, name: str) -> tuple[int, ...]:
+        """The dims of a tensor, by which it is known how it may be split; many have the same."""
+        if name not in self._roots:
+            self._roots[name] = tuple([find(dim).id for dim in self.axes.dims[name]])
+        return self._roots[name]
 
     def handed(self) -> dict[str, tuple[State, ...]]:
         """The states that hidden states may have where blocks hand them on.
@@ -165,8 +178,9 @@ class States:
 
     def covered(self, name: str, shards: Shards) -> int:
         """Mask of the sub-axes over which every element of the tensor is split."""
-        if (name, shards) not in self._covered:
-            self._covered[name, shards] = sum(
+        at = self._dims(name), shards
+        if at not in self._covered:
+            self._covered[at] = sum(
                 bit
                 for bit in self.sub.bits
                 if any(
@@ -174,7 +188,7 @@ class States:
                     for i, dim in enumerate(self.axes.dims[name])
                 )
             )
-        return self._covered[name, shards]
+        return self._covered[at]
 
     def domain(self, name: str) -> tuple[State, ...]:
         """Every state that tensor `name` can have between ops, in a fixed order."""

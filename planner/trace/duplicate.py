@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -26,8 +26,9 @@ def duplicate(module: T, memo: Mapping[int, object] | None = None) -> T:
 
     `memo` is as for `copy.deepcopy`.
     """
-    made = {id(value): new for value in _kept(module) if (new := _instead(value)) is not None}
-    copied: dict[int, Any] = {**_without_hooks(module), **made, **(memo or {})}
+    parts = [vars(part) for part in module.modules()]
+    made = {id(value): new for value in _kept(parts) if (new := _instead(value)) is not None}
+    copied: dict[int, Any] = {**_without_hooks(parts), **made, **(memo or {})}
     out = copy.deepcopy(module, copied)
     for _, part, name, function in functions(out):
         vars(part)[name] = rebound(function, lambda v: copied.get(id(v), v))
@@ -49,14 +50,14 @@ def duplicated(module: T) -> Iterator[T]:
             vars(part).clear()
 
 
-def _kept(module: nn.Module) -> Iterator[Any]:
-    for part in module.modules():
-        yield from (value for name, value in vars(part).items() if name not in OWN)
+def _kept(parts: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    for part in parts:
+        yield from (value for name, value in part.items() if name not in OWN)
 
 
-def _without_hooks(module: nn.Module) -> dict[int, Any]:
+def _without_hooks(parts: Iterable[Mapping[str, Any]]) -> dict[int, Any]:
     """Empty dicts for those in which modules would keep hooks: most of what is copied."""
-    stores = (value for part in module.modules() for value in vars(part).values())
+    stores = (value for part in parts for value in part.values())
     return {id(v): OrderedDict() for v in stores if type(v) is OrderedDict and not v}
 
 

@@ -45,6 +45,16 @@ FOR_SYMBOLS = {
 }
 """Ops that torch's mode has code of its own for, as sizes may be symbols; kernels do the same."""
 
+FOR_DEVICES = {
+    aten.copy.default,
+    aten.copy_.default,
+    aten.slice_scatter.default,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+}
+"""The same, as their tensors may be on several devices."""
+
 MOST = 10_000
 """Results that are kept."""
 
@@ -214,7 +224,7 @@ def by_kernel(op: OpOverload) -> bool:
         return False
     if registered.find(op.name()).fake_impl.kernel:
         return False
-    if op in FOR_SYMBOLS:
+    if op in FOR_SYMBOLS | FOR_DEVICES:
         return True
     makes = fake_impls._is_tensor_constructor(op) or op in fake_impls._like_tensor_constructors
     if not makes and any(applies(op) for applies, _ in fake_impls.op_implementations_checks):

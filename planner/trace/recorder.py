@@ -112,6 +112,7 @@ def record(
             out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
             out.loops = [*questions.loops, *questions.skips.ended()]
             out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
+            recorder.forget()
             return out
 
 

@@ -186,13 +186,17 @@ class Recorder(OnMeta):
     def __init__(self, entered: Sequence[str], by_rows: bool = False) -> None:
         super().__init__()
         self.entered, self.by_rows = entered, by_rows
+        self.forget()
+        self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
+        self.noting = True
+        self.traced_call = 0
+
+    def forget(self) -> None:
+        """Let go of what was noted: all of it refers to this mode, which refers to itself."""
         self.calls: list[Call] = []
         self.passed: list[Passed] = []
         self.before: Callable[[], None] = lambda: None
         """Is called before each call is noted."""
-        self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
-        self.noting = True
-        self.traced_call = 0
 
     def begin(self, traced_call: int) -> None:
         """From here on calls are made in this traced call."""
@@ -213,9 +217,10 @@ class Recorder(OnMeta):
             with self:
                 args, kwargs = by_rows(self.entered[-1] if self.entered else "", args, kwargs)
             func = ROWS
-        if func is not aten.detach.default and not is_leaf(func):
+        apart = self.table.get(func) or (func.decompose if func._can_decompose() else None)
+        if apart is not None and func is not aten.detach.default and not is_leaf(func):
             with self:
-                parts = self.table.get(func, func.decompose)(*args, **kwargs)
+                parts = apart(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
         asked = False

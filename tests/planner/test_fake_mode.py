@@ -34,6 +34,19 @@ CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "like": lambda x, n: torch.empty_like(x.transpose(0, 1)),
     "in place": lambda x, n: x.clone().add_(1).transpose_(0, 1),
     "selected": lambda x, n: x[:, n[0]],
+    "selected twice": lambda x, n: x.transpose(0, 2)[n[:, :1], :, n[0]],
+    "selected by truths": lambda x, n: x[n[:, 0] > 0],
+    "copied into": lambda x, n: x.transpose(0, 1).copy_(n[:, 0, None]),
+    "copied": lambda x, n: torch.ops.aten.copy(x.transpose(0, 1), n[:, 0, None]),
+    "copied what does not fit": lambda x, n: x.copy_(n),
+    "written to a slice": lambda x, n: torch.slice_scatter(x.mT, x[..., 0, None], 2, 1, 2),
+    "put": lambda x, n: (
+        x.transpose(0, 1)[n[0]].index_put((n[0],), x[0, 0]),
+        x.mT.index_put_((n[0],), x[0, 0, 0]),
+    ),
+    "put by truths": lambda x, n: x.masked_fill_(n[:, :1, None] > 0, 0)[n[0]].index_put_(
+        (n > 0,), x[0, 0, 0]
+    ),
     "nothing dropped": lambda x, n: functional.dropout(x, 0.5, training=False),
     "sparse": lambda x, n: x.to_sparse(),
     "wrong": lambda x, n: x.view(7),
