@@ -203,10 +203,8 @@ class _Walk:
         self._visit(value)
 
     def _visit(self, value: Any) -> None:
-        if OWN in vars(type(value)):
-            self.holders.append(value)
-            return
-        if not is_own(value) or not hasattr(value, "__dict__"):
+        hidden = OWN in vars(type(value))
+        if not hidden and (not is_own(value) or not hasattr(value, "__dict__")):
             return
         for name, part in vars(value).items():
             if name in (SEEN, OWNER) or isinstance(part, Tensor):
@@ -215,7 +213,7 @@ class _Walk:
                 self.containers.append((vars(value), name, part, [*map(id, _parts(part))]))
             for each in _parts(part) if isinstance(part, (list, tuple, dict)) else (part,):
                 self._visit(each)
-        if any(_holds(part) for name, part in vars(value).items() if name != SEEN):
+        if hidden or any(_holds(part) for name, part in vars(value).items() if name != SEEN):
             self.holders.append(value)
 
 
