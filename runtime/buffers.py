@@ -1,6 +1,7 @@
-"""Split buffers in state dicts: DTensors there, as parameters are, so that none is taken for whole.
+"""Split buffers as others see them: DTensors, as parameters are, so that none is taken for whole.
 
-In the modules they stay plain local tensors, which code changes in place.
+So they are in state dicts, and for code that runs in no call. In the modules they stay plain local
+tensors, which code changes in place.
 """
 
 from __future__ import annotations
@@ -20,6 +21,33 @@ from shardwright.runtime.mesh import Mesh
 from shardwright.runtime.reshard import take_local
 
 
+def names(module: Any) -> tuple[str, ...]:
+    """The buffers of a module of which each rank has a part."""
+    return tuple(name for name, *_ in _split(module)) if "_shardwright" in vars(module) else ()
+
+
+def shown(module: Any, name: str) -> Any:
+    """A split buffer as a DTensor that shares its memory."""
+    buffer, placement, mesh = next(found for n, *found in _split(module) if n == name)
+    device_mesh = mesh.parameter_mesh()
+    if device_mesh is None:
+        return buffer
+    spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
+    return as_dtensor(buffer, torch.Size(placement.shape), spec)
+
+
+def local(module: Any, name: str, value: DTensor) -> Tensor:
+    """What this rank has of a DTensor that is put in the place of a split buffer.
+
+    Raises:
+        PlanError: it is not of the shape of the whole.
+        UsageError: it is one that another rank had.
+    """
+    given = {name: value}
+    cut(module, given, "")
+    return given[name]
+
+
 def _split(module: Any) -> Iterator[tuple[str, Tensor, Placement, Mesh]]:
     """The buffers of a split module of which each rank has a part, by name."""
     state = module._shardwright
@@ -31,12 +59,9 @@ def _split(module: Any) -> Iterator[tuple[str, Tensor, Placement, Mesh]]:
 
 def show(module: Any, destination: Any, prefix: str) -> None:
     """Put DTensors, which share their memory, in the place of split buffers in a state dict."""
-    for name, buffer, placement, mesh in _split(module):
-        device_mesh = mesh.parameter_mesh()
-        if prefix + name in destination and device_mesh is not None:
-            spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
-            whole: Any = placement.shape
-            destination[prefix + name] = as_dtensor(buffer, torch.Size(whole), spec)
+    for name in names(module):
+        if prefix + name in destination:
+            destination[prefix + name] = shown(module, name)
 
 
 def cut(module: Any, state_dict: Any, prefix: str) -> None:

@@ -21,7 +21,7 @@ from torch._C._functorch import (
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
-from shardwright.runtime import overlap
+from shardwright.runtime import buffers, overlap
 from shardwright.runtime.attributes import SIZES
 from shardwright.runtime.dtensors import axes_of, check_own, cut
 from shardwright.runtime.functional import PART, refuse
@@ -181,6 +181,20 @@ def _seen(name: str, used: bool) -> property:
     return property(get, doc=f"`{name}` as the code that asks should see it.")
 
 
+def _seen_buffer(name: str) -> property:
+    """The buffer `name`, of which a rank has a part: whole for code that runs in no call."""
+
+    def get(self: Any) -> Any:
+        own = self.__dict__
+        stored, calls = own["_buffers"].get(name), own["_shardwright_calls"]
+        if stored is None or calls.running.now or calls.inside():
+            return stored
+        whole = buffers.shown(self, name)
+        return whole_in_replaced(whole, sys._getframe(1), calls) if calls.replaced else whole
+
+    return property(get, doc=f"`{name}` as the code that asks should see it.")
+
+
 def _size(name: str, dim: int) -> property:
     """What a layer of torch says of a size of its weight: the whole one, but in a call."""
 
@@ -245,9 +259,14 @@ class Seeing(Settled):
 
 
 @functools.cache
-def seeing_class(original: type, names: tuple[str, ...], front: type = Seeing) -> type:
-    """`original` with the parameters `names` seen as local ones, and `front` before it."""
-    members: dict[str, Any] = {}
+def seeing_class(
+    original: type, names: tuple[str, ...], front: type = Seeing, split: tuple[str, ...] = ()
+) -> type:
+    """`original` with the parameters `names` seen as local ones, and `front` before it.
+
+    And with the buffers `split`, in no call, as DTensors.
+    """
+    members: dict[str, Any] = {name: _seen_buffer(name) for name in split}
     for name in names:
         members[name] = _seen(name, used=isinstance(getattr(original, name, None), property))
     for kind, sizes in SIZES if "weight" in names else ():
@@ -296,8 +315,8 @@ def see_locals(
             module._parameters[name] = parameters[id(module._parameters[name])]
         if isinstance(module, nn.RNNBase):
             module.__dict__.pop("_flat_weights", None)
-        front = root if module is model else Seeing
-        if names or module is model or REFUSED.keys() & set(dir(type(module))):
-            module.__class__ = seeing_class(type(module), names, front)
+        front, split = root if module is model else Seeing, buffers.names(module)
+        if names or split or module is model or REFUSED.keys() & set(dir(type(module))):
+            module.__class__ = seeing_class(type(module), names, front, split)
         else:
             module.__class__ = subclass(type(module), Settled)

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from shardwright.planner.contract.plain_values import is_plain
+from shardwright.runtime import buffers
 from shardwright.runtime.changes import MISSING, differ, differences, may_change, refused
 from shardwright.runtime.contents import Content, contents, snapshot
 from shardwright.runtime.copied import OURS, Copied
@@ -48,6 +50,8 @@ class Settled(Copied):
             return
         if not isinstance(value, (Tensor, nn.Module)):
             note(self, name, value)  # type: ignore[arg-type]
+        elif isinstance(value, DTensor) and name in buffers.names(self):
+            value = buffers.local(self, name, value)
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:

@@ -86,6 +86,36 @@ def test_training_moves_them() -> None:
             assert not torch.equal(buffer, dict(model.named_buffers())[name])
 
 
+def test_code_in_no_call_sees_them_whole() -> None:
+    """Sizes and norms, in hooks too; calls go on with what it writes or puts there."""
+    model, plan = made()
+    want, x = copy.deepcopy(model), inputs(2, 5)
+    want.norm.running_mean *= 2
+    want.norm.running_var = want.norm.running_var * 3
+    expected = want(*x)
+    want.norm.reset_running_stats()
+    reset, norm = want(*x), model.norm.running_mean.norm()
+
+    def rank(mesh: Mesh) -> None:
+        local = apply(copy.deepcopy(model), plan, mesh)
+        seen = []
+        hook = local.norm.register_forward_hook(lambda m, *_: seen.append(m.running_mean.norm()))
+        local(*x)
+        hook.remove()
+        for one in (local, copy.deepcopy(local)):
+            mean = one.norm.running_mean
+            assert isinstance(mean, DTensor) and mean.shape == (INNER,)
+            for found in (mean.norm(), seen[0]):
+                torch.testing.assert_close(found.full_tensor(), norm, rtol=0, atol=1e-9)
+            one.norm.running_mean *= 2
+            one.norm.running_var = one.norm.running_var * 3
+            torch.testing.assert_close(one(*x), expected, rtol=0, atol=1e-9)
+            one.norm.reset_running_stats()
+            torch.testing.assert_close(one(*x), reset, rtol=0, atol=1e-9)
+
+    run_ranks(2, rank)
+
+
 def test_state_dicts_show_and_take_them_whole() -> None:
     """As parameters: as DTensors of the whole shape; whole ones that are loaded are cut."""
     model, plan = made()
