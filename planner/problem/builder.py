@@ -174,7 +174,7 @@ class _Builder:
             index = [self.index[n] for n in (*op.inputs, *op.outputs)]
             rows = [
                 Row(
-                    tuple(i[s] for i, s in zip(index, strategy.states, strict=True)),
+                    tuple([i[s] for i, s in zip(index, strategy.states, strict=True)]),
                     (0, times * self.costs.ops.compute(op, strategy), 0, 0, 0),
                 )
                 for strategy in strategies(self.states, op)
@@ -214,6 +214,9 @@ class _Builder:
         for scope, ((boundary, names), times) in self.added_up(crossed).items():
             # Where several would do, the module that makes a tensor, not a dropout behind it.
             action = 4 if not boundary.has_parameters else 2 if boundary.side == "out" else 3
+            overwritten = boundary.target in self.graph.marks.overwritten
+            looped = boundary.target in self.graph.marks.looped
+            rigidly, priced = boundary.module in rigid, self.graph.priced(boundary)
             rows = []
             for chosen in product(*(self.index[n].items() for n in names)):
                 (s, _), (t, _) = chosen[-2:]
@@ -223,17 +226,14 @@ class _Builder:
                     continue
                 if boundary.side == ATTENDS and not self.states.attends(boundary.slot, s, t):
                     continue
-                overwritten = boundary.target in self.graph.marks.overwritten
                 if overwritten and not self.states.writable(s, t):
                     continue
-                if boundary.target in self.graph.marks.looped and self.costs.redistributions.sends(
-                    boundary, before, s, t
-                ):
+                if looped and self.costs.redistributions.sends(boundary, before, s, t):
                     continue
-                if cost is not None and not (boundary.module in rigid and s != t):
-                    spent = cost if self.graph.priced(boundary) else TransitionCost(0, 0)
+                if cost is not None and not (rigidly and s != t):
+                    spent = cost if priced else TransitionCost(0, 0)
                     price = paid(spent, action * (s != t), times)
-                    rows.append(Row(tuple(i for _, i in chosen), price))
+                    rows.append(Row(tuple([i for _, i in chosen]), price))
             label = f"boundary {boundary.module} {boundary.side} {boundary.slot}"
             self.problem.factor(label, scope, rows)
 
