@@ -28,12 +28,14 @@ def names(module: Any) -> tuple[str, ...]:
 
 def shown(module: Any, name: str) -> Any:
     """A split buffer as a DTensor that shares its memory."""
-    buffer, placement, mesh = next(found for n, *found in _split(module) if n == name)
+    found = {n: (buffer, placement, mesh) for n, buffer, placement, mesh in _split(module)}
+    buffer, placement, mesh = found[name]
     device_mesh = mesh.parameter_mesh()
     if device_mesh is None:
         return buffer
     spec = DTensorSpec(device_mesh, placements_of(placement, mesh))
-    return as_dtensor(buffer, torch.Size(placement.shape), spec)
+    whole: Any = placement.shape
+    return as_dtensor(buffer, torch.Size(whole), spec)
 
 
 def local(module: Any, name: str, value: DTensor) -> Tensor:
@@ -43,7 +45,7 @@ def local(module: Any, name: str, value: DTensor) -> Tensor:
         PlanError: it is not of the shape of the whole.
         UsageError: it is one that another rank had.
     """
-    given = {name: value}
+    given: dict[str, Any] = {name: value}
     cut(module, given, "")
     return given[name]
 

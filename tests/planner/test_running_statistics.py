@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -89,23 +90,25 @@ def test_training_moves_them() -> None:
 def test_code_in_no_call_sees_them_whole() -> None:
     """Sizes and norms, in hooks too; calls go on with what it writes or puts there."""
     model, plan = made()
-    want, x = copy.deepcopy(model), inputs(2, 5)
+    want: Any = copy.deepcopy(model)
+    x = inputs(2, 5)
     want.norm.running_mean *= 2
     want.norm.running_var = want.norm.running_var * 3
     expected = want(*x)
     want.norm.reset_running_stats()
-    reset, norm = want(*x), model.norm.running_mean.norm()
+    reset, norm = want(*x), model.get_buffer("norm.running_mean").norm()
 
     def rank(mesh: Mesh) -> None:
-        local = apply(copy.deepcopy(model), plan, mesh)
-        seen = []
+        local: Any = apply(copy.deepcopy(model), plan, mesh)
+        seen: list[Any] = []
         hook = local.norm.register_forward_hook(lambda m, *_: seen.append(m.running_mean.norm()))
         local(*x)
         hook.remove()
         for one in (local, copy.deepcopy(local)):
-            mean = one.norm.running_mean
+            mean: Any = one.norm.running_mean
             assert isinstance(mean, DTensor) and mean.shape == (INNER,)
-            for found in (mean.norm(), seen[0]):
+            norms: list[Any] = [mean.norm(), seen[0]]
+            for found in norms:
                 torch.testing.assert_close(found.full_tensor(), norm, rtol=0, atol=1e-9)
             one.norm.running_mean *= 2
             one.norm.running_var = one.norm.running_var * 3

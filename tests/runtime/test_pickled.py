@@ -126,7 +126,7 @@ def test_all_of_a_state_dict_can_be_saved_whole() -> None:
     plan = planned(base, tp=2)
 
     def work(mesh: Mesh) -> None:
-        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        split: Any = shardwright.apply(copy.deepcopy(base), plan, mesh)
         assert split.norm.running_mean.to_local().shape[0] < base.norm.running_mean.shape[0]
         state = split.state_dict()
         torch.testing.assert_close(full_tensors(split, state), {**base.state_dict()})
