@@ -12,14 +12,15 @@ from shardwright.planner.contract.plain_values import FREE
 
 HARMLESS = frozenset(
     """
-_gradient_checkpointing_func _is_hf_initialized _loss_function _name_or_path _output_attentions
-_commit_hash architectures dtype generation_config gradient_checkpointing id2label initializer_range
-label2id loss_function merged_adapters name_or_path transformers_version
+_adapters_disabled _commit_hash _disable_adapters _gradient_checkpointing_func _is_hf_initialized
+_loss_function _name_or_path _output_attentions architectures dtype generation_config
+gradient_checkpointing id2label initializer_range label2id loss_function merged_adapters
+name_or_path transformers_version
 """.split()
 )
 """Names of what may change, besides `FREE` flags, what torch keeps in each module, and token ids.
 Whether modules train is seen to elsewhere, and what a loss does with split scores. Adapters that
-are merged into their layers are gone around: what is around both takes a term less."""
+are off, or merged into their layers, are gone around: what is around takes a term less."""
 
 OF_TORCH = frozenset(vars(nn.Module()))
 

@@ -79,6 +79,9 @@ def main(folder: Path) -> None:
         want = whole(IDS).logits
         close(again(IDS).logits, want, "adapters read by the unsplit model")
         close(model(IDS).logits, want, "logits")
+        with model.disable_adapter(), whole.disable_adapter():
+            close(model(IDS).logits, whole(IDS).logits, "without adapters")
+        close(model(IDS).logits, want, "adapters again")
         model.merge_adapter()
         close(model(IDS).logits, want, "merged")
         model.unmerge_adapter()
