@@ -28,8 +28,8 @@ def names(module: Any) -> tuple[str, ...]:
 
 def shown(module: Any, name: str) -> Any:
     """A split buffer as a DTensor that shares its memory."""
-    found = {n: (buffer, placement, mesh) for n, buffer, placement, mesh in _split(module)}
-    buffer, placement, mesh = found[name]
+    state, buffer = module._shardwright, module._buffers[name]
+    placement, mesh = state.placements[name], state.mesh
     device_mesh = mesh.parameter_mesh()
     if device_mesh is None:
         return buffer

@@ -45,13 +45,18 @@ def differences(
             yield name, was, is_now
 
 
+def is_config(value: Any) -> bool:
+    """Whether it is what transformers keeps what a model is made of in."""
+    return hasattr(value, "to_dict") and hasattr(value, "__dict__")
+
+
 def differ(before: Any, now: Any) -> bool:
     """Whether code may do something else with one than with the other."""
     if before is now:
         return False
     if type(before) is not type(now):
         return True
-    if hasattr(now, "to_dict") and hasattr(now, "__dict__"):  # a config: a copy is like it
+    if is_config(now):  # a copy is like it
         entries = differences(vars(before), vars(now))
         return any(differ(a, b) for name, a, b in entries if not may_change(name))
     try:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from shardwright.planner.contract.plain_values import is_plain
-from shardwright.runtime.changes import may_change
+from shardwright.runtime.changes import is_config, may_change
 from shardwright.runtime.copied import OURS
 
 CHANGEABLE = (list, dict, set)
@@ -46,11 +46,6 @@ class Content(NamedTuple):
     def now(self) -> Any:
         """What is in it."""
         return self.kept if type(self.kept) in CHANGEABLE else vars(self.kept)
-
-    @property
-    def is_config(self) -> bool:
-        """Whether it is what transformers keeps what a model is made of in."""
-        return _is_config(self.kept)
 
     def again(self) -> Content:
         """With what is in it now."""
@@ -90,15 +85,11 @@ def _contents(
     if type(value) in CHANGEABLE:
         if asks(path.rpartition(".")[2]) and _is_plain_throughout(value):
             yield Content(path, value, snapshot(value))
-    elif _is_config(value) or _is_of_plain_values(value):
+    elif is_config(value) or _is_of_plain_values(value):
         yield Content(path, value, snapshot(vars(value)))
         for name, one in list(vars(value).items()):
             if not is_plain(one) and type(one) not in CHANGEABLE and not may_change(name):
                 yield from _contents(one, f"{path}.{name}", asks, found)
-
-
-def _is_config(value: Any) -> bool:
-    return hasattr(value, "to_dict") and hasattr(value, "__dict__")
 
 
 def _is_of_plain_values(value: Any, depth: int = 0) -> bool:

@@ -15,18 +15,13 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
 
+_OWN: Any = torch.Tensor.data
+
 
 @cache
 def watch_data() -> None:
     """From now on, see to what is set as the data of a DTensor."""
-    DTensor.data = property(_data, _set_data)  # type: ignore[assignment, method-assign]
-
-
-_OWN: Any = torch.Tensor.data
-
-
-def _data(self: Any) -> Any:
-    return _OWN.__get__(self)
+    DTensor.data = property(_OWN.__get__, _set_data)  # type: ignore[assignment, method-assign]
 
 
 def _set_data(self: Any, value: Any) -> None:

@@ -93,59 +93,42 @@ class Operation:
         if torch.is_grad_enabled() and x.requires_grad:
             if self.only_sums_behind and overlaps(x, self.group):
                 return summed_behind(x, self.group, self.back)
-            return _Redistribute.apply(x, self, size)
+            return _Redistribute.apply(x, self, size, self.forward, self.backward)
         return self.run(self.forward, x, size)
 
     def back(self, grad: Tensor, size: int | None = None) -> Tensor:
         """The gradient at this side; differentiable."""
-        return _Back.apply(grad, self, size)
+        return _Redistribute.apply(grad, self, size, self.backward, self.forward)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operation:
         return self
 
 
 class _Redistribute(torch.autograd.Function):
-    """A step with the backward action that its transition asks for."""
+    """The action `there` of a step; its gradient, that `back`, which the transition asks for.
 
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, step: Operation, size: int | None
-    ) -> Tensor:
-        """`x` at the other side of the step."""
-        ctx.step, ctx.size = step, size
-        out = step.run(step.forward, x, size)
-        return out.view_as(out) if out is x else writable(out, x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """The gradient at this side."""
-        if torch.is_grad_enabled():  # it may be differentiated again
-            return ctx.step.back(grad, ctx.size), None, None
-        return ctx.step.run(ctx.step.backward, grad, ctx.size), None, None
-
-
-class _Back(torch.autograd.Function):
-    """The backward action of a step, which is linear, and differentiated again is the step.
-
-    What comes back through it lies as what went forward did, as a tangent of that would. What the
-    collectives' own derivatives would say is another thing.
+    Both are linear, so that a gradient of the gradient is the one `there` again: it lies as what
+    went there did, as a tangent of that would. What the collectives' own derivatives would say is
+    another thing.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, grad: Tensor, step: Operation, size: int | None
+        ctx: Any, x: Tensor, step: Operation, size: int | None, there: str, back: str
     ) -> Tensor:
-        """The gradient at this side of the step."""
-        ctx.step, ctx.size = step, size
-        out = step.run(step.backward, grad, size)
-        return out.view_as(out) if out is grad else writable(out, grad)
+        """`x` at the other side of the step, or the gradient of that at this side."""
+        ctx.step, ctx.size, ctx.there, ctx.back = step, size, there, back
+        out = step.run(there, x, size)
+        return out.view_as(out) if out is x else writable(out, x)
 
     @staticmethod
-    def backward(ctx: Any, twice: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """At the other side, what this side's gradient got."""
-        if torch.is_grad_enabled():
-            return _Redistribute.apply(twice, ctx.step, ctx.size), None, None
-        return ctx.step.run(ctx.step.forward, twice, ctx.size), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        """What `x` gets."""
+        if torch.is_grad_enabled():  # it may be differentiated again
+            out = _Redistribute.apply(grad, ctx.step, ctx.size, ctx.back, ctx.there)
+        else:
+            out = ctx.step.run(ctx.back, grad, ctx.size)
+        return out, None, None, None, None
 
 
 class Reshard:

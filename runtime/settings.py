@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from shardwright.planner.contract.plain_values import is_plain
 from shardwright.runtime import buffers
-from shardwright.runtime.changes import MISSING, differ, differences, may_change, refused
+from shardwright.runtime.changes import MISSING, differ, differences, is_config, may_change, refused
 from shardwright.runtime.contents import Content, contents, snapshot
 from shardwright.runtime.copied import OURS, Copied
 from shardwright.runtime.names_in_code import NOT_MODELS, Asked
@@ -147,7 +147,7 @@ class Settings:
 
     def keep_contents(self) -> None:
         """Take configs as they are, which the model's own code has changed; the rest is its own."""
-        known = (content for content in self.contents if content.is_config or not content.changed())
+        known = (c for c in self.contents if is_config(c.kept) or not c.changed())
         self.contents = [content.again() for content in known]
 
     def keep(self, model: nn.Module) -> None:
@@ -185,7 +185,7 @@ class Settings:
                 raise refused(path, before, now)
             return
         for name, was, is_now in differences(before, now):
-            known = content.is_config or self._asks(name)
+            known = is_config(content.kept) or self._asks(name)
             if known and not may_change(name) and self._matters(name, was, is_now):
                 raise refused(f"{path}.{name.removesuffix('_internal')}", was, is_now)
 
@@ -200,7 +200,7 @@ class Settings:
         if "drop" in name and is_plain(now) and now == 0:
             return False  # nothing is dropped then, as in eval mode
         plain = all(one is MISSING or is_plain(one) for one in (before, now))
-        return (plain or name in self.asked.in_forwards) and differ(before, now)
+        return (plain or self._asks(name)) and differ(before, now)
 
 
 def _is_of_framework(kind: type) -> bool:

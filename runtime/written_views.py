@@ -2,8 +2,8 @@
 
 Of a view that goes across the ranks' parts (a row of a weight that is split by rows) torch gathers
 the tensor first, so that what it gives is right to read, and shares no memory with the parameter.
-Such a view says so by its placement, `Copied`, which all views of it keep and what is computed of
-it does not have.
+Such a view says so by its placement, `CopiedView`, which all views of it keep and what is computed
+of it does not have.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ INSTEAD = (
 )
 
 
-class Copied(Replicate):
+class CopiedView(Replicate):
     """Replicate, of a view that shares no memory with what it is a view of."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Copied)
+        return isinstance(other, CopiedView)
 
     def __ne__(self, other: object) -> bool:
-        return not isinstance(other, Copied)
+        return not isinstance(other, CopiedView)
 
     def __hash__(self) -> int:
         return -7
@@ -57,14 +57,14 @@ def _of_plain(method: Any) -> Any:
 
 def is_copied(spec: DTensorSpec) -> bool:
     """Whether it is of a view that is a copy."""
-    return any(isinstance(p, Copied) for p in spec.placements)
+    return any(isinstance(p, CopiedView) for p in spec.placements)
 
 
 def as_torch_s(spec: DTensorSpec) -> DTensorSpec:
     """`spec` as torch knows it."""
     if not is_copied(spec):
         return spec
-    placements = (Replicate() if isinstance(p, Copied) else p for p in spec.placements)
+    placements = (Replicate() if isinstance(p, CopiedView) else p for p in spec.placements)
     return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
 
 
@@ -154,7 +154,7 @@ def _check_written(schema: OpSchema) -> None:
 
 
 def _copied(spec: DTensorSpec) -> DTensorSpec:
-    placements = (Copied() if p.is_replicate() else p for p in spec.placements)
+    placements = (CopiedView() if p.is_replicate() else p for p in spec.placements)
     return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
 
 
