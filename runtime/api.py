@@ -20,6 +20,7 @@ from shardwright.runtime.attention import split_by_heads
 from shardwright.runtime.build import building, empty_model, model_class
 from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.conversion import Conversions
+from shardwright.runtime.checkpoint.digest import digest_of_checkpoint
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.checkpoint.unread import without_weights
@@ -112,7 +113,7 @@ def load(
     checkpoint, failure = tried(lambda: Checkpoint.open(model, hub) if weights else None)
     stored = None
     if checkpoint is not None:
-        alike["weights"], stored = facts.of_checkpoint(checkpoint), checkpoint.dtype
+        alike["weights"], stored = digest_of_checkpoint(checkpoint), checkpoint.dtype
     out = None
     if failure is None:
         out, failure = tried(

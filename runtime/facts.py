@@ -1,20 +1,15 @@
-"""What ranks must have alike, told by digests that are cheap: the plan, the weights, a module."""
+"""What ranks must have alike, told by digests that are cheap: the plan, tensors, a module."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from shardwright.planner.contract.digest import digest_of
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime.checkpoint.source import Checkpoint
-
-BLOCK = 4096
-"""Bytes of each file of a checkpoint that are compared, from its middle."""
 
 SAMPLES = 16
 """Values of each parameter that are compared."""
@@ -29,19 +24,6 @@ def digest(parts: Iterable[object]) -> str:
 def of_plan(plan: Plan) -> str:
     """A digest of all that a plan says, whatever digest it carries."""
     return digest([digest_of(plan.model_dump())])
-
-
-def of_checkpoint(checkpoint: Checkpoint) -> str:
-    """A digest of what the headers say, and of some bytes of each file.
-
-    Two checkpoints of one model differ in nothing else but values; of those, few are read here.
-    """
-    entries = (
-        (name, entry.dtype, entry.shape, entry.file.name, entry.offset)
-        for name, entry in sorted(checkpoint.tensors.items())
-    )
-    files = sorted({entry.file for entry in checkpoint.tensors.values()})
-    return digest([*entries, *(_block(file) for file in files)])
 
 
 def of_module(module: nn.Module) -> str:
@@ -64,9 +46,3 @@ def _some_of(named: Iterable[tuple[str, Tensor]]) -> list[object]:
                 values = p.reshape(-1)[:: -(-p.numel() // SAMPLES)]
                 parts.append(values.contiguous().view(torch.uint8).tolist())
     return parts
-
-
-def _block(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        stream.seek(file.stat().st_size // 2)
-        return stream.read(BLOCK)
