@@ -19,10 +19,10 @@ from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.trace.further_runs import padding
 from shardwright.runtime.api import apply
-from shardwright.runtime.audit import count_collectives, counts
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.local import mesh_of, placements
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.audit import count_collectives, counts
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.modules.local import mesh_of, placements
+from shardwright.runtime.state.gather import full_tensors
 from tests.zoo import logits as logits_of
 
 T = TypeVar("T")

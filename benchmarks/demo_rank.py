@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 import shardwright
 from benchmarks.demo_compute import embed, generate
 from benchmarks.loading import local_tensors
-from shardwright.runtime.audit import Call, count_collectives, counts
+from shardwright.runtime.communication.audit import Call, count_collectives, counts
 
 
 def tell(calls: list[Call]) -> dict[str, Any]:

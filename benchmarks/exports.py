@@ -42,7 +42,7 @@ from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.stock.table import MOST, candidates, held
 from shardwright.planner.on_ranks.stock import Table, Way, WholePlan, compared, reference
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
 
 Row = dict[str, Any]

@@ -106,7 +106,7 @@ def _hold(here: speed_rank.Rank, way: str) -> Any:
 
 def exact(here: speed_rank.Rank) -> float:
     """The largest difference of logits and gradients from those of the unsplit model."""
-    from shardwright.runtime.gather import full_tensors
+    from shardwright.runtime.state.gather import full_tensors
 
     ids = torch.arange(24, device=here.device).view(2, -1) % 251
     found = []

@@ -23,9 +23,10 @@ import torch.distributed as dist
 from safetensors import torch as safetensors_torch
 
 import shardwright
-from shardwright.runtime import collectives, peers, processes, rendezvous
 from shardwright.runtime.checkpoint import load as loading
 from shardwright.runtime.checkpoint import read, source
+from shardwright.runtime.communication import collectives, processes
+from shardwright.runtime.ranks import peers, rendezvous
 
 EVENTS: dict[str, list[tuple[Any, str]]] = {
     "start": [

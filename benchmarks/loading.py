@@ -69,9 +69,9 @@ def shardwright(directory: Path, rank: int, ranks: int) -> tuple[Any, int]:
     from transformers import AutoConfig
 
     from shardwright.planner.contract.notation import parse
-    from shardwright.runtime.build import empty_model, model_class
     from shardwright.runtime.checkpoint.load import load_weights
     from shardwright.runtime.checkpoint.source import Checkpoint
+    from shardwright.runtime.model.build import empty_model, model_class
 
     checkpoint = Checkpoint.open(directory)
     cfg = AutoConfig.from_pretrained(directory)

@@ -33,8 +33,8 @@ from benchmarks.peer_count import every_collective
 from benchmarks.zoo import FIRST, in_order, write
 from benchmarks.zoo_case import build
 from benchmarks.zoo_ranks import sweep
-from shardwright.runtime.audit import Call, counts, total_bytes
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.audit import Call, counts, total_bytes
+from shardwright.runtime.communication.mesh import Mesh
 from tests import zoo
 
 

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.runtime.audit import KINDS, Call
+from shardwright.runtime.communication.audit import KINDS, Call
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it tells of each start and stop
 PREFIX = "c10d::"

@@ -46,7 +46,7 @@ from shardwright.planner.search.ladder import climb
 from shardwright.planner.search.restrictions import Restrictions, bare
 from shardwright.planner.search.situation import start
 from shardwright.planner.search.solution import Asked
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 
 BATCH, SEQ, VOCABULARY, LAYERS = 4, 128, 8192, 4
 LEAST = 0.8

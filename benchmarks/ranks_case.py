@@ -21,7 +21,7 @@ from benchmarks.loading import local_tensors
 from benchmarks.zoo_case import EXACT, FIGURES, case
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
 
 HEADS, SEQUENCE = "heads", "sequence"

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.peer_count import every_collective
-from shardwright.runtime.audit import Call, count_collectives, total_bytes
+from shardwright.runtime.communication.audit import Call, count_collectives, total_bytes
 
 COPIES = {"clone", "copy_", "_to_copy", "cat", "stack", "contiguous", "repeat"}
 """ATen ops that do nothing but write elsewhere what is there."""

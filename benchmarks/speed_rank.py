@@ -214,7 +214,7 @@ def _all_cores(rank: Rank) -> Iterator[None]:
 @contextmanager
 def _stubbed(_: Rank) -> Iterator[None]:
     """No rank waits for another: what a collective gives is made of this rank's own."""
-    from shardwright.runtime import collectives
+    from shardwright.runtime.communication import collectives
 
     with mock.patch.object(collectives, "_run", _alone):
         yield
@@ -229,7 +229,7 @@ def _alone(group: Any, kind: str, x: Any, *_: Any, **__: Any) -> Any:
 @contextmanager
 def _functional(_: Rank) -> Iterator[None]:
     """All collectives are functional ones of the backend's."""
-    from shardwright.runtime import collectives
+    from shardwright.runtime.communication import collectives
 
     with mock.patch.object(collectives, "_run", collectives._traced):
         yield

@@ -18,8 +18,8 @@ import shardwright
 from benchmarks.compare import Reference, badness, compare, of_all, predicted, reference
 from shardwright.errors import ShardwrightError
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime.config import read_config
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.model.config import read_config
 from tests import planning, zoo
 
 EXACT, CASTS, SINGLE = 1e-9, 1e-5, 1e-4

@@ -36,7 +36,7 @@ from shardwright.planner.strategies.sequence import open_sequence
 from shardwright.planner.trace.example_values import trace_with_values
 from shardwright.planner.trace.one_at_a_time import apart
 from shardwright.planner.trace.source import Source, read_source
-from shardwright.runtime.hub import Hub
+from shardwright.runtime.model.hub import Hub
 
 
 @apart

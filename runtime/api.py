@@ -14,32 +14,33 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.contract.bounded import read_json
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime import debug, facts
-from shardwright.runtime.agreement import agree
-from shardwright.runtime.attention import split_by_heads
-from shardwright.runtime.build import building, empty_model, model_class
+from shardwright.runtime import debug
 from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.digest import digest_of_checkpoint
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.checkpoint.unread import without_weights
-from shardwright.runtime.closures import check_closures
-from shardwright.runtime.config import read_config
-from shardwright.runtime.fast_paths import block_fast_paths
-from shardwright.runtime.hub import Hub
-from shardwright.runtime.identity import check_identity
-from shardwright.runtime.layers import apply_module
-from shardwright.runtime.lengths import Lengths
-from shardwright.runtime.local import link_origins, mesh_of, placements
+from shardwright.runtime.code.closures import check_closures
+from shardwright.runtime.communication import facts
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.communication.processes import device_mesh_for, end_in_order, pick_device
+from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.loops.adapting import is_adapted, save_adapters
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.own_rows import WHOLE, own_rows_wanted, take_own_rows
-from shardwright.runtime.parameters import LocalTensors, distribute
-from shardwright.runtime.pickled import Recipe
-from shardwright.runtime.processes import device_mesh_for, end_in_order, pick_device
-from shardwright.runtime.replicas import average_gradients
-from shardwright.runtime.root import wrap_root
+from shardwright.runtime.model.build import building, empty_model, model_class
+from shardwright.runtime.model.config import read_config
+from shardwright.runtime.model.hub import Hub
+from shardwright.runtime.model.identity import check_identity
+from shardwright.runtime.modules.attention import split_by_heads
+from shardwright.runtime.modules.fast_paths import block_fast_paths
+from shardwright.runtime.modules.layers import apply_module
+from shardwright.runtime.modules.local import link_origins, mesh_of, placements
+from shardwright.runtime.modules.parameters import LocalTensors, distribute
+from shardwright.runtime.modules.root import wrap_root
+from shardwright.runtime.ranks.agreement import agree
+from shardwright.runtime.redistribution.lengths import Lengths
+from shardwright.runtime.rows.own_rows import WHOLE, own_rows_wanted, take_own_rows
+from shardwright.runtime.state.pickled import Recipe
 
 T = TypeVar("T")
 
@@ -249,9 +250,9 @@ def apply(
         model: A whole module, the same on each rank, on a device or on meta.
         plan: The plan, or the file it is in.
         mesh: A device mesh with a dim for each of the plan's. Over those that share a batch,
-            gradients are averaged from then on (see `runtime/replicas.py`).
+            gradients are averaged from then on (see `runtime/communication/replicas.py`).
         cp: What each rank of `cp` passes from then on: "whole" sequences, or "local": its own rows
-            of them, consecutive and in the order of the ranks (see `runtime/own_rows.py`).
+            of them, consecutive and in the order of the ranks (see `runtime/rows/own_rows.py`).
 
     Returns:
         `model`.

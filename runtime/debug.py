@@ -18,10 +18,10 @@ from torch.distributed import ProcessGroup
 from shardwright.errors import DistributedError
 from shardwright.planner.contract.dims import unsplit
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime import facts
-from shardwright.runtime.agreement import gather
-from shardwright.runtime.local import LocalState
-from shardwright.runtime.reshard import ByDims
+from shardwright.runtime.communication import facts
+from shardwright.runtime.modules.local import LocalState
+from shardwright.runtime.ranks.agreement import gather
+from shardwright.runtime.redistribution.reshard import ByDims
 
 
 def wanted() -> bool:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime.audit import Call, counts, total_bytes
+from shardwright.runtime.communication.audit import Call, counts, total_bytes
 
 Tally = dict[str, tuple[int, int]]
 """Kind of collective -> how many, and the bytes that entered them on one rank."""

@@ -22,8 +22,8 @@ from shardwright.planner.report.report import to_text
 from shardwright.rules import added
 from shardwright.rules.call import OpCall
 from shardwright.rules.testing import check_rule
-from shardwright.runtime.layers import apply_module
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.modules.layers import apply_module
 from tests import planning
 from tests.cli.conftest import model, run  # noqa: F401 fixtures
 from tests.planner.equal import assert_equal, features, planned

@@ -27,10 +27,10 @@ from shardwright.runtime.api import _split, _whole
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import INDEX, Checkpoint
-from shardwright.runtime.hub import USUAL
-from shardwright.runtime.local import placements
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.reshard import take_local
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.model.hub import USUAL
+from shardwright.runtime.modules.local import placements
+from shardwright.runtime.redistribution.reshard import take_local
 
 SECONDS = 60.0
 RANKS = 2

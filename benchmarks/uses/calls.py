@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.compare import weighing_loss
 from benchmarks.uses.subject import Subject, Unfit, base, blocks, padding, tensors, use, weigh
 from benchmarks.zoo_case import CASTS
-from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.state.gather import full_tensors
 
 
 @use()

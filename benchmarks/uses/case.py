@@ -25,9 +25,9 @@ from benchmarks.uses.subject import MAKING, USES, Subject, Unfit, tensors
 from shardwright.errors import ShardwrightError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.root import RootModule
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.modules.root import RootModule
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from torch import nn
 
 from benchmarks.compare import weighing_loss
 from benchmarks.uses.subject import MAKING, Subject, Unfit, tensors, use, weigh
-from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.state.gather import full_tensors
 
 
 @use()

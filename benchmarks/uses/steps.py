@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.uses.subject import Subject, use, weigh
-from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.state.gather import full_tensors
 
 
 def _stepped(s: Subject, optimizer: Any, clip: float | None = None) -> Any:

@@ -48,7 +48,7 @@ class LayerStyle(NamedTuple):
         return _resolved(self.layer)
 
 
-_OURS = "shardwright.runtime.layers:"
+_OURS = "shardwright.runtime.modules.layers:"
 STYLES = {
     "ColumnParallelLinear": LayerStyle(
         "torch.nn:Linear", 0, "column", _OURS + "ColumnParallelLinear"

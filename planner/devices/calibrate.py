@@ -29,8 +29,8 @@ from torch import Tensor
 
 from shardwright.errors import UsageError
 from shardwright.planner.devices.device import SECOND, Device, Flops, Link, Links, sent
-from shardwright.runtime.collectives import all_gather, reduce_scatter
-from shardwright.runtime.mesh import Group
+from shardwright.runtime.communication.collectives import all_gather, reduce_scatter
+from shardwright.runtime.communication.mesh import Group
 
 HOW = "run it under torchrun: torchrun --nproc-per-node 2 -m shardwright calibrate -o profile.json"
 SIZES = tuple(2**n for n in range(12, 27, 2))

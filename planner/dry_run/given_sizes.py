@@ -13,7 +13,7 @@ from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import Atom, Dim, simplify
 from shardwright.planner.graph.graph import Graph, SizeArgument
 from shardwright.planner.trace.expressions import evaluate
-from shardwright.runtime.call_sites import name_of
+from shardwright.runtime.code.call_sites import name_of
 
 GivenSizes = dict[tuple[str, str], str]
 """(module, name of a call) -> the dims that it is to be given; `?` stays as it is."""

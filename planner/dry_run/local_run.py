@@ -24,7 +24,7 @@ from shardwright.planner.trace.on_fake import follow, run_and_note
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.runtime.api import apply_modules
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.slots import map_slots
 
 

@@ -18,8 +18,8 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.planner.trace import by_name
 from shardwright.planner.trace.source import text_inputs
-from shardwright.runtime.config import read_config
-from shardwright.runtime.hub import USUAL, Hub
+from shardwright.runtime.model.config import read_config
+from shardwright.runtime.model.hub import USUAL, Hub
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 FLOOR = 1e-2
@@ -133,8 +133,8 @@ def _on_rank(
     import torch.distributed as dist
 
     from shardwright.runtime.api import apply
-    from shardwright.runtime.gather import full_tensors
-    from shardwright.runtime.processes import device_mesh_for
+    from shardwright.runtime.communication.processes import device_mesh_for
+    from shardwright.runtime.state.gather import full_tensors
 
     mesh = device_mesh_for(plan, None, torch.device("cpu"), 1800)
     model = random_model(what, dtype, trust_remote_code, hub)
@@ -162,7 +162,7 @@ def random_model(
 
     `what` is a config, a module or the name of code that makes one of them.
     """
-    from shardwright.runtime.build import model_class
+    from shardwright.runtime.model.build import model_class
 
     torch.manual_seed(0)  # what is not drawn anew below must be the same on each rank
     what = by_name.made(what) if by_name.is_code(what) else what

@@ -13,8 +13,8 @@ from torch import nn
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.on_ranks.numeric import cut, random_inputs, random_model, run
-from shardwright.runtime.build import empty_model, model_class
-from shardwright.runtime.hub import USUAL, Hub
+from shardwright.runtime.model.build import empty_model, model_class
+from shardwright.runtime.model.hub import USUAL, Hub
 
 WIDTHS = re.compile("size|dim|width|rank|intermediate|ffn|d_model|d_ff|d_inner|n_embd|n_inner")
 LEAST = 16

@@ -24,10 +24,10 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.planner.on_ranks.numeric import TOLERANCE, differences, in_dtype, run
-from shardwright.runtime.config import read_config
-from shardwright.runtime.gather import full_tensors
 from shardwright.runtime.in_transformers import tp_plan
-from shardwright.runtime.local import mesh_of
+from shardwright.runtime.model.config import read_config
+from shardwright.runtime.modules.local import mesh_of
+from shardwright.runtime.state.gather import full_tensors
 
 CASTS = 1e-5
 """What is allowed where a model in float64 computes in float32 inside."""

@@ -30,7 +30,7 @@ from shardwright.planner.search.restrictions import Formulation, Restrictions, b
 from shardwright.planner.search.task import Task
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.trace.one_at_a_time import apart
-from shardwright.runtime.identity import check_identity
+from shardwright.runtime.model.identity import check_identity
 
 KEPT = 8
 """How many traces and problems a prover keeps."""

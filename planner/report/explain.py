@@ -29,7 +29,7 @@ from shardwright.planner.search.solution import Asked, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.strategies.states import States
 from shardwright.planner.wording import objective_in_words, placement_in_words
-from shardwright.runtime.identity import check_identity
+from shardwright.runtime.model.identity import check_identity
 
 BY = "backtracking"
 """Who solves alternatives: nobody else needs to prove them."""

@@ -3,7 +3,7 @@
 Keys and values are made in the module's own code, with positions in them, and no module's boundary
 is between that and the call of attention. So that call is a place where tensors change their
 placement, too: the trace has markers before it, and the runtime acts there
-(`runtime/attention_rows.py`). Causal masks are made there for the rows of each rank, so in the
+(`runtime/rows/attention_rows.py`). Causal masks are made there for the rows of each rank, so in the
 trace there is none.
 """
 

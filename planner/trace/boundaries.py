@@ -13,7 +13,7 @@ from torch import nn
 
 from shardwright.planner.trace.flags import Noted
 from shardwright.planner.trace.forwards import Forward, put_around
-from shardwright.runtime.call_sites import place_of_call
+from shardwright.runtime.code.call_sites import place_of_call
 from shardwright.runtime.slots import map_slots
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")

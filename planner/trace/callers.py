@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from shardwright.planner.trace.data_dependent.model_code import is_plumbing
-from shardwright.runtime.call_sites import method_of
+from shardwright.runtime.code.call_sites import method_of
 
 THROUGH = ("torch._tensor", "torch.functional", "torch.overrides")
 """What of torch stands between a call and the mode that sees it."""

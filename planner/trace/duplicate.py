@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from shardwright.runtime.closures import OWN, functions, rebound
+from shardwright.runtime.code.closures import OWN, functions, rebound
 
 T = TypeVar("T", bound=nn.Module)
 

@@ -19,7 +19,7 @@ from shardwright.planner.trace.data_dependent.unknown import Fails, Unknown
 from shardwright.planner.trace.duplicate import duplicate
 from shardwright.planner.trace.given_objects import Change, Objects, Place, Watched
 from shardwright.planner.trace.one_at_a_time import exporting
-from shardwright.runtime.parametrized import values
+from shardwright.runtime.modules.parametrized import values
 
 SCALES = (0.1, 0.01, 1.0)
 """Of the weights in each of the runs."""

@@ -26,8 +26,8 @@ from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.scripted import as_python
 from shardwright.planner.trace.traced_calls import Run, Runner, cast
 from shardwright.planner.trace.values import pairs
-from shardwright.runtime.attention import by_heads, split_by_heads
-from shardwright.runtime.parametrized import in_place
+from shardwright.runtime.modules.attention import by_heads, split_by_heads
+from shardwright.runtime.modules.parametrized import in_place
 
 
 def calls_of(

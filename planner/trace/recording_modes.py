@@ -150,7 +150,7 @@ class Functional(FunctionalTensorMode):
 
         All ranks draw the same numbers. So what is dropped of a whole tensor, or of the terms of a
         sum, is the same on each, which as all products with what each has is linear. Of a part they
-        drop what is dropped of the whole there (`runtime/draws.py`).
+        drop what is dropped of the whole there (`runtime/redistribution/draws.py`).
         """
         if func in DROPOUT:
             if args[1]:

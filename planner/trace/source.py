@@ -27,9 +27,9 @@ from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
 from shardwright.planner.trace.values import remember
-from shardwright.runtime.config import read_config
-from shardwright.runtime.hub import USUAL, Hub
-from shardwright.runtime.identity import config_hash
+from shardwright.runtime.model.config import read_config
+from shardwright.runtime.model.hub import USUAL, Hub
+from shardwright.runtime.model.identity import config_hash
 from shardwright.runtime.slots import positions
 
 OF_A_TRACE = (FakeTensor, FunctionalTensor)
@@ -187,7 +187,7 @@ def from_config(
     Raises:
         ModelError: it is no config, or none that a model can be built of.
     """
-    from shardwright.runtime.build import building, model_class
+    from shardwright.runtime.model.build import building, model_class
 
     if not hasattr(config, "to_dict"):
         raise ModelError(

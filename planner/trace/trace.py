@@ -35,8 +35,8 @@ from shardwright.planner.trace.recorder import record
 from shardwright.planner.trace.scripted import as_python
 from shardwright.planner.trace.traced_calls import Run, Runner
 from shardwright.planner.trace.translate import translate
-from shardwright.runtime.attention import by_heads
-from shardwright.runtime.parametrized import in_place
+from shardwright.runtime.modules.attention import by_heads
+from shardwright.runtime.modules.parametrized import in_place
 
 ON_META = "give inputs with which its forward runs on meta tensors"
 IN_A_MODULE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardwright.runtime.checkpoint.source import Checkpoint
-from shardwright.runtime.facts import digest
+from shardwright.runtime.communication.facts import digest
 
 BLOCK = 4096
 """Bytes of each file that are compared, from its middle."""

@@ -15,7 +15,7 @@ import torch
 
 from shardwright.errors import CheckpointError
 from shardwright.planner.contract.bounded import parse_json, read_json
-from shardwright.runtime.hub import USUAL, Hub
+from shardwright.runtime.model.hub import USUAL, Hub
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

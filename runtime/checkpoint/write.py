@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from shardwright.errors import CheckpointError, UsageError
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime.agreement import agree
 from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
 from shardwright.runtime.checkpoint.source import SINGLE
-from shardwright.runtime.dtensors import local_of
+from shardwright.runtime.ranks.agreement import agree
+from shardwright.runtime.tensors.dtensors import local_of
 
 if TYPE_CHECKING:
-    from shardwright.runtime.mesh import Mesh
+    from shardwright.runtime.communication.mesh import Mesh
 
 T = TypeVar("T")
 Gather = Callable[[Tensor, Placement, Any], Tensor]
@@ -52,7 +52,7 @@ def save(
         mesh: the ranks that share the model.
         max_shard_size: bytes, or a number with KB, MB or GB, of one file at most, unless a single
             tensor is larger.
-        gather: what makes tensors whole; `runtime.reshard.gather_whole` unless given.
+        gather: what makes tensors whole; `reshard.gather_whole` unless given.
 
     Raises:
         CheckpointError: the model has no weights yet, the directory cannot be written, or holds a
@@ -61,7 +61,7 @@ def save(
         UsageError: `max_shard_size` is not a size.
     """
     if gather is None:
-        from shardwright.runtime.reshard import gather_whole as gather
+        from shardwright.runtime.redistribution.reshard import gather_whole as gather
     limit = parse_size(max_shard_size)
     tensors = _to_save(model, placements)
     shapes = {name: _whole_shape(tensor, placed) for name, (tensor, placed) in tensors.items()}

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP, TP
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.local import mesh_of
-from shardwright.runtime.own_rows import takes_own_rows
+from shardwright.runtime.modules.local import mesh_of
+from shardwright.runtime.rows.own_rows import takes_own_rows
+from shardwright.runtime.state.gather import full_tensors
 
 
 class SplitAccelerator(Accelerator):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.runtime.checkpoint.write import on_first
-from shardwright.runtime.gather import full_tensors
+from shardwright.runtime.state.gather import full_tensors
 
 
 def is_adapted(model: Any) -> bool:

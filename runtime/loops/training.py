@@ -9,9 +9,12 @@ from typing import Any
 from transformers import Trainer
 
 from shardwright.errors import UsageError
-from shardwright.runtime.local import mesh_of
 from shardwright.runtime.loops.accelerating import SplitAccelerator
-from shardwright.runtime.whole_optimizer import full_optimizer_state, load_full_optimizer_state
+from shardwright.runtime.modules.local import mesh_of
+from shardwright.runtime.state.whole_optimizer import (
+    full_optimizer_state,
+    load_full_optimizer_state,
+)
 
 
 class SplitTrainer(Trainer):

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shardwright.runtime import connections, peers
-from shardwright.runtime.agreement import gather
-from shardwright.runtime.failure import named
-from shardwright.runtime.peers import Peer
+from shardwright.runtime.ranks import connections, peers
+from shardwright.runtime.ranks.agreement import gather
+from shardwright.runtime.ranks.failure import named
+from shardwright.runtime.ranks.peers import Peer
 from shardwright.runtime.shared_memory.channel import MOST_RANKS, Channel, size
 from shardwright.runtime.shared_memory.compiled import UnavailableError, library, version
 

@@ -35,11 +35,14 @@ if TYPE_CHECKING:
     from shardwright.planner.report.explain import explain
     from shardwright.rules.registry import register_rule
     from shardwright.runtime.api import apply, load, save
-    from shardwright.runtime.gather import full_tensors, split_tensors
     from shardwright.runtime.in_transformers import tp_plan
     from shardwright.runtime.loops.accelerating import SplitAccelerator
     from shardwright.runtime.loops.training import SplitTrainer
-    from shardwright.runtime.whole_optimizer import full_optimizer_state, load_full_optimizer_state
+    from shardwright.runtime.state.gather import full_tensors, split_tensors
+    from shardwright.runtime.state.whole_optimizer import (
+        full_optimizer_state,
+        load_full_optimizer_state,
+    )
 
     __version__: str
 
@@ -84,14 +87,14 @@ _HOME = {
     "differences": "shardwright.planner.report.diff",
     "explain": "shardwright.planner.report.explain",
     "export": "shardwright.planner.exports.exports",
-    "full_optimizer_state": "shardwright.runtime.whole_optimizer",
-    "full_tensors": "shardwright.runtime.gather",
+    "full_optimizer_state": "shardwright.runtime.state.whole_optimizer",
+    "full_tensors": "shardwright.runtime.state.gather",
     "load": "shardwright.runtime.api",
-    "load_full_optimizer_state": "shardwright.runtime.whole_optimizer",
+    "load_full_optimizer_state": "shardwright.runtime.state.whole_optimizer",
     "plan": "shardwright.planner.api",
     "register_rule": "shardwright.rules.registry",
     "save": "shardwright.runtime.api",
-    "split_tensors": "shardwright.runtime.gather",
+    "split_tensors": "shardwright.runtime.state.gather",
     "tp_plan": "shardwright.runtime.in_transformers",
 }
 

@@ -24,9 +24,9 @@ from shardwright.planner.contract.dims import shard_range
 from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.split_logits import SealedLogitsError
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.logits.split_logits import SealedLogitsError
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning, zoo
 from tests.ranks import run_ranks
 

@@ -19,8 +19,8 @@ from shardwright.planner.graph.trace_sizes import TRACE_SEQ
 from shardwright.planner.trace.folded_trace import trace_all
 from shardwright.planner.trace.source import read_source
 from shardwright.runtime.api import apply
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.proven import ALIKE
+from shardwright.runtime.calls.proven import ALIKE
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
 from tests.ranks import run_ranks
 

@@ -10,7 +10,7 @@ import torch
 
 import shardwright
 from benchmarks.zoo_case import build
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
 

@@ -16,9 +16,9 @@ from benchmarks.ranks_case import llama
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.mesh import parse_mesh
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime.audit import count_collectives, counts
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.audit import count_collectives, counts
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.predicted import held
 from tests.ranks import run_ranks

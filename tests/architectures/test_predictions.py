@@ -12,8 +12,8 @@ from benchmarks.compare import weighing_loss
 from benchmarks.zoo import FIRST
 from benchmarks.zoo_case import build
 from shardwright.runtime.api import apply
-from shardwright.runtime.audit import count_collectives
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.audit import count_collectives
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
 from tests.predicted import Tally, counted, held, predicted
 from tests.ranks import run_ranks

@@ -18,8 +18,8 @@ from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.runtime.api import apply
-from shardwright.runtime.audit import count_collectives, counts, total_bytes
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.audit import count_collectives, counts, total_bytes
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
 from tests.ranks import run_ranks
 

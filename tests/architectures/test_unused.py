@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import shardwright
 from benchmarks.compare import compare, predicted, reference
 from benchmarks.zoo_case import build
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning, zoo
 from tests.ranks import run_ranks
 

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from shardwright.errors import ModelError
-from shardwright.runtime.build import empty_model, model_class, parameters_on_meta
+from shardwright.runtime.model.build import empty_model, model_class, parameters_on_meta
 from tests.checkpoint.make import bert_config, gpt2_config, llama_config
 
 T5 = T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=53)

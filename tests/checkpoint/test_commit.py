@@ -17,7 +17,7 @@ from shardwright.errors import CheckpointError, DistributedError
 from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.source import INDEX, Checkpoint
 from shardwright.runtime.checkpoint.write import on_first, save
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests.checkpoint.make import llama
 from tests.ranks import run_ranks
 

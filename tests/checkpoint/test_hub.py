@@ -16,8 +16,8 @@ import shardwright
 from shardwright.errors import CheckpointError, ModelError
 from shardwright.planner.cli.main import main
 from shardwright.planner.report.explain import explain
-from shardwright.runtime.hub import Hub
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.model.hub import Hub
 from tests.planning import plan
 from tests.predicted import held
 from tests.ranks import run_ranks

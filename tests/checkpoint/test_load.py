@@ -12,9 +12,9 @@ from transformers import BertForMaskedLM, BertModel, GPT2LMHeadModel, GPT2Model,
 from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.ranges import local_ranges
-from shardwright.runtime.build import empty_model
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import Checkpoint
+from shardwright.runtime.model.build import empty_model
 from tests.checkpoint.make import (
     bert_config,
     gpt2,

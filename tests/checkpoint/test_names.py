@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from shardwright.errors import CheckpointError
-from shardwright.runtime.build import empty_model
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.names import Match, ModelNames, Source, match_names, model_names
+from shardwright.runtime.model.build import empty_model
 from tests.checkpoint.make import gpt2_config, llama_config
 
 

@@ -10,7 +10,7 @@ import torch
 
 from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.source import INDEX, Checkpoint, read_header
-from shardwright.runtime.hub import Hub
+from shardwright.runtime.model.hub import Hub
 from tests.checkpoint.make import write, write_index
 
 A = torch.arange(12, dtype=torch.float32).reshape(3, 4)

@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
 from shardwright.errors import CheckpointError, UsageError
 from shardwright.planner.contract.notation import parse
-from shardwright.runtime.build import empty_model
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.checkpoint.write import parse_size, save
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.model.build import empty_model
 from tests.checkpoint.make import gpt2, gpt2_config, llama, llama_config
 from tests.ranks import run_ranks
 

@@ -14,7 +14,7 @@ import shardwright
 from shardwright import DistributedError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.numeric import random_model
-from shardwright.runtime.processes import device_mesh_for
+from shardwright.runtime.communication.processes import device_mesh_for
 
 
 def die_in_forward(plan: Plan, config: Any, report: Path) -> None:

@@ -13,8 +13,8 @@ from torch import nn
 
 from shardwright import CheckpointError, UsageError
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime import build
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.model import build
 from tests import planning
 from tests.cli.conftest import Run, tiny
 from tests.cli.test_errors import error_line

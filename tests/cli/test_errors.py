@@ -25,7 +25,7 @@ from shardwright import (
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks import launch
 from shardwright.planner.on_ranks.launch import run_processes
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.cli import dying
 from tests.cli.conftest import Run, tiny

@@ -13,9 +13,9 @@ import shardwright
 from benchmarks.faults.checkpoints import local_part
 from shardwright.errors import ModelError
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime.build import model_class
-from shardwright.runtime.config import read_config
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.model.build import model_class
+from shardwright.runtime.model.config import read_config
 from tests import planning
 from tests.cli.conftest import Run
 from tests.ranks import run_ranks

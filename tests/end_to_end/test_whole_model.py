@@ -13,8 +13,8 @@ from transformers import StaticCache
 
 import shardwright
 from shardwright.errors import UsageError
-from shardwright.runtime.audit import count_collectives
-from shardwright.runtime.split_logits import SealedLogitsError, SplitLogits
+from shardwright.runtime.communication.audit import count_collectives
+from shardwright.runtime.logits.split_logits import SealedLogitsError, SplitLogits
 from tests import planning, zoo
 from tests.ranks import run_ranks
 

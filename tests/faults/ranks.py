@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime import agreement, collectives, processes
-from shardwright.runtime.mesh import Group, Mesh
+from shardwright.runtime.communication import collectives, processes
+from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.ranks import agreement
 from shardwright.runtime.shared_memory.connect import channel_of
 
 CPU = torch.device("cpu")

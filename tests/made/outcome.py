@@ -16,8 +16,8 @@ from benchmarks.uses.subject import tensors
 from shardwright.errors import ShardwrightError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.made.modules import WIDTH, WORDS, imported
 from tests.planner.equal import randomize, weigh

@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
-from shardwright.runtime.audit import count_collectives
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.audit import count_collectives
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.predicted import Tally, counted, predicted
 from tests.ranks import run_ranks

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.runtime.api import apply
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests.planner.equal import features, planned, randomize
 from tests.planner.test_gradients_asked import INNER, WIDTH, Mlp
 from tests.ranks import run_ranks

@@ -13,7 +13,7 @@ from shardwright.planner.contract.mesh import with_sub_axes
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply_modules
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests.planner.equal import features, planned
 from tests.planner.mlps import WIDTH, Mlp
 

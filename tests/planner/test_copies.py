@@ -17,9 +17,9 @@ from shardwright.planner.graph.axes import refine
 from shardwright.planner.strategies.state import REPLICATED, State
 from shardwright.planner.strategies.states import States
 from shardwright.planner.trace.trace import trace
-from shardwright.runtime import collectives
-from shardwright.runtime.mesh import Group, Mesh
-from shardwright.runtime.reshard import Reshard
+from shardwright.runtime.communication import collectives
+from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.redistribution.reshard import Reshard
 
 WIDTH, RANKS = 32, 2
 

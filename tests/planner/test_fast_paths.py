@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.runtime.api import apply
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests.planner.equal import features, planned, randomize
 from tests.planner.modules import TorchAttention, encoder
 from tests.ranks import run_ranks

@@ -19,8 +19,8 @@ from transformers import (
 
 import shardwright
 from shardwright.runtime.api import apply
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.planner.equal import Inputs, assert_equal, planned
 from tests.planner.mlps import WIDTH, Mlp

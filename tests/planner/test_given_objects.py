@@ -15,7 +15,7 @@ import shardwright
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.trace.data_dependent.unknown import Unknown
 from shardwright.planner.trace.given_objects import Objects, Watched
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
 

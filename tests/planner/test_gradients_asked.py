@@ -10,7 +10,7 @@ from torch import Tensor, is_grad_enabled, nn
 
 from shardwright.planner.trace.trace import trace
 from shardwright.runtime.api import apply
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests.planner.equal import features, planned, randomize
 from tests.ranks import run_ranks
 

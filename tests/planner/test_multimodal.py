@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from shardwright.errors import ModelError
 from shardwright.planner.api import prepare
 from shardwright.runtime.api import apply
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests.planner.equal import randomize
 from tests.planner.multimodal import MODELS
 from tests.planning import plan

@@ -14,7 +14,7 @@ from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.prove.check import check
 from shardwright.runtime.api import apply
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests.planner.equal import TRACED, assert_equal, features, planned
 from tests.planner.off_inputs import MODELS, Attention, CausalAttention, NanoGPT, ids
 from tests.ranks import run_ranks

@@ -14,7 +14,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.prove.prover import Prover
 from shardwright.runtime.api import apply
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests.planner.equal import TRACED, assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 from tests.planner.modules import Fused

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from shardwright.errors import PlanError
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, Redistribution
-from shardwright.runtime.layers import apply_module
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.modules.layers import apply_module
 from tests.planner.equal import assert_equal, features, planned
 
 WIDTH, HEADS = 16, 4

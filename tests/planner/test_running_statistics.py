@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests.planner.equal import assert_equal, planned
 from tests.predicted import predicted
 from tests.ranks import run_ranks

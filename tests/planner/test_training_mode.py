@@ -17,8 +17,8 @@ from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.search.plan import IN_EVAL_MODE
 from shardwright.runtime.api import apply
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning, zoo
 from tests.planner.equal import RUN, features, planned, randomize, weigh
 from tests.ranks import run_ranks

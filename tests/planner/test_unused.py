@@ -18,7 +18,7 @@ from shardwright.planner.trace.example_inputs import example_inputs
 from shardwright.planner.trace.source import read_source
 from shardwright.planner.trace.traced_calls import Run
 from shardwright.planner.trace.unused import more_runs
-from shardwright.runtime.audit import count_collectives
+from shardwright.runtime.communication.audit import count_collectives
 from tests import planning
 from tests.planner.test_folding import LAYERS, OLD, planned, whole
 from tests.predicted import Tally, predicted

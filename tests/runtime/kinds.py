@@ -4,9 +4,9 @@ import torch
 
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.transitions import Kind
-from shardwright.runtime.audit import Call, count_collectives
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.reshard import Reshard
+from shardwright.runtime.communication.audit import Call, count_collectives
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.redistribution.reshard import Reshard
 from tests.ranks import run_ranks
 
 EXAMPLES = {

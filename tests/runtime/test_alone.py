@@ -14,8 +14,8 @@ import shardwright
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import ModulePlan, Placed
 from shardwright.runtime.api import apply
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.shown import Shown
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.outside.shown import Shown
 from tests import planning
 from tests.ranks import run_ranks
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.runtime.attention import ByHeads, split_by_heads
+from shardwright.runtime.modules.attention import ByHeads, split_by_heads
 
 WIDTH, HEADS, BATCH, ASKED, HELD = 16, 4, 3, 5, 7
 

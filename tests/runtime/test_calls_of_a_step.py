@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 import shardwright
 from benchmarks.speed_counts import Counts, counted
-from shardwright.runtime import collectives
-from shardwright.runtime.mesh import Group, Mesh
+from shardwright.runtime.communication import collectives
+from shardwright.runtime.communication.mesh import Group, Mesh
 from tests import planning
 from tests.ranks import run_ranks
 

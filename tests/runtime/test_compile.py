@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import Unsupported
 
-from shardwright.runtime.split_logits import SplitLogits
+from shardwright.runtime.logits.split_logits import SplitLogits
 from tests.ranks import run_ranks
 from tests.runtime.test_layers import F64, Mlp, apply, column, plan, row, vocab
 from tests.runtime.test_split_logits import STAY, Model, bert, example, split, t5

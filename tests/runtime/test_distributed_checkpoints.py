@@ -12,11 +12,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from shardwright.planner.contract.notation import parse
-from shardwright.runtime.arranged import Arranged
-from shardwright.runtime.distributed_checkpoints import pieces, watch_checkpoints
-from shardwright.runtime.dtensors import as_dtensor, placements_of
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.reshard import take_local
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.redistribution.reshard import take_local
+from shardwright.runtime.tensors.arranged import Arranged
+from shardwright.runtime.tensors.distributed_checkpoints import pieces, watch_checkpoints
+from shardwright.runtime.tensors.dtensors import as_dtensor, placements_of
 from tests.ranks import run_ranks
 
 

@@ -23,11 +23,11 @@ from transformers import (
 import shardwright
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.notation import parse
-from shardwright.runtime.arranged import Arranged
-from shardwright.runtime.dtensors import as_dtensor, cut, placements_of
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.propagation import watch_propagation
-from shardwright.runtime.reshard import take_local
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.redistribution.reshard import take_local
+from shardwright.runtime.tensors.arranged import Arranged
+from shardwright.runtime.tensors.dtensors import as_dtensor, cut, placements_of
+from shardwright.runtime.tensors.propagation import watch_propagation
 from tests import planning
 from tests.ranks import run_ranks
 from tests.six_heads import llama

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 import shardwright
 from shardwright.errors import UsageError
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
 from tests.runtime import test_dtensors

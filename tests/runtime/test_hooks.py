@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 
 from shardwright.errors import UsageError
 from shardwright.runtime.api import apply
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.cli.conftest import tiny
 from tests.planner.modules import WIDTH, TorchAttention

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardwright.errors import UsageError
 from shardwright.runtime.api import apply
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
 from tests.runtime.test_hooks import put_gradient_hooks, reads_of_hooks, same

@@ -14,19 +14,19 @@ from torch import nn
 from shardwright.errors import PlanError
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Placed, Redistribution
-from shardwright.runtime.audit import count_collectives, counts, total_bytes
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.layers import (
+from shardwright.runtime.communication.audit import count_collectives, counts, total_bytes
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.modules.layers import (
     ColumnParallelLinear,
     LocalModule,
     RowParallelLinear,
     VocabParallelEmbedding,
     apply_module,
 )
-from shardwright.runtime.local import placements
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.parameters import LocalTensors
-from shardwright.runtime.root import wrap_root
+from shardwright.runtime.modules.local import placements
+from shardwright.runtime.modules.parameters import LocalTensors
+from shardwright.runtime.modules.root import wrap_root
+from shardwright.runtime.state.gather import full_tensors
 from tests.ranks import run_ranks
 
 F64 = torch.float64

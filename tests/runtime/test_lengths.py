@@ -4,8 +4,8 @@ import pytest
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import shard_range
-from shardwright.runtime.lengths import Lengths
-from shardwright.runtime.mesh import Group
+from shardwright.runtime.communication.mesh import Group
+from shardwright.runtime.redistribution.lengths import Lengths
 
 
 def parts(whole: int, ranks: int) -> list[int]:

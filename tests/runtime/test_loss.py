@@ -11,8 +11,11 @@ from torch.nn import functional as F
 
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.ranges import local_ranges
-from shardwright.runtime.audit import count_collectives, counts
-from shardwright.runtime.loss import VocabParallelCrossEntropyLoss, vocab_parallel_cross_entropy
+from shardwright.runtime.communication.audit import count_collectives, counts
+from shardwright.runtime.logits.loss import (
+    VocabParallelCrossEntropyLoss,
+    vocab_parallel_cross_entropy,
+)
 from tests.ranks import run_ranks
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import shardwright
 from shardwright.errors import DistributedError, UsageError
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
 from tests.runtime.test_dtensors import IDS, WEIGHTS, gpt2, llama, made, phi3, whole

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests.planning import plan
 
 CONFIG = LlamaConfig(

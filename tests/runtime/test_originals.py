@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning, zoo
 from tests.ranks import run_ranks
 

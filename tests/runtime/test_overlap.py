@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import shardwright
-from shardwright.runtime import overlap
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.redistribution import overlap
 from tests import planning, six_heads
 from tests.ranks import run_ranks
 

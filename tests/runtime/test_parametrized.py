@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 import shardwright
 from shardwright.errors import ModelError
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
 

@@ -16,8 +16,8 @@ from transformers import (
 
 import shardwright
 from shardwright.errors import UsageError
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.ranks import run_ranks
 from tests.runtime.test_dtensors import IDS, gpt2

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardwright.runtime.collectives import all_gather, all_reduce, reduce_scatter
+from shardwright.runtime.communication.collectives import all_gather, all_reduce, reduce_scatter
 from tests.ranks import run_ranks
 
 

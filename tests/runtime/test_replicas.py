@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardwright
-from shardwright.runtime.audit import count_collectives, counts
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.replicas import average_gradients
+from shardwright.runtime.communication.audit import count_collectives, counts
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.communication.replicas import average_gradients
 from tests import planning
 from tests.ranks import run_ranks
 

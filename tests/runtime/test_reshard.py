@@ -16,10 +16,10 @@ from shardwright.planner.contract.mesh import with_sub_axes
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.redistribute import side
 from shardwright.planner.contract.transitions import TRANSITIONS, Work
-from shardwright.runtime.audit import count_collectives, counts
-from shardwright.runtime.lengths import Length, Lengths
-from shardwright.runtime.mesh import Mesh
-from shardwright.runtime.reshard import Reshard, gather_whole, take_local
+from shardwright.runtime.communication.audit import count_collectives, counts
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.redistribution.lengths import Length, Lengths
+from shardwright.runtime.redistribution.reshard import Reshard, gather_whole, take_local
 from tests.ranks import run_ranks
 from tests.runtime.definition import check, gradient, make
 from tests.runtime.kinds import EXAMPLES, sent

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.runtime.api import apply
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
 from tests.runtime.test_dtensors import IDS, llama, made

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import shardwright
-from shardwright.runtime import reshard
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.redistribution import reshard
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.ranks import run_ranks
 

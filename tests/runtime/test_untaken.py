@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.runtime.api import apply
-from shardwright.runtime.gather import full_tensors
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.ranks import run_ranks
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.errors import UsageError
-from shardwright.runtime.mesh import Mesh
+from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
 

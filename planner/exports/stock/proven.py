@@ -20,10 +20,10 @@ from shardwright.planner.on_ranks.small import small
 from shardwright.planner.on_ranks.stock import Ran, Way, try_out
 from shardwright.planner.problem.tp_plan import read
 from shardwright.planner.quiet import quiet
-from shardwright.runtime.build import empty_model, model_class
-from shardwright.runtime.config import read_config
-from shardwright.runtime.hub import Hub
-from shardwright.runtime.identity import check_identity
+from shardwright.runtime.model.build import empty_model, model_class
+from shardwright.runtime.model.config import read_config
+from shardwright.runtime.model.hub import Hub
+from shardwright.runtime.model.identity import check_identity
 
 BY_DTENSORS = "computed as DTensors"
 """What a style of embeddings does to any other module."""

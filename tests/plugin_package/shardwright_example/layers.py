@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from shardwright.runtime.local import LocalModule
+from shardwright.runtime.modules.local import LocalModule
 from shardwright_example.ops import gated
 
 

@@ -1,0 +1,1 @@
+"""What goes into a forward pass: the calls that a plan is proven for, caches."""

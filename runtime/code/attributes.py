@@ -1,0 +1,88 @@
+"""Integers that a module's code reads, replaced by this rank's own: `num_heads`, `config.x`."""
+
+from __future__ import annotations
+
+import copy
+from inspect import isroutine
+from typing import Any
+
+from torch import nn
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.dims import dim_size
+from shardwright.planner.contract.notation import parse
+from shardwright.runtime.communication.mesh import Mesh
+
+SIZES: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
+    (nn.Linear, ("out_features", "in_features")),
+    (nn.Embedding, ("num_embeddings", "embedding_dim")),
+)
+"""What torch's own layers say of their sizes, by weight dimension."""
+
+
+def set_local(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
+    """Set attribute `path` of `module` to the local size of `dim`.
+
+    Objects on the way (a config, a list of sizes) are copied first: others share them.
+
+    Raises:
+        PlanError: there is no such attribute, or its value is not the whole size of `dim`.
+    """
+    whole, local = _sizes(path, dim, mesh)
+    _replaced(module, path.split("."), (whole, local), path)
+
+
+def set_whole(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
+    """The inverse of `set_local`.
+
+    Raises:
+        PlanError: the value of the attribute is not the local size of `dim`.
+    """
+    whole, local = _sizes(path, dim, mesh)
+    _replaced(module, path.split("."), (local, whole), path)
+
+
+def _sizes(path: str, dim: str, mesh: Mesh) -> tuple[int, int]:
+    """The whole and the local size of `dim`, as which the plan has attribute `path`."""
+    (parsed,) = parse(dim).dims
+    whole, local = dim_size(parsed), dim_size(parsed, mesh.coords)
+    if whole is None or local is None:
+        raise PlanError(f"attribute '{path}' cannot be set to '{dim}', a size not known yet")
+    return whole, local
+
+
+def _replaced(owner: Any, keys: list[str], sizes: tuple[int, int], path: str) -> Any:
+    """`owner` with what stands at `keys` replaced: the first of two sizes by the second."""
+    old, new = sizes
+    if not keys:
+        if isinstance(owner, bool) or not isinstance(owner, int):
+            kind = type(owner).__name__
+            raise PlanError(f"attribute '{path}' is a {kind}: a plan may replace plain sizes only")
+        if owner != old:
+            raise PlanError(f"attribute '{path}' is {owner}; the plan is for {old}")
+        return new
+    key, rest = keys[0], keys[1:]
+    if isinstance(owner, (list, tuple)):
+        items = [
+            _replaced(v, rest, sizes, path) if str(i) == key else v for i, v in enumerate(owner)
+        ]
+        return type(owner)(*items) if hasattr(owner, "_fields") else type(owner)(items)
+    try:
+        if key.startswith("__") or isinstance(owner, type) or isroutine(owner):
+            raise AttributeError  # of Python, not of the model
+        child = _replaced(getattr(owner, key), rest, sizes, path)
+        if not isinstance(owner, nn.Module):
+            owner = copy.copy(owner)
+        setattr(owner, key, child)
+    except (AttributeError, TypeError):
+        kind = type(owner).__name__
+        raise PlanError(f"there is no attribute '{path}' of {kind} that can be set") from None
+    return owner
+
+
+def set_sizes(module: nn.Module, weight: tuple[int | None, ...]) -> None:
+    """Let a torch layer speak of its local sizes, given the shape of its weight in use."""
+    for kind, names in SIZES:
+        if isinstance(module, kind):
+            for name, size in zip(names, weight, strict=True):
+                setattr(module, name, size)

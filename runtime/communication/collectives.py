@@ -1,0 +1,195 @@
+"""Three collectives as plain functions of a tensor.
+
+They change nothing that is still needed, are not differentiable, and torch.compile can trace them.
+A group of one rank communicates nothing. A shape-only group neither. All but those of compiled
+graphs tell a `Listener` around them, so that a plan tried out on meta can be audited like a real
+run.
+
+Eager ones of CPU ranks on one host go through memory that these share, if they can. Compiled ones
+are functional collectives, which Inductor knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from shardwright.runtime.communication.mesh import Group
+from shardwright.runtime.ranks.failure import failed
+from shardwright.runtime.shared_memory.channel import DTYPES
+
+_ops = torch.ops._c10d_functional
+
+
+class Listener(TorchDispatchMode):
+    """A mode that is told of each collective inside, backward passes and all."""
+
+    def note(self, kind: str, x: Tensor) -> None:
+        """Called with the input of a collective: an all_reduce, all_gather or reduce_scatter."""
+        raise NotImplementedError
+
+
+def all_reduce(x: Tensor, group: Group, op: str = "sum", spent: bool = False) -> Tensor:
+    """`x`, summed (or "max", "min") over the ranks; the same shape.
+
+    In the memory of `x` where that is `spent`: nobody reads it any more.
+    """
+    if group.size == 1:
+        return x
+    if group.pg is None:
+        return _pretend("all_reduce", x)
+    return _run(group, "all_reduce", x.contiguous(), op, spent)
+
+
+def all_gather(x: Tensor, group: Group, dim: int | None = None) -> Tensor:
+    """The `x` of all ranks, equal in shape, stacked: [*shape] -> [ranks, *shape].
+
+    Or one after the other along `dim`: [..., n, ...] -> [..., ranks * n, ...].
+    """
+    if group.size == 1:
+        return x.unsqueeze(0) if dim is None else x
+    before, behind = x.shape[: dim or 0], x.shape[dim or 0 :]
+    if group.pg is None:
+        parts = [_pretend("all_gather", x)] * group.size
+        return torch.stack(parts) if dim is None else torch.cat(parts, dim)
+    # Flat, since some backends gather only along dim 0 and a 0-dim tensor has none.
+    flat = _run(group, "all_gather", x.reshape(-1), rows=before.numel() or 1)
+    if dim is None:
+        return flat.view(group.size, *behind)
+    return flat.view(*before, group.size * behind[0], *behind[1:])
+
+
+def reduce_scatter(x: Tensor, group: Group) -> Tensor:
+    """Row `rank` of the sum of all `x`: [ranks, *shape] -> [*shape]."""
+    if group.size == 1:
+        return x.squeeze(0)
+    if group.pg is None:
+        return _pretend("reduce_scatter", x)[group.rank].clone()
+    flat = _run(group, "reduce_scatter", x.reshape(-1))
+    return flat.view(x.shape[1:])
+
+
+def begin_all_reduce(x: Tensor, group: Group) -> tuple[Tensor, Callable[[], None]]:
+    """The sum of `x` over the ranks, in new memory, and what waits until it is there.
+
+    For groups with a backend, and not in compiled graphs.
+    """
+    if _len_torch_dispatch_stack():
+        _tell("all_reduce", x)
+    assert group.pg is not None
+    out = x.clone(memory_format=torch.contiguous_format)
+    try:
+        work = group.pg.allreduce(_plain(out), _options("sum", later=True))
+    except RuntimeError as error:
+        raise failed("all_reduce", error, group.pg) from error
+
+    def wait() -> None:
+        try:
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            raise failed("all_reduce", error, group.pg) from error
+
+    return out, wait
+
+
+def _run(
+    group: Group, kind: str, x: Tensor, op: str = "sum", spent: bool = False, rows: int = 1
+) -> Tensor:
+    """The result of a collective, as `Channel.run` has it; if a rank died, the error says which."""
+    watched = _len_torch_dispatch_stack()
+    if isinstance(x, FakeTensor) or (watched and torch.compiler.is_compiling()):
+        return _traced(group, kind, x, op, rows=rows)
+    if watched:
+        _tell(kind, x)
+    try:
+        if (
+            x.is_cpu
+            and (channel := group.channel) is not None
+            and (kind == "all_gather" or x.dtype in DTYPES)
+        ):
+            return channel.run(kind, x, op, spent, rows)
+        if kind == "all_reduce":
+            return _all_reduced(group, x, op, spent)
+        return _gathered(group, x, rows) if kind == "all_gather" else _scattered(group, x)
+    except RuntimeError as error:
+        raise failed(kind, error, group.pg) from error
+
+
+def _traced(
+    group: Group, kind: str, x: Tensor, op: str = "sum", _: bool = False, rows: int = 1
+) -> Tensor:
+    """The same in a compiled graph, which does not come back here when it runs.
+
+    There, the backend's own error is raised.
+    """
+    if kind == "all_reduce":
+        return _ops.wait_tensor(_ops.all_reduce(x, op, group.name))
+    if kind == "all_gather":
+        out = _ops.wait_tensor(_ops.all_gather_into_tensor(x, group.size, group.name))
+        return in_rows(out, group.size, rows)
+    return _ops.wait_tensor(_ops.reduce_scatter_tensor(x, op, group.size, group.name))
+
+
+# What Dynamo follows in its place. To ask whether it does costs two calls, for each token.
+_run._torchdynamo_inline = _traced  # type: ignore[attr-defined]
+
+
+# By the backend. Of what `torch.distributed` looks at before an all-reduce, most is known here.
+
+
+def _all_reduced(group: Group, x: Tensor, op: str, spent: bool) -> Tensor:
+    assert group.pg is not None
+    out = x if spent else x.clone()
+    work = group.pg.allreduce(_plain(out), _options(op))
+    if work is not None:
+        work.wait()
+    return out
+
+
+def _plain(x: Tensor) -> list[Tensor]:
+    return [torch.view_as_real(x) if x.is_complex() else x]
+
+
+def _options(op: str, later: bool = False) -> Any:
+    options: Any = dist.AllreduceOptions()
+    options.reduceOp, options.asyncOp = REDUCTIONS[op], later
+    return options
+
+
+def _gathered(group: Group, x: Tensor, rows: int) -> Tensor:
+    out = x.new_empty(group.size * x.numel())
+    dist.all_gather_single(out, x, group.pg)
+    return in_rows(out, group.size, rows)
+
+
+def in_rows(x: Tensor, ranks: int, rows: int) -> Tensor:
+    """[ranks, rows, n] -> [rows, ranks, n], all flat: a backend puts one rank behind another."""
+    return x if rows == 1 else x.view(ranks, rows, -1).transpose(0, 1).reshape(-1)
+
+
+def _scattered(group: Group, x: Tensor) -> Tensor:
+    out = x.new_empty(x.numel() // group.size)
+    dist.reduce_scatter_single(out, x, dist.ReduceOp.SUM, group.pg)
+    return out
+
+
+REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+def _pretend(kind: str, x: Tensor) -> Tensor:
+    _tell(kind, x)
+    return x.clone()
+
+
+def _tell(kind: str, x: Tensor) -> None:
+    for mode in _get_current_dispatch_mode_stack():  # of this thread, as ranks may be threads
+        if isinstance(mode, Listener):
+            mode.note(kind, x)

@@ -1,0 +1,120 @@
+"""Generators of random numbers: ranks that share a model have them stand alike.
+
+What all ranks have is then dropped alike, as the unsplit model on the first rank would drop it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.planner.contract.mesh import CP, TP
+from shardwright.runtime.communication.collectives import all_gather
+from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.running import Running
+from shardwright.runtime.subclasses import subclass
+
+
+def draw_alike(group: Group, device: torch.device) -> None:
+    """Put the generators of all ranks where that of the first stands; all call it."""
+    if group.size == 1 or group.pg is None or device.type == "meta":
+        return
+    if device.type == "cpu":
+        torch.set_rng_state(all_gather(torch.get_rng_state(), group)[0])
+        return
+    module: Any = torch.get_device_module(device)
+    state = all_gather(module.get_rng_state(device).to(device), group)[0]
+    module.set_rng_state(state.cpu(), device)
+
+
+def draw_arrays_alike(group: Group, device: torch.device) -> None:
+    """The same for the generators of Python and NumPy."""
+    if group.size == 1 or group.pg is None or device.type == "meta":
+        return
+    import numpy as np
+
+    version, numbers, normal = random.getstate()
+    of_numpy: Any = np.random.get_state()
+    kind, keys, *rest = of_numpy
+    # As floats, which have room for the 32 bits of each word of a state.
+    own = [*numbers, math.nan if normal is None else normal, *keys.tolist(), *rest]
+    state = torch.tensor(own, dtype=torch.float64, device=device)
+    first = all_gather(state, group)[0].tolist()
+    words, (normal, *first) = first[: len(numbers)], first[len(numbers) :]
+    random.setstate((version, tuple(map(int, words)), None if math.isnan(normal) else normal))
+    *keys, at, has_normal, normal = first
+    np.random.set_state((kind, np.array(keys, np.uint32), int(at), int(has_normal), normal))
+
+
+def draw_as_first(
+    module: nn.Module, mesh: Mesh, alike: Callable[[Group, torch.device], None] = draw_alike
+) -> None:
+    """Put generators alike on all ranks of `mesh` that share a model, of which `module` is a part.
+
+    `alike` does it for one group: that is `draw_alike`, or `draw_arrays_alike`.
+    """
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    for name in (CP, TP):
+        if name in mesh.groups:
+            alike(mesh[name], device)
+
+
+def any_trains(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of them is in training mode."""
+    return any(map(_TRAINING, modules))
+
+
+_TRAINING = operator.attrgetter("training")  # no frame of Python for each: it is asked each step
+
+
+class AsFirst:
+    """Before a part of a model that is called by itself: it draws as on the first rank.
+
+    Args:
+        mesh: Where this rank stands.
+        always: Whether numbers are drawn in eval mode, too.
+    """
+
+    def __init__(self, mesh: Mesh, always: bool) -> None:
+        self.mesh, self.always = mesh, always
+
+    def __call__(self, module: nn.Module) -> None:
+        """Put generators alike if `module` may draw; all ranks call it."""
+        if not torch.compiler.is_compiling() and (self.always or any_trains(module.modules())):
+            draw_as_first(module, self.mesh)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AsFirst:
+        return self
+
+
+class Around:
+    """Mixin in front of a module that the plan leaves as it is, and that has split ones within."""
+
+    _shardwright_called_in: Running
+    _shardwright_as_first: AsFirst
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward."""
+        if not self._shardwright_called_in.now:
+            self._shardwright_as_first(self)  # type: ignore[arg-type]
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+
+def draw_alike_alone(model: nn.Module, running: Running, always: bool) -> None:
+    """Let all parts of `model` that have split modules in them draw alike when called alone."""
+    for module in model.modules():
+        states = (s for m in module.modules() if (s := vars(m).get("_shardwright")) is not None)
+        if module is model or (state := next(states, None)) is None:
+            continue
+        as_first, own = AsFirst(state.mesh, always), vars(module).get("_shardwright")
+        if own is not None:
+            own.alone.as_first = as_first
+        elif type(module).forward is not nn.Module.forward:
+            vars(module).update(_shardwright_called_in=running, _shardwright_as_first=as_first)
+            module.__class__ = subclass(type(module), Around)

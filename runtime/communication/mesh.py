@@ -1,0 +1,189 @@
+"""The ranks that share a model, by mesh dim; with or without a process group behind them.
+
+A plan may take a mesh dim as a product of sub-axes. `with_sub_axes` makes the groups for those from
+the group of the whole mesh dim: the user's `DeviceMesh` knows nothing of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.mesh import TP, Coords, sub_name, with_sub_axes
+from shardwright.runtime.ranks import connections
+from shardwright.runtime.shared_memory.channel import Channel
+from shardwright.runtime.shared_memory.connect import channel_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The ranks along one mesh dim, as seen by one of them.
+
+    `rank` counts within the group. Without `pg` the group is shape-only: its collectives give
+    results of the right shape and talk to nobody, which is how a plan is tried out on meta.
+    """
+
+    rank: int
+    size: int
+    pg: ProcessGroup | None = None
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise PlanError(f"rank {self.rank} is not in a group of {self.size}")
+        # Compiled graphs refer to a group by this name, not by the object.
+        object.__setattr__(self, "name", "" if self.pg is None else self.pg.group_name)
+
+    @cached_property
+    def channel(self) -> Channel | None:
+        """What its ranks share memory by, if they do; all of them ask together at first."""
+        return None if self.pg is None else channel_of(self.pg)
+
+    @classmethod
+    def of(cls, pg: ProcessGroup) -> Group:
+        """The group behind a `torch.distributed` process group."""
+        return cls(pg.rank(), pg.size(), pg)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Group:
+        return self  # a copied model talks to the same ranks
+
+
+_known: Any = WeakIdKeyDictionary()
+"""DeviceMesh -> Mesh, so that the groups of sub-axes are made once."""
+
+
+def forget_meshes() -> None:
+    """Let go of all meshes, and of the groups that they hold: the process ends."""
+    _known.clear()
+
+
+class Mesh:
+    """Mesh dims by name, and where this rank stands on each."""
+
+    def __init__(self, groups: Mapping[str, Group]) -> None:
+        self.groups = dict(groups)
+        self.coords: Coords = {name: (g.rank, g.size) for name, g in self.groups.items()}
+        self.sub_axes: dict[str, tuple[int, ...]] = {}
+        self.device_mesh: DeviceMesh | None = None
+        self._parameter_mesh: DeviceMesh | None = None
+        self._finer: dict[tuple[tuple[str, tuple[int, ...]], ...], Mesh] = {}
+
+    @classmethod
+    def from_device_mesh(cls, device_mesh: DeviceMesh) -> Mesh:
+        """The mesh behind torch's own; its dims must have names."""
+        if not device_mesh.mesh_dim_names:
+            raise PlanError('the DeviceMesh has no dim names: pass mesh_dim_names=("tp",)')
+        if device_mesh not in _known:
+            names = device_mesh.mesh_dim_names
+            _known[device_mesh] = cls({n: Group.of(device_mesh.get_group(n)) for n in names})
+            _known[device_mesh].device_mesh = device_mesh
+        return _known[device_mesh]
+
+    @classmethod
+    def shape_only(cls, coords: Coords) -> Mesh:
+        """A mesh without process groups: `Mesh.shape_only({"tp": (rank, size)})`."""
+        return cls({name: Group(rank, size) for name, (rank, size) in coords.items()})
+
+    def with_sub_axes(self, sub_axes: Mapping[str, Sequence[int]]) -> Mesh:
+        """This mesh with groups for sub-axes too; all ranks must call it, and in the same order.
+
+        Asked for again it is the same mesh: groups are made once.
+
+        Args:
+            sub_axes: Mesh dim -> the sizes of its sub-axes, major first.
+
+        Raises:
+            PlanError: the sizes do not make the mesh dim.
+        """
+        asked = {mesh: tuple(sizes) for mesh, sizes in sorted(sub_axes.items())}
+        wanted = {m: s for m, s in asked.items() if self.sub_axes.get(m) != s}
+        key = tuple(wanted.items())
+        if wanted and key not in self._finer:
+            made = Mesh({**self.groups, **self._sub_groups(wanted)})
+            made.sub_axes = {**self.sub_axes, **wanted}
+            made.device_mesh = self.device_mesh
+            self._finer[key] = made
+        return self._finer[key] if wanted else self
+
+    def parameter_mesh(self) -> DeviceMesh | None:
+        """Torch's mesh with a dim for each sub-axis of tp; None without one. All ranks call it."""
+        if self._parameter_mesh is None and self.device_mesh is not None:
+            names = self.device_mesh.mesh_dim_names or ()
+            tp = self.device_mesh if names == (TP,) else self.device_mesh[TP]
+            if sizes := self.sub_axes.get(TP):
+                names = tuple(sub_name(TP, [i]) for i in range(len(sizes)))
+                with connections.noted():
+                    tp = tp._unflatten(0, sizes, names)
+            self._parameter_mesh = tp
+        return self._parameter_mesh
+
+    def _sub_groups(self, sub_axes: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:
+        out: dict[str, Group] = {}
+        for mesh, sizes in sub_axes.items():
+            whole = self[mesh]
+            every = [
+                with_sub_axes({mesh: (rank, whole.size)}, {mesh: sizes})
+                for rank in range(whole.size)
+            ]
+            mine = every[whole.rank]
+            for name in sorted(mine.keys() - {mesh}):
+                # Those that differ from this rank in nothing but these sub-axes, in their order.
+                digits = set(name.removeprefix(f"{mesh}."))
+                fixed = [f"{mesh}.{i}" for i in range(len(sizes)) if str(i) not in digits]
+                members = [r for r, c in enumerate(every) if all(c[f] == mine[f] for f in fixed)]
+                out[name] = _sub_group(whole, members)
+        return out
+
+    def process_groups(self, names: Iterable[str]) -> list[ProcessGroup]:
+        """Those of the mesh dims `names`, for what their ranks do together."""
+        groups = [self[name] for name in sorted(names)]
+        return [g.pg for g in groups if g.pg is not None and g.size > 1]
+
+    def __getitem__(self, name: str) -> Group:
+        try:
+            return self.groups[name]
+        except KeyError:
+            known = ", ".join(sorted(self.groups)) or "none"
+            raise PlanError(
+                f"the plan splits over mesh dim '{name}'; the mesh has: {known}"
+            ) from None
+
+    def __repr__(self) -> str:
+        return "Mesh(" + ", ".join(f"{n}: {r} of {s}" for n, (r, s) in self.coords.items()) + ")"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
+        return self
+
+
+def _sub_group(whole: Group, members: Sequence[int]) -> Group:
+    """The group of some ranks of `whole`, this one among them."""
+    if whole.pg is None:
+        return Group(members.index(whole.rank), len(members))
+    ranks = dist.get_process_group_ranks(whole.pg)
+    # Ranks of other groups need not come here: each makes its own, all in one order.
+    with connections.noted():
+        pg = dist.new_group(
+            [ranks[m] for m in members],
+            timeout=_timeout(whole.pg),
+            use_local_synchronization=True,
+            sort_ranks=False,
+        )
+    assert isinstance(pg, dist.ProcessGroup), "this rank is a member"
+    return Group.of(pg)
+
+
+def _timeout(group: ProcessGroup) -> Any:
+    """How long ranks wait in a group; None, which is half an hour to torch, if nobody said."""
+    for device in group._device_types:
+        return getattr(getattr(group._get_backend(device), "options", None), "_timeout", None)
+    return None

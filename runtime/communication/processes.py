@@ -1,0 +1,116 @@
+"""Ranks as processes: the device that each has, the mesh that they make, and their end."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shardwright.errors import DistributedError
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime.communication import facts
+from shardwright.runtime.communication.mesh import forget_meshes
+from shardwright.runtime.ranks import agreement, connections, rendezvous
+from shardwright.runtime.ranks.failure import failed
+
+
+@cache
+def end_in_order() -> None:
+    """When this process ends, end its process groups before Python takes its objects apart.
+
+    Groups of gloo have threads. One that lives on in a cycle of references, or that nobody has
+    ended, may be freed while these still run: then the process aborts after all went well
+    ("terminate called without an active exception"; seen in every other run of three ranks).
+    """
+    atexit.register(_end)
+
+
+def _end() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+    forget_meshes()
+    gc.collect()
+
+
+def pick_device(device: torch.device | str | None) -> torch.device:
+    """The device that this rank computes on: the one asked for, else its own GPU, else the CPU."""
+    if device is not None:
+        chosen = torch.device(device)
+        if chosen.type == "cuda" and chosen.index is None:
+            chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    elif torch.cuda.is_available():
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    else:
+        chosen = torch.device("cpu")
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    return chosen
+
+
+def device_mesh_for(
+    plan: Plan, mesh: DeviceMesh | None, device: torch.device, timeout: float
+) -> DeviceMesh:
+    """The caller's mesh, or a new one over all ranks with the plan's dims.
+
+    Args:
+        plan: the plan, the same on each rank.
+        mesh: the caller's.
+        device: where this rank computes.
+        timeout: seconds until all ranks must have come, and for each collective of groups that are
+            made here.
+
+    Raises:
+        DistributedError: not under torchrun, another number of ranks than the plan needs, another
+            plan on some rank, or a rank that died or did not come.
+    """
+    end_in_order()
+    if mesh is not None:
+        return mesh
+    need = plan.world_size
+    if not dist.is_initialized():
+        _form("nccl" if device.type == "cuda" else "gloo", need, timeout)
+    have = dist.get_world_size()
+    failure = None
+    if have != need:
+        failure = DistributedError(
+            f"the plan is for {need} ranks, but {have} are running: "
+            f"start {need}, or plan with --tp {have}"
+        )
+    agreement.agree("starting", failure, {"plan": facts.of_plan(plan)})
+    names = tuple(plan.mesh)
+    own: dict[str, Any] | None = None  # one mesh dim is the default group, which has its timeout
+    if len(names) > 1:
+        kind: Any = type(agreement.world()._get_backend(device).options)
+        options = kind()
+        options._timeout = timedelta(seconds=timeout)
+        own = dict.fromkeys(names, (dist.get_backend(), options))
+    with connections.noted():
+        try:
+            return init_device_mesh(
+                device.type,
+                tuple(plan.mesh.values()),
+                mesh_dim_names=names,
+                backend_override=own,  # pyright: ignore[reportArgumentType] names are str
+            )
+        except RuntimeError as error:
+            raise failed("starting", error, None) from error
+
+
+def _form(backend: str, ranks: int, timeout: float) -> None:
+    if "RANK" in os.environ:
+        rendezvous.form(backend, timeout)
+    elif ranks == 1:  # needs no launcher
+        wait = timedelta(seconds=timeout)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=wait)
+    else:
+        raise DistributedError(
+            f"the plan needs {ranks} ranks and this is a single process: "
+            f"start it with `torchrun --nproc-per-node {ranks} ...`"
+        )

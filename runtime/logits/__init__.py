@@ -1,0 +1,1 @@
+"""Logits whose classes stay split, and the loss of them."""

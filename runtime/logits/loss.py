@@ -1,0 +1,220 @@
+"""Cross entropy of logits whose classes are split over ranks; the whole logits never exist.
+
+Two all-reduces of one number (then two or three) per token: the largest logit, and the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from shardwright.planner.contract.dims import Range, shard_range
+from shardwright.runtime.communication.collectives import all_reduce
+from shardwright.runtime.communication.mesh import Group
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    ranges: Sequence[Range],
+    group: Group | Sequence[Group],
+    *,
+    classes: int,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`torch.nn.functional.cross_entropy`, given this rank's classes only.
+
+    Args:
+        logits: [tokens, classes of this rank], or without the first dimension.
+        labels: [tokens], whole class indices; the same on each rank.
+        ranges: the class indices of this rank's columns, in their order.
+        group: the ranks that share the classes; several if several mesh dims split them.
+        classes: number of classes of the whole.
+        weight: [classes], a weight for each, whole.
+        ignore_index: label of tokens that do not count.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: in [0, 1], the share of the target spread over all classes.
+
+    Returns:
+        A scalar, or [tokens] for "none", in the dtype of the logits.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
+    groups = [group] if isinstance(group, Group) else list(group)
+    counts = labels != ignore_index
+    _check_labels(labels, counts, classes)
+    tokens = (logits.reshape(labels.numel(), logits.shape[-1]), labels.reshape(-1))
+    rest = (tuple(ranges), groups, ignore_index, label_smoothing, classes)
+    losses = _TokenLoss.apply(*tokens, weight, *rest).view(labels.shape)
+    if reduction == "none":
+        return losses.to(logits.dtype)
+    total = losses.sum()
+    if reduction == "mean":
+        of = counts if weight is None else weight[labels.masked_fill(~counts, 0)] * counts
+        total = total / of.sum()
+    return total.to(logits.dtype)
+
+
+def _check_labels(labels: Tensor, counts: Tensor, classes: int) -> None:
+    # On an accelerator a look at the labels would wait for it; there, wrong labels give NaN.
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = labels[counts & ((labels < 0) | (labels >= classes))]
+        if wrong.numel():
+            raise IndexError(f"Target {int(wrong[0])} is out of bounds.")
+
+
+class _TokenLoss(torch.autograd.Function):
+    """Loss of each token, [tokens]; float32 at least, as `cross_entropy` accumulates."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        weight: Tensor | None,
+        ranges: tuple[Range, ...],
+        groups: list[Group],
+        ignore_index: int,
+        smoothing: float,
+        classes: int,
+    ) -> Tensor:
+        x = _wide(logits)
+        counts = labels != ignore_index
+        column, held = _columns(labels, ranges)
+        top = x.amax(-1) if x.shape[-1] else x.new_full(x.shape[:-1], float("-inf"))
+        top = _over(top, groups, "max")
+        x = x - top.unsqueeze(-1)
+        target = torch.zeros_like(top)
+        if x.shape[-1]:  # a rank may have no class at all
+            target = x.gather(-1, column.unsqueeze(-1)).squeeze(-1)
+        sums = [x.exp().sum(-1), target.masked_fill(~held, 0)]
+        own = None if weight is None else torch.cat([weight[a:b] for a, b in ranges]).to(x.dtype)
+        if smoothing:
+            sums.append(x.sum(-1) if own is None else (x * own).sum(-1))
+        sums = list(_over(torch.stack(sums), groups, "sum").unbind(0))
+        log_sum = sums[0].log()
+        factor, spread = _factors(labels, counts, weight, smoothing, classes, x.dtype)
+        losses = factor * (log_sum - sums[1])
+        if smoothing:
+            total = classes if weight is None else weight.sum().to(x.dtype)
+            losses = losses + spread * (total * log_sum - sums[2])
+        valid = (labels >= 0) & (labels < classes)
+        losses = losses.masked_fill(~valid, float("nan")).masked_fill(~counts, 0)
+        ctx.save_for_backward(logits, labels, weight, top + log_sum)
+        ctx.rest = ranges, ignore_index, smoothing, classes
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        logits, labels, weight, log_sum = ctx.saved_tensors
+        ranges, ignore_index, smoothing, classes = ctx.rest
+        counts = labels != ignore_index
+        column, held = _columns(labels, ranges)
+        softmax = (_wide(logits) - log_sum.unsqueeze(-1)).exp()
+        factor, spread = _factors(labels, counts, weight, smoothing, classes, softmax.dtype)
+        # With no token that counts, the gradient of the mean arrives as inf or NaN: it is 0.
+        grad = grad.masked_fill(~counts, 0)
+        of = factor
+        if smoothing:
+            of = of + spread * (classes if weight is None else weight.sum().to(softmax.dtype))
+        out = softmax * (grad * of).unsqueeze(-1)
+        if smoothing:
+            own = 1 if weight is None else torch.cat([weight[a:b] for a, b in ranges]).to(out.dtype)
+            out = out - (grad * spread).unsqueeze(-1) * own
+        if out.shape[-1]:
+            hit = (-grad * factor).masked_fill(~held, 0)
+            out = out.scatter_add(-1, column.unsqueeze(-1), hit.unsqueeze(-1))
+        return out.to(logits.dtype), None, None, None, None, None, None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _over(x: Tensor, groups: Sequence[Group], op: str) -> Tensor:
+    for group in groups:
+        x = all_reduce(x, group, op)
+    return x
+
+
+def _columns(labels: Tensor, ranges: Sequence[Range]) -> tuple[Tensor, Tensor]:
+    """This rank's column of each label (0 if it has none), and whether it has one."""
+    column, held, width = torch.zeros_like(labels), torch.zeros_like(labels, dtype=torch.bool), 0
+    for start, stop in ranges:
+        inside = (labels >= start) & (labels < stop)
+        column = torch.where(inside, labels - start + width, column)
+        held = held | inside
+        width += stop - start
+    return column, held
+
+
+def _factors(
+    labels: Tensor,
+    counts: Tensor,
+    weight: Tensor | None,
+    smoothing: float,
+    classes: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """What the target's and each class's negative log-likelihood are multiplied by, per token."""
+    ones = torch.ones_like(labels, dtype=dtype)
+    of = ones
+    if weight is not None:
+        of = weight[labels.masked_fill(~counts, 0).clamp(0, classes - 1)].to(dtype)
+    return of * (1 - smoothing), ones * (smoothing / classes)
+
+
+class VocabParallelCrossEntropyLoss(nn.Module):
+    """`torch.nn.CrossEntropyLoss` for logits split by class.
+
+    Args:
+        classes: number of classes of the whole; they lie over `group` as even as can be.
+        group: the ranks that share the classes.
+        weight: [classes], whole.
+        ignore_index: label of tokens that do not count.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: share of the target spread over all classes.
+
+    Shapes: [tokens, classes of this rank], [tokens] -> scalar.
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        classes: int,
+        group: Group,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.classes, self.group = classes, group
+        self.register_buffer("weight", weight)
+        self.ignore_index, self.reduction = ignore_index, reduction
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss, the same on each rank."""
+        return vocab_parallel_cross_entropy(
+            logits,
+            labels,
+            [shard_range(self.classes, self.group.rank, self.group.size)],
+            self.group,
+            classes=self.classes,
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )

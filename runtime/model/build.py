@@ -1,0 +1,248 @@
+"""Build a model that takes no memory for its parameters, and whose buffers are real and right.
+
+But those that are made of parameters and that checkpoints hold are on meta, as parameters are.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shardwright.errors import ModelError
+from shardwright.runtime.model.hub import USUAL, Hub
+
+M = TypeVar("M", bound=nn.Module)
+
+_PATCHING = threading.RLock()
+"""Held while torch's globals are changed: the ranks of a test are threads of one process."""
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules built in here have their parameters on meta; all else is real and on the CPU.
+
+    A parameter moves to meta as it is registered, before anything fills it: `torch.empty` has by
+    then reserved addresses and touched no memory. Sending factories to meta instead would also
+    catch the buffers that are made with them, and lose their values.
+    """
+    thread = threading.get_ident()
+    moved: Any = WeakIdKeyDictionary()
+
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        if param is not None and not param.is_meta and threading.get_ident() == thread:
+            # One parameter registered under two names must stay one.
+            if param not in moved:
+                moved[param] = _to_meta(param)
+            self._parameters[name] = moved[param]
+
+    with _PATCHING:
+        register = nn.Module.register_parameter
+        nn.Module.register_parameter = register_on_meta
+        try:
+            with _on_cpu(), _NoFilling():
+                yield
+        finally:
+            nn.Module.register_parameter = register
+
+
+def _on_cpu() -> AbstractContextManager[Any]:
+    """Within, new tensors are on the CPU; a mode for that would be asked at each call of torch."""
+    usual = torch.get_default_device() == torch.device("cpu")
+    return nullcontext() if usual else torch.device("cpu")
+
+
+class _NoFilling(TorchFunctionMode):
+    """Tensors without memory are not filled as `torch.nn.init` would.
+
+    Torch works out what comes
+    of random numbers on meta in Python, 0.3 ms a weight.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # transformers has its own in there while it builds a model.
+        if func in FILLS or getattr(nn.init, getattr(func, "__name__", ""), None) is func:
+            filled = args[0] if args else kwargs.get("tensor")
+            if isinstance(filled, torch.Tensor) and filled.is_meta:
+                return filled
+        return func(*args, **kwargs)
+
+
+FILLS = {torch.Tensor.uniform_, torch.Tensor.normal_}
+
+
+def _to_meta(param: nn.Parameter) -> nn.Parameter:
+    out = type(param)(param.detach().to("meta"), requires_grad=param.requires_grad)
+    vars(out).update(vars(param))
+    return out
+
+
+def empty_model(
+    factory: Callable[..., M], *args: Any, dtype: torch.dtype | None = None, **kwargs: Any
+) -> M:
+    """`factory(*args, **kwargs)` with its parameters on meta and its buffers real, on the CPU.
+
+    Args:
+        factory: a model class or a function that builds a model.
+        *args: what it is called with.
+        dtype: what new floating tensors have by default (`Checkpoint.dtype`, say).
+        **kwargs: what it is called with.
+
+    Raises:
+        ModelError: a buffer that no checkpoint holds depends on a parameter's value, so that it
+            could not be computed.
+    """
+    with parameters_on_meta(), _default_dtype(dtype):
+        model = factory(*args, **kwargs)
+    _move_stragglers(model)
+    if lost := [name for name, buffer in _transient(model) if buffer.is_meta]:
+        raise ModelError(
+            f"buffer {lost[0]} of {type(model).__name__} is computed from parameters, which "
+            "have no values yet: compute it from the config, or after loading"
+        )
+    return model
+
+
+def _transient(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Buffers that checkpoints do not hold, by name."""
+    for path, module in model.named_modules():
+        for name in sorted(module._non_persistent_buffers_set):
+            if (buffer := module._buffers.get(name)) is not None:
+                yield f"{path}.{name}".lstrip("."), buffer
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _move_stragglers(model: nn.Module) -> None:
+    """Move parameters to meta that did not come in through `register_parameter`."""
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None and not param.is_meta:
+                module._parameters[name] = moved.setdefault(id(param), _to_meta(param))
+
+
+def model_class(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> type[nn.Module]:
+    """The class that `config` says the model has.
+
+    Args:
+        config: As `read_config` gives it.
+        trust_remote_code: Whether it may be one of the code that comes with the model.
+        hub: Where that code is looked for.
+
+    Raises:
+        ModelError: the config names none, or one that neither transformers nor trusted code has.
+    """
+    import transformers
+
+    names = getattr(config, "architectures", None) or _causal(config)
+    if not isinstance(names, list | tuple) or not isinstance(next(iter(names), None), str):
+        raise ModelError(
+            f"the config (model_type {getattr(config, 'model_type', None)}) names no class: add "
+            '"architectures": ["..."] to its config.json, or pass the class'
+        )
+    own = getattr(config, "auto_map", None)
+    if own and trust_remote_code:
+        return _own_class(config, names[0], hub)
+    found = getattr(transformers, names[0], None)
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        return found
+    if own:
+        todo = (
+            "its code comes with the model and runs only with --trust-remote-code "
+            "(trust_remote_code=True)"
+        )
+    else:
+        todo = (
+            'check "architectures" in its config.json, install the transformers version that '
+            "has it, or pass the class"
+        )
+    raise ModelError(f"transformers {transformers.__version__} has no class {names[0]:.80}: {todo}")
+
+
+def _causal(config: Any) -> list[str]:
+    """The causal language model of a config that names no class, where that is what it is for."""
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = getattr(config, "model_type", None)
+    found = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    if not isinstance(found, str) or kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return []
+    warnings.warn(f"the config names no class: it is taken for {found}", stacklevel=4)
+    return [found]
+
+
+def _own_class(config: Any, name: str, hub: Hub) -> type[nn.Module]:
+    """The class of that name in the code that came with a config; runs that code."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    found = {k: v for k, v in config.auto_map.items() if k.startswith("AutoModel")}
+    named = [ref for ref in found.values() if str(ref).rpartition(".")[2] == name]
+    references = [*named, *(found[k] for k in sorted(found))]
+    if not references:
+        raise ModelError(f"the code that comes with {config.name_or_path} has no model")
+    try:
+        how = hub.options()
+        cls = get_class_from_dynamic_module(references[0], config.name_or_path, **how)
+    except Exception as error:  # whatever that code raises
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"the code that comes with {config.name_or_path} fails: {text}") from error
+    if not issubclass(cls, nn.Module) or not hasattr(cls, "_from_config"):
+        raise ModelError(f"{cls.__name__}, of the code that comes with the model, is no model")
+    return cls
+
+
+MOST_MODULES = 1 << 18
+"""Modules of a model: the largest that there are have half of that, experts one by one."""
+
+
+@contextmanager
+def building(cls: type, config: Any) -> Iterator[None]:
+    """Within, a model is built from a config: what that raises is said in one line.
+
+    Raises:
+        ModelError: the config is not one of such a model, or of one without end.
+    """
+    count, thread = 0, threading.get_ident()
+
+    def counted(*_: Any) -> None:
+        nonlocal count
+        if threading.get_ident() == thread:
+            count += 1
+            if count > MOST_MODULES:
+                raise ModelError(
+                    f"a {cls.__name__} of this config has more than {MOST_MODULES:,} modules"
+                )
+
+    handle = register_module_module_registration_hook(counted)
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:  # whatever the model's code raises
+        text = (str(error).strip() or "no message").splitlines()[0]
+        raise ModelError(
+            f"cannot build a {cls.__name__} of this config: {type(error).__name__}: {text:.300}"
+        ) from error
+    finally:
+        handle.remove()

@@ -1,0 +1,71 @@
+"""What a call in a module's code is given for sizes: this rank's in the place of whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.dims import Atom, Dim, dim_size, resolve
+from shardwright.planner.contract.mesh import Coords
+from shardwright.planner.contract.notation import parse
+
+if TYPE_CHECKING:
+    from shardwright.runtime.modules.local import LocalModule
+
+
+class GivenSizes:
+    """The sizes of one call.
+
+    Args:
+        call: Its name.
+        dims: The whole sizes, with what of them is split; `?` stays as it is.
+        coords: Where this rank stands.
+        path: The module whose code has the call.
+    """
+
+    def __init__(self, call: str, dims: str, coords: Coords, path: str) -> None:
+        self.where, self.coords = f"{call} in the code of '{path}'", coords
+        self.dims: list[tuple[Dim, int | None, int | None] | None] = [
+            None if dim == Atom(None) else (dim, dim_size(dim), dim_size(dim, coords))
+            for dim in parse(dims).dims
+        ]
+
+    def local(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of the call with local sizes.
+
+        Sizes are the numbers of the first list or tuple; where there is none, the first numbers.
+
+        Raises:
+            PlanError: the code computed another size than the plan is for.
+        """
+        for i, value in enumerate(given):
+            if isinstance(value, (list, tuple)):
+                return (*given[:i], tuple(self._sizes(value)), *given[i + 1 :])
+        start = 1 if given and isinstance(given[0], Tensor) else 0
+        return (*given[:start], *self._sizes(given[start:]))
+
+    def _sizes(self, sizes: Sequence[Any]) -> Iterator[Any]:
+        if len(sizes) < len(self.dims):
+            raise PlanError(f"{self.where} has {len(sizes)} sizes, the plan {len(self.dims)}")
+        for known, size in zip(self.dims, sizes, strict=False):
+            if known is None:
+                yield size
+                continue
+            dim, whole, local = known
+            yield local if size == whole else self._local(dim, size)
+        yield from sizes[len(self.dims) :]
+
+    def _local(self, dim: Dim, size: int) -> int | None:
+        """The local size of a dim that has parts of run-time size, and a whole `size`."""
+        try:
+            return dim_size(resolve(dim, size), self.coords)
+        except PlanError as error:
+            raise PlanError(f"{self.where}: {error}") from None
+
+
+def local_sizes(self: LocalModule, call: str, *given: Any) -> tuple[Any, ...]:
+    """The method of a split module by which its own code asks for the local sizes of a call."""
+    return self._shardwright.sizes[call].local(given)

@@ -1,0 +1,323 @@
+"""The parallel layers, and `apply_module`, which makes a module of a model into one, in place.
+
+    ColumnParallelLinear     weight split by output features, output split
+    RowParallelLinear        weight split by input features, output Partial, bias added once
+    VocabParallelEmbedding   weight split by rows, output Partial
+    LocalModule              anything else: its own code on local parameters
+
+The first three are layer styles: `planner/contract/styles.py` says which modules become what, also
+for styles of other packages. They can be made directly, too, with whole sizes and a `Group`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.errors import PlanError, PluginError
+from shardwright.planner.contract.mesh import CP, TP
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
+from shardwright.planner.contract.styles import LOCAL, UNCHANGED, needed
+from shardwright.runtime.code.attributes import set_local, set_sizes
+from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.logits.split_logits import SplitHead
+from shardwright.runtime.modules.classes import (
+    calls_super,
+    check_forward,
+    local_class,
+    with_local_sizes,
+)
+from shardwright.runtime.modules.given_sizes import GivenSizes
+from shardwright.runtime.modules.local import Change, LocalModule, LocalState
+from shardwright.runtime.modules.parameters import LocalTensors
+from shardwright.runtime.modules.vocab import VocabLookup
+from shardwright.runtime.outside.alone import Alone
+from shardwright.runtime.outside.hooks import see_whole
+from shardwright.runtime.outside.originals import TakesOriginals
+from shardwright.runtime.outside.unchanged import watch_unchanged
+from shardwright.runtime.redistribution.draws import Part, drawing_class
+from shardwright.runtime.redistribution.lengths import Length, Lengths
+from shardwright.runtime.redistribution.reshard import ByDims, LastDim, Reshard
+from shardwright.runtime.rows.attention_rows import AttentionRows, with_attention_rows
+from shardwright.runtime.slots import index_of, keys_of, positions
+
+
+class ColumnParallelLinear(LocalModule, nn.Linear):
+    """A linear layer split by output features: y = x Aᵀ + b, each rank with some rows of A and b.
+
+    Args:
+        in_features: whole size of the input.
+        out_features: whole size of the output.
+        bias: whether there is one.
+        group: the ranks that share the layer.
+        gather_output: give the whole output on each rank instead of its own features.
+
+    Shapes: [..., in_features] -> [..., out_features of this rank].
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group: Group,
+        gather_output: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        parameters = {"weight": f"{out_features}@tp, {in_features}"}
+        if bias:
+            parameters["bias"] = f"{out_features}@tp"
+        outputs = [("", f"{out_features}@tp", f"{out_features}")] if gather_output else []
+        inputs = [("input", f"{in_features}", f"{in_features} | grad-partial tp")]
+        _alone(self, group, parameters, {}, inputs, outputs)
+
+
+class RowParallelLinear(LocalModule, nn.Linear):
+    """A linear layer split by input features: each rank computes one term of the output's sum.
+
+    Args:
+        in_features: whole size of the input.
+        out_features: whole size of the output.
+        bias: whether there is one; it is added once, not once per rank.
+        group: the ranks that share the layer.
+        split_input: take a whole input and split it, instead of this rank's features.
+        reduce_output: sum over the ranks; else each rank gives its own term.
+
+    Shapes: [..., in_features of this rank] -> [..., out_features].
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group: Group,
+        split_input: bool = False,
+        reduce_output: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        parameters = {"weight": f"{out_features}, {in_features}@tp"}
+        if bias:
+            parameters["bias"] = f"{out_features}"
+        uses = {"bias": f"{out_features} | partial tp"} if bias else {}
+        inputs = [("input", f"{in_features}", f"{in_features}@tp")] if split_input else []
+        outputs = [("", f"{out_features} | partial tp", f"{out_features}")] if reduce_output else []
+        _alone(self, group, parameters, uses, inputs, outputs)
+
+
+class VocabParallelEmbedding(LocalModule, VocabLookup):
+    """An embedding split by rows.
+
+    Args:
+        num_embeddings: whole size of the vocabulary; need not divide by the number of ranks.
+        embedding_dim: size of a row.
+        padding_idx: the row that gets no gradient, as a whole index.
+        group: the ranks that share the layer.
+        reduce_output: sum over the ranks; else each rank gives its own term.
+
+    Shapes: ids [...] -> [..., embedding_dim].
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        group: Group,
+        reduce_output: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, device=device, dtype=dtype)
+        parameters = {"weight": f"{num_embeddings}@tp, {embedding_dim}"}
+        outputs = [("", f"{embedding_dim} | partial tp", f"{embedding_dim}")]
+        _alone(self, group, parameters, {}, [], outputs if reduce_output else [])
+
+
+def apply_module(
+    module: nn.Module,
+    spec: ModulePlan,
+    mesh: Mesh,
+    *,
+    tensors: LocalTensors | None = None,
+    path: str = "",
+    defer: bool = False,
+    lengths: Lengths | None = None,
+) -> None:
+    """Make `module` the parallel layer that `spec` describes, in place, by changing its class.
+
+    Args:
+        module: a module of the real model, with whole parameters (on meta or not).
+        spec: what the plan says of it.
+        mesh: where this rank stands.
+        tensors: shared by all calls for one model, so that tied parameters stay tied.
+        path: the module's name, for error messages.
+        defer: while a loss is computed, keep the output split that would be gathered as logits
+            (see `split_logits`); for the module that makes them.
+        lengths: shared by all calls for one model, where some redistribution names a length.
+
+    Raises:
+        PlanError: the plan does not fit this module.
+    """
+    if "_shardwright" in module.__dict__:
+        raise PlanError(f"'{path}' is split already: a plan is applied to a whole model, once")
+    if spec.layer == UNCHANGED:
+        watch_unchanged(module, path, spec, mesh)
+        return
+    check_forward(module, path)
+    original, state = type(module), LocalState(mesh, spec.layer, path)
+    state.group = mesh.groups.get(TP)
+    lengths = lengths or Lengths()
+    own: Any = original.forward
+    plain = own is nn.Linear.forward or own is LocalModule.forward  # made as a style of ours
+    state.linear = issubclass(original, nn.Linear) and plain and not spec.sizes
+    state.alone = Alone(module, spec, mesh, path)
+    cls, bases = _classes(original, spec.layer, path)
+    names, varargs = positions(original.forward)
+    for slot, changes in _by_slot(spec.inputs).items():
+        root, *keys = keys_of(slot)
+        index = index_of(root, names, varargs)
+        reshard = _reshards(changes, mesh, path, lengths)
+        before = changes[0].before
+        state.inputs.append(Change(slot, root, tuple(keys), reshard, index, before=before))
+    for slot, changes in _by_slot(spec.outputs).items():
+        reshard = _reshards(changes, mesh, path, lengths)
+        head = SplitHead.of(reshard, mesh) if defer and isinstance(reshard, Reshard) else None
+        state.outputs.append(Change(slot, slot, keys_of(slot), reshard, head=head))
+    state.settle()
+    _place(module, spec, state, tensors or LocalTensors())
+    for attribute, dim in spec.attributes.items():
+        set_local(module, attribute, dim, mesh)
+    own_code = original
+    if spec.sizes:
+        state.sizes = {c: GivenSizes(c, d, mesh.coords, path) for c, d in spec.sizes.items()}
+        own_code = with_local_sizes(original, tuple(sorted(spec.sizes)))
+    if spec.draws:
+        parts = [Part(drawn, mesh, lengths) for drawn in spec.draws]
+        module._shardwright_parts = parts  # type: ignore[assignment]
+        own_code = drawing_class(own_code)
+    if spec.attention:
+        state.attention = _attention_rows(spec.attention, mesh, path, lengths)
+        own_code = with_attention_rows(own_code)
+    if own_code is not original:
+        bases = tuple(own_code if base is original else base for base in bases)
+    vars(module)["_shardwright"] = state
+    if any(c.before is not None for c in spec.inputs):
+        bases = (TakesOriginals, *bases)
+    module.__class__ = local_class(original, cls.__name__, bases, tuple(sorted(state.uses)))
+    see_whole(module)
+    if hasattr(cls, "set_up"):
+        cls.set_up(module)
+
+
+def _classes(original: type, layer: str, path: str) -> tuple[type, tuple[type, ...]]:
+    """The class of a layer style, and the bases of what a module of class `original` becomes."""
+    if layer == LOCAL:
+        return LocalModule, (LocalModule, original)
+    style = needed(layer)
+    cls, plain = style.becomes, style.replaced
+    if cls.__bases__[0] is not LocalModule or not issubclass(cls, plain):
+        raise PluginError(f"'{style.layer}' should be a class of LocalModule and {plain.__name__}")
+    if not issubclass(original, plain):
+        raise PlanError(f"'{path}' is a {original.__name__}, which cannot become a {cls.__name__}")
+    if original in (cls, plain):
+        return cls, (cls,)
+    behind = cls.__bases__[1]
+    own_code = original.forward is not plain.forward and not calls_super(original)
+    if own_code and behind.forward is not plain.forward:
+        raise PlanError(
+            f"'{path}', a {original.__name__}, computes by itself what {cls.__name__} replaces"
+        )
+    return cls, (LocalModule, original, behind)
+
+
+def _by_slot(changes: list[Redistribution]) -> dict[str, list[Redistribution]]:
+    out: dict[str, list[Redistribution]] = {}
+    for change in changes:
+        out.setdefault(change.slot, []).append(change)
+    return out
+
+
+def _reshards(
+    changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
+) -> Reshard | ByDims:
+    """What a slot does with a tensor; several are for different numbers of dims."""
+    made = [_reshard(c, mesh, path, lengths) for c in changes]
+    if len(made) == 1:
+        return made[0]
+    if any(c.before is not None for c in changes):
+        raise PlanError(f"tensor '{changes[0].slot}' of '{path}' is one of several, and `before`")
+    by_dims = {len(reshard.source.dims): reshard for reshard in made}
+    if len(by_dims) < len(made):
+        raise PlanError(f"the plan has two ways for tensor '{changes[0].slot}' of '{path}'")
+    return ByDims(by_dims)
+
+
+def _attention_rows(
+    changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
+) -> AttentionRows:
+    """What a module's attention does with its arguments, which the plan changes so."""
+    by_slot = _by_slot(changes)
+    reshards = {slot: _reshards(found, mesh, path, lengths) for slot, found in by_slot.items()}
+    rows = None
+    for query in by_slot.get("query", []):
+        if CP in parse(query.target).meshes and query.length is not None:
+            rows = mesh[CP], Length(lengths, query.length)
+    return AttentionRows(reshards, rows, path)
+
+
+def _reshard(change: Redistribution, mesh: Mesh, path: str, lengths: Lengths) -> Reshard:
+    length = Length(lengths, change.length) if change.length is not None else None
+    try:
+        return Reshard(parse(change.source), parse(change.target), mesh, length)
+    except PlanError as error:
+        raise PlanError(f"tensor '{change.slot}' of '{path}': {error}") from None
+
+
+def _place(module: nn.Module, spec: ModulePlan, state: LocalState, tensors: LocalTensors) -> None:
+    """Put local parameters and buffers in the place of whole ones."""
+    for name, entry in spec.parameters.items():
+        full = f"{state.path}.{name}" if state.path else name
+        home: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+        old = home.get(name)
+        if old is None:
+            raise PlanError(f"the plan splits '{full}', which the model does not have")
+        placement = parse(entry.placement)
+        home[name] = tensors.local(old, placement, state.mesh, full)
+        home[name].shardwright_placement = placement
+        state.placements[name] = used = placement
+        if entry.use is not None and (used := parse(entry.use)) != placement:
+            change = Redistribution(slot=name, source=entry.placement, target=entry.use)
+            state.uses[name] = _reshard(change, state.mesh, state.path, Lengths())
+        if name == "weight":
+            set_sizes(module, used.local_shape(state.mesh.coords))
+
+
+def _alone(
+    module: nn.Module,
+    group: Group,
+    parameters: dict[str, str],
+    uses: dict[str, str],
+    inputs: list[tuple[str, str, str]],
+    outputs: list[tuple[str, str, str]],
+) -> None:
+    """Set up a layer that was made directly; its input may have any number of dimensions."""
+    plans = {n: ParameterPlan(placement=p, use=uses.get(n)) for n, p in parameters.items()}
+    mesh = Mesh({"tp": group})
+    apply_module(module, ModulePlan(layer=type(module).__name__, parameters=plans), mesh)
+    state: LocalState = module._shardwright  # type: ignore[assignment]
+    for slot, source, target in inputs:
+        state.inputs.append(Change(slot, slot, (), LastDim(source, target, mesh), 0))
+    for slot, source, target in outputs:
+        state.outputs.append(Change(slot, slot, (), LastDim(source, target, mesh)))
+    state.settle()

@@ -1,0 +1,113 @@
+"""Local tensors in the place of whole ones, tied parameters included."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.modules.guard import Guard, GuardedRoot, watch_registrations
+from shardwright.runtime.modules.joined import watch_joins
+from shardwright.runtime.modules.local import placements
+from shardwright.runtime.modules.parametrized import watch_parametrizations
+from shardwright.runtime.modules.seen import Calls, see_locals
+from shardwright.runtime.redistribution.reshard import take_local
+from shardwright.runtime.running import Running
+from shardwright.runtime.tensors.data_set import watch_data
+from shardwright.runtime.tensors.distributed_checkpoints import watch_checkpoints
+from shardwright.runtime.tensors.dtensors import distributed
+from shardwright.runtime.tensors.optimizers import watch_optimizers
+from shardwright.runtime.tensors.part_files import watch_storages
+from shardwright.runtime.tensors.propagation import watch_propagation
+
+
+class LocalTensors:
+    """Which local tensor took the place of which whole one; one per model.
+
+    Modules that share a whole parameter come to share its local one.
+    """
+
+    def __init__(self) -> None:
+        # The whole tensors are kept, so that an id is not used twice.
+        self._known: dict[int, tuple[Tensor, Tensor, Placement]] = {}
+
+    def local(self, old: Tensor, placement: Placement, mesh: Mesh, name: str) -> Tensor:
+        """The local tensor for whole `old`: the same one each time.
+
+        A parameter that no mesh dim splits stays the object it is.
+
+        Raises:
+            PlanError: another shape than the plan's, or tied to one that is split otherwise.
+        """
+        for whole, new, earlier in self._known.values():
+            if old is whole or old is new:
+                if earlier != placement:
+                    raise PlanError(
+                        f"'{name}' is tied to a parameter laid out as '{earlier}', "
+                        f"but the plan lays it out as '{placement}'"
+                    )
+                return new
+        if tuple(old.shape) != placement.shape:
+            raise PlanError(
+                f"'{name}' has shape {list(old.shape)}; the plan is for {list(placement.shape)}"
+            )
+        new = old if not placement.meshes else _cut(old, placement, mesh)
+        self._known[id(old)] = (old, new, placement)
+        return new
+
+    def check_ties(self, model: nn.Module) -> None:
+        """Raise PlanError if a module still holds a whole parameter whose twin was split."""
+        split = {id(old) for old, new, _ in self._known.values() if old is not new}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if id(parameter) in split:
+                raise PlanError(
+                    f"'{name}' is tied to a parameter that the plan splits, "
+                    "but the plan says nothing about it: plan the model with its weights tied"
+                )
+
+
+def _cut(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
+    if old.is_meta:
+        sizes = [n or 0 for n in placement.local_shape(mesh.coords)]
+        new = torch.empty(sizes, dtype=old.dtype, device="meta")
+    else:
+        new = take_local(old, placement, mesh)
+    if isinstance(old, nn.Parameter):
+        new = nn.Parameter(new, requires_grad=old.requires_grad)
+    vars(new).update(vars(old))  # marks that optimizers read, _no_weight_decay say
+    return new
+
+
+def distribute(model: nn.Module, mesh: Mesh) -> None:
+    """Make the local parameters of a split model DTensors over `mesh`, all of them or none.
+
+    They stay plain local tensors where one of them cannot be a DTensor (see `placements_of`), with
+    a warning in the log, and on a mesh without process groups.
+    """
+    watch_parametrizations()
+    if mesh.device_mesh is None:
+        return
+    named = dict(model.named_parameters(remove_duplicate=False))
+    made = distributed(named, placements(model), mesh)
+    if isinstance(made, str):
+        logging.getLogger("shardwright").warning(
+            "parameters stay plain local tensors, since %s cannot be a DTensor: do not use torch's "
+            "clip_grad_norm_, FSDP2 or distributed checkpoints on this model, which would take "
+            "them for whole ones",
+            made,
+        )
+        return
+    watch_registrations()
+    watch_propagation()
+    watch_joins()
+    watch_data()
+    watch_optimizers()
+    watch_storages()
+    watch_checkpoints()
+    running = model.__dict__.get("_shardwright_running") or Running()
+    see_locals(model, made, Calls(mesh, running), GuardedRoot)
+    model._shardwright_guard = Guard(model)  # type: ignore[assignment]

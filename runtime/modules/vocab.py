@@ -1,0 +1,69 @@
+"""The lookup behind an embedding whose rows are split."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.ranges import local_ranges
+from shardwright.runtime.modules.local import LocalState
+
+
+class VocabLookup(nn.Embedding):
+    """The lookup of those ids whose rows this rank holds, zeros for the others: Partial.
+
+    Stands behind a model's own embedding class, so that its `super().forward(ids)` lands here.
+    """
+
+    _shardwright: LocalState
+
+    def set_up(self) -> None:
+        """Note which rows this rank holds.
+
+        Raises:
+            PlanError: they cannot be split.
+        """
+        state = self._shardwright
+        placement: Placement | None = state.placements.get("weight")
+        if placement is None:
+            raise PlanError(f"'{state.path}' is to be split by rows, but its weight is not placed")
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(self, option):
+                raise PlanError(f"'{state.path}' has {option} set: its rows cannot be split")
+        state.rows = tuple(local_ranges(placement.dims[0], state.mesh.coords))
+        ends = [0, *(end for row in state.rows for end in row), placement.shape[0] or 0]
+        state.others = tuple((a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if a < b)
+        state.padding = self._padding_row()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Whole ids [...] -> [..., embedding_dim], one term of a sum over the ranks."""
+        state = self._shardwright
+        if not state.rows:
+            return self.weight.new_zeros((*input.shape, self.weight.shape[1]))
+        # Ids outside the vocabulary are outside of these rows, too, and raise what they always do.
+        local, held = input, 0
+        for start, stop in state.rows:
+            if start > held:
+                moved = input - (start - held)
+                local = torch.where(input >= start, moved, local) if held else moved
+            held += stop - start
+        foreign = None
+        for start, stop in state.others:
+            inside = (input >= start) & (input < stop)
+            foreign = inside if foreign is None else foreign | inside
+        if foreign is None:
+            return F.embedding(local, self.weight, state.padding)
+        out = F.embedding(local.masked_fill(foreign, 0), self.weight, state.padding)
+        return out.masked_fill(foreign.unsqueeze(-1), 0)
+
+    def _padding_row(self) -> int | None:
+        """The local row of `padding_idx`, whose gradient is dropped; None if it is elsewhere."""
+        held = 0
+        for start, stop in self._shardwright.rows:
+            if self.padding_idx is not None and start <= self.padding_idx < stop:
+                return self.padding_idx - start + held
+            held += stop - start
+        return None

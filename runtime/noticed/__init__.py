@@ -1,0 +1,1 @@
+"""What changes of a model after it was split: noticed, and refused by name."""

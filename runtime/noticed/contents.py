@@ -1,0 +1,121 @@
+"""Configs, other objects, lists and dicts of a model: what was in them when it was split.
+
+Nothing tells when what is in them changes, so the root compares them at each call. Of lists and
+objects those matter that hold plain values alone, and that code asks for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from shardwright.planner.contract.plain_values import is_plain
+from shardwright.runtime.code.copied import OURS
+from shardwright.runtime.noticed.changes import is_config, may_change
+
+CHANGEABLE = (list, dict, set)
+
+LARGEST = 1000
+"""Values in a list that is compared at each call; vocabularies have more, and decide nothing."""
+
+DEEPEST = 8
+"""Lists within lists."""
+
+CODE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, nn.Module, Tensor)
+
+
+class Content(NamedTuple):
+    """Something that a model keeps.
+
+    Attributes:
+        path: Where.
+        kept: A list, dict or set, or what has attributes.
+        before: What was in it.
+    """
+
+    path: str
+    kept: Any
+    before: Any
+
+    @property
+    def now(self) -> Any:
+        """What is in it."""
+        return self.kept if type(self.kept) in CHANGEABLE else vars(self.kept)
+
+    def again(self) -> Content:
+        """With what is in it now."""
+        return self._replace(before=snapshot(self.now))
+
+    def changed(self) -> bool:
+        """Whether something else is in it."""
+        try:
+            return bool(self.now != self.before)
+        except (TypeError, ValueError, RuntimeError):  # of tensors that came into it
+            return True
+
+
+def snapshot(content: Any) -> Any:
+    """A copy of a list, or of a table and the lists in it, as far as they hold plain values."""
+    if not isinstance(content, Mapping):
+        return _copied(content)
+    return {name: _copied(value) for name, value in content.items()}
+
+
+def contents(model: nn.Module, asks: Callable[[str], bool]) -> Iterator[Content]:
+    """What modules of a model keep, of which code `asks` by name; each once."""
+    found: set[int] = set()
+    for path, module in model.named_modules():
+        for name, value in list(vars(module).items()):
+            if not may_change(name) and not name.startswith(OURS):
+                yield from _contents(value, f"{path}.{name}".lstrip("."), asks, found)
+
+
+def _contents(
+    value: Any, path: str, asks: Callable[[str], bool], found: set[int]
+) -> Iterator[Content]:
+    """What is kept at `path`, and in it."""
+    if id(value) in found or isinstance(value, CODE):
+        return
+    found.add(id(value))
+    if type(value) in CHANGEABLE:
+        if asks(path.rpartition(".")[2]) and _is_plain_throughout(value):
+            yield Content(path, value, snapshot(value))
+    elif is_config(value) or _is_of_plain_values(value):
+        yield Content(path, value, snapshot(vars(value)))
+        for name, one in list(vars(value).items()):
+            if not is_plain(one) and type(one) not in CHANGEABLE and not may_change(name):
+                yield from _contents(one, f"{path}.{name}", asks, found)
+
+
+def _is_of_plain_values(value: Any, depth: int = 0) -> bool:
+    """Whether it is an object whose attributes are plain values, and such objects."""
+    if is_plain(value) or isinstance(value, CODE) or not getattr(value, "__dict__", None):
+        return False
+    return depth < DEEPEST and all(
+        _is_plain_throughout(one) or _is_of_plain_values(one, depth + 1)
+        for one in vars(value).values()
+    )
+
+
+def _is_plain_throughout(value: Any) -> bool:
+    """Whether it is a plain value, or has but such in it, and not too many."""
+    leaves = list(islice(_leaves(value), LARGEST + 1))
+    return len(leaves) <= LARGEST and all(map(is_plain, leaves))
+
+
+def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
+    if type(value) not in (*CHANGEABLE, tuple, frozenset) or depth == DEEPEST:
+        yield value
+        return
+    for one in value.values() if type(value) is dict else value:
+        yield from _leaves(one, depth + 1)
+
+
+def _copied(value: Any) -> Any:
+    plain = type(value) in CHANGEABLE and _is_plain_throughout(value)
+    return copy.deepcopy(value) if plain else value

@@ -1,0 +1,1 @@
+"""Processes that meet, agree, and leave together; nothing here knows of a model."""

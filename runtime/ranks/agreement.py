@@ -1,0 +1,102 @@
+"""What ranks do together goes well on all of them, with the same in hand, or fails on all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from shardwright.errors import CheckpointError, DistributedError
+from shardwright.runtime.ranks import peers
+from shardwright.runtime.ranks.failure import failed
+
+Facts = Mapping[str, str]
+"""What -> what this rank has of it, in few words or as a digest."""
+
+
+class _Answer(NamedTuple):
+    """What one rank tells the others."""
+
+    rank: int
+    facts: dict[str, str]
+    failure: str | None
+    damaged: bool
+
+
+def agree(
+    what: str,
+    failure: Exception | None = None,
+    facts: Facts | None = None,
+    groups: Sequence[dist.ProcessGroup] | None = None,
+) -> None:
+    """Let ranks know whether any failed, and whether they have the same; all of them call it.
+
+    Args:
+        what: what was done, for messages: "saving".
+        failure: that of this rank.
+        facts: what should be the same on all ranks.
+        groups: of mesh dims, whose ranks together are those that call; by default all ranks, and
+            this one alone where there is no process group.
+
+    Raises:
+        Exception: `failure` itself where there is one.
+        CheckpointError: another rank failed with one, in the same words.
+        DistributedError: another rank failed otherwise or died, or the ranks do not have the same.
+    """
+    if groups is None:
+        groups = [world()] if dist.is_available() and dist.is_initialized() else []
+    for group in groups:  # what the ranks of one have found goes on to those of the next
+        mine = _Answer(
+            dist.get_rank(),
+            dict(facts or {}),
+            None if failure is None else str(failure),
+            isinstance(failure, CheckpointError),
+        )
+        everyone = gather(what, mine, group)
+        failure = failure or _failure(what, everyone) or _difference(everyone)
+    if failure is not None:
+        raise failure
+
+
+def gather(what: str, mine: Any, group: dist.ProcessGroup) -> list[Any]:
+    """What each rank of `group` passes as `mine`; small things that pickle.
+
+    Raises:
+        DistributedError: a rank died, or does not come; `what` was done.
+    """
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    roll = peers.roll()
+    try:
+        dist.all_gather_object(everyone, mine, group)
+    except RuntimeError as error:
+        raise failed(what, error, group) from error
+    roll.read(dist.get_process_group_ranks(group))  # all have entered it by now
+    return everyone
+
+
+def _failure(what: str, everyone: Sequence[_Answer]) -> Exception | None:
+    for answer in everyone:
+        if answer.failure is not None:
+            kind = CheckpointError if answer.damaged else DistributedError
+            return kind(f"{what} failed on rank {answer.rank}: {answer.failure}")
+    return None
+
+
+def _difference(everyone: Sequence[_Answer]) -> DistributedError | None:
+    first = everyone[0]
+    for answer in everyone:
+        for name in sorted(first.facts.keys() | answer.facts.keys()):
+            mine, other = first.facts.get(name, "none"), answer.facts.get(name, "none")
+            if mine != other:
+                return DistributedError(
+                    f"the ranks do not have the same {name}: rank {first.rank} has {mine}, rank "
+                    f"{answer.rank} has {other}: give all ranks the same"
+                )
+    return None
+
+
+def world() -> dist.ProcessGroup:
+    """The group of all ranks."""
+    assert isinstance(dist.group.WORLD, dist.ProcessGroup)
+    return dist.group.WORLD

@@ -1,0 +1,178 @@
+"""The start of a process group under torchrun: all ranks are there within a time, or an error is.
+
+Torch's own start waits a full timeout at each of its steps, and for ranks that have died. So the
+ranks meet in its store first, where each sees what the others were told and whether they still run.
+
+Torchrun's agent keeps its store over `--max-restarts`, and torch alone then connects to addresses
+of ranks that have ended, and hangs. So each start has a name that rank 0 makes up, before all keys.
+The others get it as an answer to names that they make up, which no rank before them has asked by.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from uuid import uuid4
+
+import torch.distributed as dist
+
+from shardwright.errors import DistributedError
+from shardwright.runtime.ranks import connections, peers
+from shardwright.runtime.ranks.failure import lost, named, short
+from shardwright.runtime.ranks.peers import ANSWER_SECONDS, Roll, bounded
+
+
+def form(backend: str, timeout: float) -> None:
+    """Form the default process group of the ranks that torchrun started.
+
+    Args:
+        backend: "gloo" or "nccl".
+        timeout: Seconds until all ranks must have come, and for each collective afterwards.
+
+    Raises:
+        DistributedError: a rank died or did not come, or was told another number of ranks.
+    """
+    deadline = time.monotonic() + timeout
+    rank, ranks = _number("RANK"), _number("WORLD_SIZE")
+    try:
+        store, roll, failure = bounded(
+            lambda: _come(rank, ranks, deadline), timeout + 2 * ANSWER_SECONDS
+        )
+    except (OSError, RuntimeError) as error:
+        raise DistributedError(
+            f"starting failed on rank {rank}: nobody answers at {_address()} ({short(error)}): "
+            "look at the output of rank 0, or give a longer `timeout`"
+        ) from error
+    if failure is not None:
+        raise failure
+    try:
+        with connections.noted():
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=ranks, timeout=_left(deadline)
+            )
+    except RuntimeError as error:
+        raise lost("starting", error, roll, range(ranks)) from error
+    peers.remember(roll)
+    assert isinstance(dist.group.WORLD, dist.ProcessGroup)
+    dist.group.WORLD.set_timeout(timedelta(seconds=timeout))
+
+
+def _come(
+    rank: int, ranks: int, deadline: float
+) -> tuple[dist.Store, Roll, DistributedError | None]:
+    """The store of this start, its roll, and what is wrong if the ranks do not meet."""
+    whole = _store(rank, deadline)
+    name = uuid4().hex if rank == 0 else _asked(whole, rank, deadline)
+    store = dist.PrefixStore(f"shardwright/{name}", whole)
+    roll = Roll.enter(store, rank, ranks)
+    return store, roll, _meet(roll, whole, name, deadline)
+
+
+def _asked(store: dist.Store, rank: int, deadline: float) -> str:
+    """The name of this start: rank 0 answers.
+
+    Raises:
+        DistributedError: it does not.
+    """
+    mine = uuid4().hex
+    store.set(f"shardwright/asks/{rank}", mine)
+    pause = 0.01
+    while not store.check([f"shardwright/answer/{mine}"]):
+        if time.monotonic() > deadline + ANSWER_SECONDS:  # rank 0 may have begun a little later
+            raise _absent(rank, [0])
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
+    return store.get(f"shardwright/answer/{mine}").decode()
+
+
+def _answer(store: dist.Store, name: str, ranks: Iterable[int]) -> None:
+    """Tell ranks that ask what this start is called; one that has ended does not mind."""
+    for rank in ranks:
+        if store.check([f"shardwright/asks/{rank}"]):
+            asked = store.get(f"shardwright/asks/{rank}").decode()
+            store.set(f"shardwright/answer/{asked}", name)
+
+
+def _meet(roll: Roll, whole: dist.Store, name: str, deadline: float) -> DistributedError | None:
+    """Wait until all ranks have entered the roll; what is wrong if they do not.
+
+    Whether to go on is settled once, for all ranks: none is left waiting for one that gave up.
+    """
+    pause = 0.01
+    while True:
+        missing = roll.read(range(roll.ranks))
+        if roll.rank == 0:
+            _answer(whole, name, missing)
+        told = {peer.ranks: rank for rank, peer in sorted(roll.peers.items(), reverse=True)}
+        if len(told) > 1:
+            words = (f"rank {rank} that there are {ranks}" for ranks, rank in sorted(told.items()))
+            roll.leave()
+            return DistributedError(
+                f"the ranks were told different things: {', '.join(words)}: give all of them the "
+                "same WORLD_SIZE"
+            )
+        out = roll.gone() or (missing if time.monotonic() > deadline else [])
+        if (out or not missing) and (out := roll.settle("start", out)):
+            roll.leave(out)
+            return _absent(roll.rank, out)
+        if not missing:
+            return None
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
+
+
+def _absent(rank: int, missing: Sequence[int]) -> DistributedError:
+    return DistributedError(
+        f"starting failed on rank {rank}: {named(missing)} died or did not come in time: look at "
+        f"the output of {named(missing)}, or give a longer `timeout`"
+    )
+
+
+def _store(rank: int, deadline: float) -> dist.Store:
+    """The store that torchrun's agent keeps, else rank 0; none waits here for other ranks."""
+    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    keeps = rank == 0 and not agents
+    host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT")
+    if not keeps:
+        _await_port(host, port, deadline)
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=keeps,
+        timeout=_left(deadline),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+
+
+def _await_port(host: str, port: int, deadline: float) -> None:
+    """Wait until somebody listens: torch would fill the screen where nobody comes to."""
+    while True:
+        try:
+            with socket.create_connection((host, port), _left(deadline).total_seconds()):
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _address() -> str:
+    return f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT')}"
+
+
+def _left(deadline: float) -> timedelta:
+    return timedelta(seconds=max(deadline - time.monotonic(), 0.1))
+
+
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    if not text.isdecimal():
+        raise DistributedError(
+            f"the environment's {variable} is '{text}', which is not a number: start the ranks "
+            "with torchrun"
+        )
+    return int(text)

@@ -1,0 +1,149 @@
+"""Random numbers for parts of tensors: those that the unsplit model draws for the whole.
+
+Generators stand alike (`runtime/communication/generators.py`); each rank draws the numbers of the
+whole, and keeps those of its part. So no rank falls behind, and what is dropped is what the unsplit
+model would drop.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.dims import Atom, Dim, dim_size, is_split, resolve
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.plan_file import RandomNumbers
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.redistribution.lengths import Length, Lengths
+from shardwright.runtime.redistribution.reshard import take_local
+from shardwright.runtime.subclasses import subclass
+
+aten = torch.ops.aten
+
+AGAIN = "plan the model again as it is now"
+
+
+class Part:
+    """For what numbers are drawn in one place, and which part of it this rank has.
+
+    Args:
+        drawn: What the plan says of it.
+        mesh: Where this rank stands.
+        lengths: Of the model.
+    """
+
+    def __init__(self, drawn: RandomNumbers, mesh: Mesh, lengths: Lengths) -> None:
+        self.dims, self.mesh = parse(drawn.placement).dims, mesh
+        self.length = None if drawn.length is None else Length(lengths, drawn.length)
+
+    def whole(self, sizes: Sequence[int]) -> Placement:
+        """How the whole lies of which this rank has a part of these `sizes`.
+
+        Raises:
+            PlanError: it can have no such part.
+            UsageError: it has another number of dims.
+        """
+        if len(sizes) != len(self.dims):
+            raise UsageError(
+                f"random numbers are drawn for a tensor of {len(sizes)} dims, where the plan has "
+                f"'{Placement(self.dims)}': {AGAIN}"
+            )
+        return Placement(tuple(map(self._whole, self.dims, sizes)))
+
+    def _whole(self, dim: Dim, size: int) -> Dim:
+        if isinstance(dim, Atom) and dim.size is None and dim.mesh and self.length is not None:
+            return Atom(self.length.find(size, self.mesh[dim.mesh]), dim.mesh)
+        return resolve(dim, size, self.mesh.coords)
+
+
+class Wholes(TorchDispatchMode):
+    """Within, what the own code of `module` drops of parts it drops as the unsplit model does."""
+
+    def __init__(self, module: nn.Module, parts: Sequence[Part]) -> None:
+        super().__init__()
+        self.module, self.parts = module, parts
+        self.number = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Draw for the whole, and keep this rank's part; what else is done is done."""
+        kwargs = kwargs or {}
+        if func is aten.bernoulli_.float and self._own():
+            x, *rest = args
+            return x.copy_(self._part(x, lambda whole: func(whole, *rest, **kwargs)))
+        if func is aten.native_dropout.default and self._own():  # on GPUs
+            x, p, train = args
+            mask = self._part(x, lambda whole: func(torch.ones_like(whole), p, train)[1])
+            return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
+        return func(*args, **kwargs)
+
+    def _part(self, like: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
+        """This rank's part of what `draw` makes of a new tensor for the whole."""
+        if self.number == len(self.parts):
+            self.refuse()
+        part = self.parts[self.number]
+        self.number += 1
+        layout = part.whole(like.shape)
+        sizes = [dim_size(dim) or 0 for dim in layout.dims]
+        # In memory it lies as the part does: numbers are drawn in that order.
+        order = list(range(like.ndim))
+        if not like.is_contiguous():
+            order.sort(key=lambda d: -like.stride(d))
+        drawn = draw(torch.empty_permuted(sizes, order, dtype=like.dtype, device=like.device))
+        return take_local(drawn, layout, part.mesh) if any(map(is_split, layout.dims)) else drawn
+
+    def refuse(self) -> None:
+        """Raise: code draws as it did not when it was traced."""
+        raise UsageError(
+            f"a {type(self.module).__name__} draws random numbers for other tensors than those "
+            f"that the plan has ({len(self.parts)}): {AGAIN}"
+        )
+
+    def _own(self) -> bool:
+        """Whether the module is the innermost that runs: those within draw for themselves."""
+        frame: Any = sys._getframe(2)
+        while frame is not None and frame.f_code is not _CALL:
+            frame = frame.f_back
+        return frame is not None and frame.f_locals.get("self") is self.module
+
+
+_CALL = nn.Module._call_impl.__code__
+
+
+class Drawing:
+    """Mixin in front of a module's own class."""
+
+    _shardwright_parts: Sequence[Part]
+    _shardwright_always = False
+    """Whether numbers are drawn in eval mode, too."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward, which drops as the unsplit model does.
+
+        Compiled, it drops of each rank's part alike.
+
+        Raises:
+            UsageError: it draws otherwise than the plan has it.
+        """
+        draws = self.training or self._shardwright_always
+        if not draws or torch.compiler.is_compiling():
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        with sdpa_kernel(SDPBackend.MATH), Wholes(self, self._shardwright_parts) as mode:
+            output = super().forward(*args, **kwargs)  # type: ignore[misc]
+        if mode.number not in (0, len(mode.parts)):
+            mode.refuse()
+        return output
+
+
+def drawing_class(original: type) -> type:
+    """`original` with `Drawing` in front of its forward."""
+    return subclass(original, Drawing)

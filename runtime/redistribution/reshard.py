@@ -1,0 +1,267 @@
+"""Redistributing a tensor: the steps between two placements, bound to the ranks, both ways.
+
+Which steps these are says `planner/contract/redistribute.py`, by the table in `transitions.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.redistribute import Step, steps
+from shardwright.runtime.communication.collectives import all_reduce
+from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.redistribution.lengths import Length
+from shardwright.runtime.redistribution.overlap import overlaps, summed_behind
+from shardwright.runtime.redistribution.split import Split
+from shardwright.runtime.redistribution.writable import writable
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One step of a redistribution over the ranks of one mesh axis.
+
+    `forward` and `backward` are names of actions: torch.compile knows text.
+    """
+
+    group: Group
+    forward: str
+    backward: str
+    split: Split | None = None
+    length: Length | None = None
+
+    @classmethod
+    def of(cls, step: Step, mesh: Mesh, length: Length | None) -> Operation:
+        """What `step` asks of this rank of `mesh`."""
+        group, split = mesh[step.mesh], None
+        if step.dim is not None and step.layout is not None:
+            split = Split.of(group, step.mesh, step.dim, step.layout)
+        forward, backward, _ = step.transition
+        return cls(group, forward.name, backward.name, split, length)
+
+    @property
+    def only_sums_behind(self) -> bool:
+        """Whether nothing is done to the tensor, and its gradient is summed."""
+        return (self.forward, self.backward) == ("identity", "all_reduce")
+
+    def size(self, x: Tensor) -> int | None:
+        """The whole length of the run-time axis that this step splits or gathers, if known."""
+        assert self.split is not None
+        if self.forward in ("take", "reduce_scatter"):
+            size = self.split.whole_size(x)
+            assert size is not None
+            if self.length is not None:
+                self.length.note(size)
+            return size
+        if self.length is None:
+            return None
+        return self.length.find(self.split.own_size(x), self.group)
+
+    def run(self, op: str, x: Tensor, size: int | None) -> Tensor:
+        """`op` on `x`; `size` is a run-time size that `x` need not show."""
+        if op == "identity":
+            return x
+        if op == "all_reduce":
+            return all_reduce(x, self.group)
+        if op == "keep_first":
+            return x if self.group.rank == 0 else torch.zeros_like(x)
+        assert self.split is not None
+        return getattr(self.split, op)(x, size)
+
+    def without_gradient(self, spent: bool) -> Callable[[Tensor], Tensor] | None:
+        """What it does where no gradient is wanted, or None; `spent` as in `all_reduce`."""
+        static = self.split is None or self.split.static
+        if self.group.size == 1 or (self.forward == "identity" and static):
+            return None
+        if self.forward == "all_reduce":
+            return partial(all_reduce, group=self.group, spent=spent)
+        return getattr(self.split, self.forward, self) if static else self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` at the other side; differentiable."""
+        if self.group.size == 1:
+            return x
+        size = None if self.split is None or self.split.static else self.size(x)
+        if torch.is_grad_enabled() and x.requires_grad:
+            if self.only_sums_behind and overlaps(x, self.group):
+                return summed_behind(x, self.group, self.back)
+            return _Redistribute.apply(x, self, size, self.forward, self.backward)
+        return self.run(self.forward, x, size)
+
+    def back(self, grad: Tensor, size: int | None = None) -> Tensor:
+        """The gradient at this side; differentiable."""
+        return _Redistribute.apply(grad, self, size, self.backward, self.forward)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Operation:
+        return self
+
+
+class _Redistribute(torch.autograd.Function):
+    """The action `there` of a step; its gradient, that `back`, which the transition asks for.
+
+    Both are linear, so that a gradient of the gradient is the one `there` again: it lies as what
+    went there did, as a tangent of that would. What the collectives' own derivatives would say is
+    another thing.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, step: Operation, size: int | None, there: str, back: str
+    ) -> Tensor:
+        """`x` at the other side of the step, or the gradient of that at this side."""
+        ctx.step, ctx.size, ctx.there, ctx.back = step, size, there, back
+        out = step.run(there, x, size)
+        return out.view_as(out) if out is x else writable(out, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        """What `x` gets."""
+        if torch.is_grad_enabled():  # it may be differentiated again
+            out = _Redistribute.apply(grad, ctx.step, ctx.size, ctx.back, ctx.there)
+        else:
+            out = ctx.step.run(ctx.back, grad, ctx.size)
+        return out, None, None, None, None
+
+
+class Reshard:
+    """From placement `source` to placement `target`: compiled once, called on local tensors.
+
+    Args:
+        source: placement of what comes in.
+        target: placement of what goes out; the same whole shape.
+        mesh: where this rank stands.
+        length: what knows the length of the axis of run-time size that is split, if one is.
+
+    Raises:
+        PlanError: the shapes differ, or no way between the two is supported; a run-time axis would
+            be gathered and nothing knows how long it is.
+    """
+
+    def __init__(
+        self, source: Placement, target: Placement, mesh: Mesh, length: Length | None = None
+    ) -> None:
+        if source.shape != target.shape:
+            raise PlanError(f"cannot reshard '{source}' to '{target}': the whole shapes differ")
+        self.source, self.target = source, target
+        for name in sorted(source.named | target.named):
+            mesh[name]  # an error where the mesh has no such dim
+        self.steps = tuple(
+            Operation.of(step, mesh, length) for step in steps(source, target, mesh.coords)
+        )
+        for step in self.steps:
+            open_size = step.split is not None and not step.split.static
+            if length is None and open_size and step.forward in ("all_gather", "pad"):
+                raise PlanError(
+                    f"a part laid out as '{source}' does not show how long the whole is: the "
+                    "redistribution must name its `length`"
+                )
+        self.shape = source.local_shape(mesh.coords)
+        """Of what comes in, None for sizes of run time."""
+        self.known = tuple((dim, n) for dim, n in enumerate(self.shape) if n is not None)
+        self.forward, self.spent = (
+            tuple(filter(None, (step.without_gradient(spent) for step in self.steps)))
+            for spent in (False, True)
+        )
+        """The steps without gradients: what one does backward alone need not be called. And the
+        same where the tensor that comes in is needed no more."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Redistribute `x`, of the source's local shape, to the target's.
+
+        Raises:
+            PlanError: `x` cannot be a local tensor of the source placement.
+        """
+        fits = x.dim() == len(self.shape)
+        for dim, size in self.known:
+            fits = fits and x.shape[dim] == size
+        if not fits:
+            wanted = ", ".join("?" if n is None else str(n) for n in self.shape)
+            raise PlanError(
+                f"a tensor laid out as '{self.source}' should have shape [{wanted}] here, "
+                f"not {list(x.shape)}"
+            )
+        for step in self.steps if torch.is_grad_enabled() else self.forward:
+            x = step(x)
+        return x
+
+    def __repr__(self) -> str:
+        ops = ", ".join(f"{s.forward} / {s.backward}" for s in self.steps) or "nothing"
+        return f"Reshard({self.source} -> {self.target}: {ops})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reshard:
+        return self
+
+
+class ByDims:
+    """Reshards of tensors that differ in their number of dims, by that."""
+
+    def __init__(self, reshards: Mapping[int, Reshard]) -> None:
+        self.reshards = dict(reshards)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Redistribute `x`.
+
+        Raises:
+            PlanError: no reshard is for its number of dims, or its shape is not that one's.
+        """
+        if x.dim() not in self.reshards:
+            known = " or ".join(map(str, sorted(self.reshards)))
+            raise PlanError(f"a tensor should have {known} dims here, not {x.dim()}")
+        return self.reshards[x.dim()](x)
+
+    def __repr__(self) -> str:
+        return f"ByDims({', '.join(map(repr, self.reshards.values()))})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ByDims:
+        return self
+
+
+class LastDim:
+    """A reshard of the last dimension, whatever dimensions come before it.
+
+    Args:
+        source: the last dim and flags before, as text: "8@tp", "64 | partial tp".
+        target: the same after.
+        mesh: where this rank stands.
+    """
+
+    MOST = 6
+
+    def __init__(self, source: str, target: str, mesh: Mesh) -> None:
+        # All of them now: a compiled forward only picks one.
+        self.by_rank = tuple(
+            Reshard(parse("?, " * n + source), parse("?, " * n + target), mesh)
+            for n in range(self.MOST)
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Redistribute `x`, whatever its number of dimensions."""
+        return self.by_rank[x.dim() - 1](x)
+
+    def __repr__(self) -> str:
+        return repr(self.by_rank[1])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LastDim:
+        return self
+
+
+def gather_whole(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
+    """The whole tensor, on every rank, of which this rank holds `x`; not differentiable."""
+    rest = Placement(placement.dims, placement.partial)
+    with torch.no_grad():
+        return Reshard(rest, placement.replicated(), mesh)(x.detach())
+
+
+def take_local(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
+    """What this rank holds of the whole tensor `x`; not differentiable, no communication."""
+    rest = Placement(placement.dims, placement.partial)
+    with torch.no_grad():
+        return Reshard(placement.replicated(), rest, mesh)(x.detach())

@@ -1,0 +1,287 @@
+"""How one mesh dim splits one tensor dimension, as index sets, and what to do with them.
+
+A dimension is seen as (major, inner, minor), where `inner` is the atom or the sum that the mesh
+dim splits: a fused q|k|v is several index ranges of one dimension, `heads@tp * head_dim` a single
+one, `?*4@tp` a split in the middle of a product whose outer size is known only at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.dims import (
+    Atom,
+    Dim,
+    Product,
+    Range,
+    atoms,
+    dim_size,
+    shard_range,
+)
+from shardwright.planner.contract.ranges import local_ranges, uncovered_ranges
+from shardwright.runtime.communication.collectives import all_gather, all_reduce, reduce_scatter
+from shardwright.runtime.communication.mesh import Group
+
+Ranges = tuple[Range, ...]
+
+
+@dataclass(eq=False)
+class Split:
+    """The parts that the ranks of `group` hold of dimension `dim` of a tensor.
+
+    `inner` splits over `mesh` only. `major` and `minor` are sizes on this rank, None if known
+    only at run time. What does not hang on run-time sizes is worked out once, here, and not by
+    properties: torch.compile would trace into those.
+
+    Attributes:
+        static: whether the size of `inner` is known before run time; if not, the rest is empty.
+        parts: the index ranges of `inner` that each rank holds.
+        order: pieces (rank, start in its part, length) that make up the whole, in its order.
+        shared: where this rank's own part has what all ranks hold.
+        sizes: how much of `inner` each rank holds.
+        in_turn: whether the whole is the parts of the ranks in turn, all of one size. What a
+            collective gives, or takes, is then a view of it where no dim before is longer than 1;
+            a copy otherwise.
+        size, own: of `inner`, the whole and this rank's; None if not static.
+        shift: how many dims `inner` is behind `dim` once that is opened.
+    """
+
+    group: Group
+    mesh: str
+    dim: int
+    inner: Dim
+    major: int | None = 1
+    minor: int | None = 1
+    static: bool = field(init=False)
+    parts: tuple[Ranges, ...] = field(init=False, default=())
+    order: tuple[tuple[int, int, int], ...] = field(init=False, default=())
+    shared: Ranges = field(init=False, default=())
+    sizes: tuple[int, ...] = field(init=False, default=())
+    in_turn: bool = field(init=False, default=False)
+    size: int | None = field(init=False)
+    own: int | None = field(init=False, default=None)
+    shift: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size, self.shift = dim_size(self.inner), int(not self.major == self.minor == 1)
+        self.static = self.size is not None
+        if not self.static:
+            return
+        ranks = self.group.size
+        self.parts = tuple(
+            tuple(local_ranges(self.inner, {self.mesh: (rank, ranks)})) for rank in range(ranks)
+        )
+        everywhere = tuple(uncovered_ranges(self.inner, self.mesh))
+        self.order = _order(self.parts, everywhere)
+        self.shared = tuple(
+            (offset, offset + length)
+            for start, offset, length in _offsets(_cut(self.parts[self.group.rank], everywhere))
+            if any(a <= start < b for a, b in everywhere)
+        )
+        self.sizes = tuple(map(_length, self.parts))
+        self.own = self.sizes[self.group.rank]
+        self.in_turn = _one_size(self.sizes) and all(
+            piece == (rank, 0, self.own) for rank, piece in enumerate(self.order)
+        )
+
+    @classmethod
+    def of(cls, group: Group, mesh: str, dim: int, layout: Dim) -> Split:
+        """The split of dimension `dim`, laid out as `layout` (see `contract.dims.only`)."""
+        plain = cls(group, mesh, dim, layout)
+        if plain.static and all(len(ranges) <= 1 for ranges in plain.parts):
+            return plain
+        major, inner, minor = _inner(layout, mesh)
+        if dim_size(inner) is None and not isinstance(inner, Atom):
+            raise PlanError(f"cannot split '{layout}' over {mesh}: a run-time size inside a sum")
+        if [major, dim_size(inner), minor].count(None) > 1:
+            raise PlanError(f"cannot split '{layout}' over {mesh}: two run-time sizes in one dim")
+        return cls(group, mesh, dim, inner, major, minor)
+
+    def layout(self, size: int | None) -> tuple[Ranges, ...]:
+        """`parts`, given the whole size of `inner` where that is known only at run time."""
+        if self.static:
+            return self.parts
+        assert size is not None
+        return tuple((shard_range(size, r, self.group.size),) for r in range(self.group.size))
+
+    def whole_size(self, x: Tensor) -> int | None:
+        """The run-time size of `inner`, read off a tensor that holds all of it; None if static."""
+        return None if self.static else self._open(x, None).shape[self.dim + self.shift]
+
+    def own_size(self, x: Tensor) -> int:
+        """The size of `inner` in this rank's part `x`."""
+        return self._open(x, self.own).shape[self.dim + self.shift]
+
+    # What follows takes the tensor with its own dims and gives it back so.
+
+    def take(self, x: Tensor, size: int | None = None) -> Tensor:
+        """This rank's part of a whole `x`."""
+        x, d = self._open(x, self.size), self.dim + self.shift
+        parts = self.layout(x.shape[d])
+        ranges = parts[self.group.rank]
+        part = _select(x, d, ranges)  # a view of one range; new memory of several
+        one = len(ranges) == 1
+        return self._close(part.clone(memory_format=_CONTIGUOUS) if one else part.contiguous())
+
+    def pad(self, x: Tensor, size: int | None = None) -> Tensor:
+        """A whole tensor that is `x` in this rank's part and 0 elsewhere."""
+        x, d = self._open(x, self.own), self.dim + self.shift
+        size = self._whole(size)
+        pieces, end = [], 0
+        for start, offset, length in _offsets(self.layout(size)[self.group.rank]):
+            pieces += [_zeros(x, d, start - end), x.narrow(d, offset, length)]
+            end = start + length
+        pieces.append(_zeros(x, d, size - end))
+        return self._close(torch.cat(pieces, d))
+
+    def all_gather(self, x: Tensor, size: int | None = None) -> Tensor:
+        """The whole, from each rank's part `x`; one all-gather."""
+        x, d = self._open(x, self.own), self.dim + self.shift
+        sizes, in_turn = (self.sizes, self.in_turn) if self.static else self._given(size)
+        if in_turn:
+            return self._close(all_gather(x, self.group, d))
+        out = all_gather(_grow(x, d, max(sizes)), self.group)
+        order = self.order if self.static else [(rank, 0, n) for rank, n in enumerate(sizes)]
+        return self._close(torch.cat([out[rank].narrow(d, at, n) for rank, at, n in order], d))
+
+    def reduce_scatter(self, x: Tensor, size: int | None = None) -> Tensor:
+        """This rank's part of the sum of all ranks' whole `x`; one reduce-scatter."""
+        x, d = self._open(x, self.size), self.dim + self.shift
+        sizes, in_turn = (self.sizes, self.in_turn) if self.static else self._given(x.shape[d])
+        if in_turn:
+            rows = x.unflatten(d, (len(sizes), sizes[0])).movedim(d, 0).contiguous()
+            return self._close(reduce_scatter(rows, self.group))
+        parts = self.layout(x.shape[d])
+        stacked = torch.stack([_grow(_select(x, d, ranges), d, max(sizes)) for ranges in parts])
+        out = reduce_scatter(stacked, self.group).narrow(d, 0, sizes[self.group.rank])
+        return self._close(out.contiguous())
+
+    def reduce_shared(self, x: Tensor, size: int | None = None) -> Tensor:
+        """This rank's part `x` with what all ranks hold summed over them; one all-reduce."""
+        return self._with_shared(x, lambda shared: all_reduce(shared, self.group))
+
+    def keep_first_shared(self, x: Tensor, size: int | None = None) -> Tensor:
+        """This rank's part `x` with zeros for what all ranks hold, but on the first."""
+        return x if self.group.rank == 0 else self._with_shared(x, torch.zeros_like)
+
+    def _with_shared(self, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """This rank's part `x` with what all ranks hold changed."""
+        x, d = self._open(x, self.own), self.dim + self.shift
+        changed = change(_select(x, d, self.shared))
+        pieces, end = [], 0
+        for (a, b), (_, offset, length) in zip(self.shared, _offsets(self.shared), strict=True):
+            pieces += [x.narrow(d, end, a - end), changed.narrow(d, offset, length)]
+            end = b
+        pieces.append(x.narrow(d, end, x.shape[d] - end))
+        return self._close(torch.cat(pieces, d))
+
+    # Sizes and views.
+
+    def _given(self, size: int | None) -> tuple[tuple[int, ...], bool]:
+        """`sizes` and `in_turn` where the whole size is known only at run time."""
+        sizes = tuple(map(_length, self.layout(self._whole(size))))
+        return sizes, _one_size(sizes)
+
+    def _whole(self, size: int | None) -> int:
+        if self.size is not None:
+            return self.size
+        assert size is not None, "a part does not show the whole size"
+        return size
+
+    def _open(self, x: Tensor, inner: int | None) -> Tensor:
+        """`x` with dimension `dim` as (major, inner, minor)."""
+        expected = None if self.shift else inner
+        if expected is not None and x.shape[self.dim] != expected:
+            raise PlanError(
+                f"dimension {self.dim} of a tensor of shape {tuple(x.shape)}, laid out as "
+                f"'{self.inner}', should have {expected} elements on rank {self.group.rank}"
+            )
+        if not self.shift:
+            return x
+        sizes = [-1 if n is None else n for n in (self.major, inner, self.minor)]
+        return x.unflatten(self.dim, sizes)
+
+    def _close(self, x: Tensor) -> Tensor:
+        return x.flatten(self.dim, self.dim + 2) if self.shift else x
+
+
+_CONTIGUOUS = torch.contiguous_format
+
+
+def _inner(dim: Dim, mesh: str) -> tuple[int | None, Dim, int | None]:
+    """`dim` as (size of the major factors, what `mesh` splits, size of the minor factors)."""
+    if not isinstance(dim, Product):
+        return 1, dim, 1
+    places = [i for i, f in enumerate(dim.factors) if any(a.mesh == mesh for a in atoms(f))]
+    if len(places) != 1:
+        raise PlanError(f"'{dim}' is split twice over {mesh}")
+    at = places[0]
+    major, inner, minor = _inner(dim.factors[at], mesh)
+    before, after = Product(dim.factors[:at]), Product(dim.factors[at + 1 :])
+    return _times(dim_size(before), major), inner, _times(minor, dim_size(after))
+
+
+def _times(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a * b
+
+
+def _length(ranges: Ranges) -> int:
+    return sum(b - a for a, b in ranges)
+
+
+def _one_size(sizes: tuple[int, ...]) -> bool:
+    return min(sizes) == max(sizes)
+
+
+def _offsets(ranges: Ranges) -> list[tuple[int, int, int]]:
+    """(start in the whole, start in the part, length) of ranges held one after the other."""
+    out, offset = [], 0
+    for a, b in ranges:
+        out.append((a, offset, b - a))
+        offset += b - a
+    return out
+
+
+def _order(parts: tuple[Ranges, ...], everywhere: Ranges) -> tuple[tuple[int, int, int], ...]:
+    """Pieces (rank, start in its part, length) in the whole's order; shared ones from rank 0."""
+    pieces = sorted(
+        (start, rank, offset, length)
+        for rank, ranges in enumerate(parts)
+        for start, offset, length in _offsets(_cut(ranges, everywhere))
+    )
+    first: dict[int, tuple[int, int, int]] = {}
+    for start, rank, offset, length in pieces:
+        first.setdefault(start, (rank, offset, length))
+    return tuple(first.values())
+
+
+def _cut(ranges: Ranges, boundaries: Ranges) -> Ranges:
+    """`ranges`, cut where one of `boundaries` begins or ends."""
+    points = sorted({p for boundary in boundaries for p in boundary})
+    out: list[Range] = []
+    for a, b in ranges:
+        stops = [a, *(p for p in points if a < p < b), b]
+        out += zip(stops, stops[1:], strict=False)
+    return tuple(out)
+
+
+def _select(x: Tensor, dim: int, ranges: Ranges) -> Tensor:
+    if len(ranges) == 1:
+        return x.narrow(dim, ranges[0][0], ranges[0][1] - ranges[0][0])
+    return torch.cat([x.narrow(dim, a, b - a) for a, b in ranges] or [x.narrow(dim, 0, 0)], dim)
+
+
+def _zeros(x: Tensor, dim: int, length: int) -> Tensor:
+    return x.new_zeros([*x.shape[:dim], length, *x.shape[dim + 1 :]])
+
+
+def _grow(x: Tensor, dim: int, length: int) -> Tensor:
+    """`x` with zeros appended along `dim` up to `length`: collectives want equal shapes."""
+    missing = length - x.shape[dim]
+    return x if missing == 0 else pad(x, [0, 0] * (x.dim() - 1 - dim) + [0, missing])

@@ -1,0 +1,1 @@
+"""Sequences of which each rank has some rows."""

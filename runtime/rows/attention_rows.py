@@ -1,0 +1,123 @@
+"""Attention of the rows of a sequence that a rank has: with all keys and values, and its own mask.
+
+`scaled_dot_product_attention` is called in the midst of a module's code, so what the plan changes
+there is done by a mode around that code (see `planner/trace/attention_rows.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from shardwright.errors import PlanError
+from shardwright.planner.contract.dims import shard_range
+from shardwright.runtime.communication.mesh import Group
+from shardwright.runtime.redistribution.lengths import Length
+from shardwright.runtime.subclasses import subclass_with
+
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""Of `scaled_dot_product_attention`, which may be given by position."""
+
+Reshards = Mapping[str, Callable[[Tensor], Tensor]]
+"""Argument of attention -> what becomes of it."""
+
+
+class _Attending(threading.local):
+    """Whether a mode has changed the arguments already: those of modules around it see them too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = False
+
+
+_attending = _Attending()
+
+
+class AttentionRows(TorchFunctionMode):
+    """Within, attention is that of this rank's rows.
+
+    Args:
+        reshards: What becomes of each argument that the plan speaks of.
+        rows: Of what this rank has a part as queries, if it has: the ranks, and their sequence.
+        path: The module, for error messages.
+    """
+
+    def __init__(self, reshards: Reshards, rows: tuple[Group, Length] | None, path: str) -> None:
+        super().__init__()
+        self.reshards, self.rows, self.path = reshards, rows, path
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Any other function is called as it is."""
+        kwargs = kwargs or {}
+        if func is not F.scaled_dot_product_attention or _attending.now:
+            return func(*args, **kwargs)
+        given = self.of_rows(dict(zip(ARGUMENTS, args, strict=False)) | kwargs)
+        _attending.now = True
+        try:
+            return func(**given)
+        finally:
+            _attending.now = False
+
+    def of_rows(self, given: dict[str, Any]) -> dict[str, Any]:
+        """What gives this rank's rows in the place of these arguments; no other ones than needed.
+
+        Raises:
+            PlanError: there is a mask, and the plan has none; or a rank has less than two rows.
+        """
+        out = dict(given)
+        for name in ("query", "key", "value", "attn_mask"):
+            x = given.get(name)
+            if x is None or (name == "attn_mask" and self.rows is None):
+                continue
+            if name not in self.reshards:
+                raise PlanError(f"attention in '{self.path}' has a mask, in no call of the plan")
+            out[name] = self._reshard(name, x)
+        query, key = out["query"], out["key"]
+        if self.rows is not None:
+            group, length = self.rows
+            whole = length.find(query.shape[-2], group)
+            if whole < 2 * group.size:
+                # Code takes one query for a step with a cache, which is never masked.
+                raise PlanError(
+                    f"{whole} tokens over cp={group.size}: each rank needs two at least; pad the "
+                    "batch, or plan with fewer ranks"
+                )
+            if given.get("is_causal"):
+                if key.shape[-2] != whole:
+                    raise PlanError(
+                        f"causal attention in '{self.path}' has {whole} queries and "
+                        f"{key.shape[-2]} keys: with cp there must be as many"
+                    )
+                start, stop = shard_range(whole, group.rank, group.size)
+                seen = torch.ones(stop - start, whole, dtype=torch.bool, device=key.device)
+                out |= {"attn_mask": seen.tril(start), "is_causal": False}
+        return out
+
+    def _reshard(self, name: str, x: Tensor) -> Tensor:
+        try:
+            return self.reshards[name](x)
+        except PlanError as error:
+            raise PlanError(f"'{name}' of attention in '{self.path}': {error}") from None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AttentionRows:
+        return self
+
+
+@cache
+def with_attention_rows(original: type) -> type:
+    """`original` with its own code within the mode of the split module."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._shardwright.attention:
+            return original.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    return subclass_with(original, {"forward": forward})

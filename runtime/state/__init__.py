@@ -1,0 +1,1 @@
+"""The whole of what ranks have in parts: tensors, pickles, optimizers."""
