@@ -37,17 +37,14 @@ def place_of_call() -> str:
     With a digest of where all of that function stands: in code of another version it is no place.
     """
     frame = sys._getframe(1)
-    while frame is not None and _root(frame.f_globals.get("__name__", "")) in OURS:
+    while frame is not None and not is_of_a_model(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     return "" if frame is None else _place(frame.f_code, frame.f_lasti)
 
 
-OURS = ("shardwright", "torch")
-"""Packages between the code of a model and that which asks."""
-
-
-def _root(module: str) -> str:
-    return module.partition(".")[0]
+def is_of_a_model(module: str) -> bool:
+    """Whether code that stands in `module` is a model's: neither torch's nor ours."""
+    return module.partition(".")[0] not in ("shardwright", "torch")
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.nn.utils.parametrize import is_parametrized
 
-OURS = "_shardwright"
+OWN = "_shardwright"
 """How the names begin of what splitting puts into a module."""
 
 
@@ -34,4 +34,4 @@ class Copied:
 
 def _lost(before: Any, after: Any) -> list[str]:
     """What splitting put into a module that its copy does not have."""
-    return [n for n in vars(before) if n.startswith(OURS) and n not in vars(after)]
+    return [n for n in vars(before) if n.startswith(OWN) and n not in vars(after)]

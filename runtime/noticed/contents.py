@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from shardwright.planner.contract.plain_values import is_plain
-from shardwright.runtime.code.copied import OURS
+from shardwright.runtime.code.copied import OWN
 from shardwright.runtime.noticed.changes import is_config, may_change
 
 CHANGEABLE = (list, dict, set)
@@ -71,7 +71,7 @@ def contents(model: nn.Module, asks: Callable[[str], bool]) -> Iterator[Content]
     found: set[int] = set()
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):
-            if not may_change(name) and not name.startswith(OURS):
+            if not may_change(name) and not name.startswith(OWN):
                 yield from _contents(value, f"{path}.{name}".lstrip("."), asks, found)
 
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from shardwright.planner.contract.plain_values import is_plain
-from shardwright.runtime.code.copied import OURS, Copied
+from shardwright.runtime.code.copied import OWN, Copied
 from shardwright.runtime.code.names_in_code import NOT_MODELS, Asked
 from shardwright.runtime.noticed.changes import (
     MISSING,
@@ -81,7 +81,7 @@ class Settled(Copied):
 def note(module: nn.Module, name: str, value: Any) -> None:
     """Note that an attribute of a module of a split model is set, but by the model's own code."""
     calls = vars(module).get("_shardwright_calls")
-    if calls is None or torch.compiler.is_compiling() or may_change(name) or name.startswith(OURS):
+    if calls is None or torch.compiler.is_compiling() or may_change(name) or name.startswith(OWN):
         return
     before = _now(module, name)
     if isinstance(before, (Tensor, nn.Module)):

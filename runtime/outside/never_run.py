@@ -14,7 +14,7 @@ from torch import nn
 
 from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.runtime.code.attributes import set_sizes
-from shardwright.runtime.code.copied import OURS
+from shardwright.runtime.code.copied import OWN
 
 
 def never_ran(spec: ModulePlan) -> bool:
@@ -35,7 +35,7 @@ def whole_layer(module: nn.Module, own: type) -> nn.Module | None:
     if more or calls is None or not all(map(calls.has, stored.values())):
         return None
     found = object.__new__(own)
-    vars(found).update({n: v for n, v in vars(module).items() if not n.startswith(OURS)})
+    vars(found).update({n: v for n, v in vars(module).items() if not n.startswith(OWN)})
     whole = {name: parameter.full_tensor() for name, parameter in stored.items()}
     vars(found)["_parameters"] = {**module._parameters, **whole}
     if "weight" in whole:

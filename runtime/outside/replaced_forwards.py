@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
+from shardwright.runtime.code.call_sites import is_of_a_model
 from shardwright.runtime.code.closures import held
 from shardwright.runtime.code.names_in_code import names_in
 from shardwright.runtime.outside.hooks import is_inside
 from shardwright.runtime.outside.newcomers import Within, hides_within, on_whole, place_of
-
-OURS = ("torch.", "shardwright.")
-"""Packages whose functions read no attributes of modules for the code that calls them."""
 
 
 class Replaced:
@@ -126,8 +124,8 @@ def _functions(value: Any, module: nn.Module) -> Iterator[CodeType]:
         elif isinstance(one, Replaced):
             todo.append(one.code)
         elif isinstance(one, FunctionType):
-            if f"{one.__globals__.get('__name__')}.".startswith(OURS):
-                continue
+            if not is_of_a_model(str(one.__globals__.get("__name__"))):
+                continue  # it reads no attributes of modules for who calls it
             yield one.__code__
             todo += held(one)
             for name in names_in([one.__code__]):

@@ -23,7 +23,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.code.attributes import set_whole
-from shardwright.runtime.code.copied import OURS
+from shardwright.runtime.code.copied import OWN
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.processes import device_mesh_for, pick_device
 from shardwright.runtime.communication.replicas import average_gradients
@@ -126,7 +126,7 @@ def _unsplit(model: Any, recipe: Recipe) -> nn.Module:
         else:
             memo[id(x)] = x
     for path, module in modules.items():
-        own = {k: v for k, v in vars(module).items() if not k.startswith(OURS)}
+        own = {k: v for k, v in vars(module).items() if not k.startswith(OWN)}
         new = memo[id(module)]
         vars(new).update(copy.deepcopy(own, memo))
         spec = recipe.plan.module(path)
