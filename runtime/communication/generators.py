@@ -21,9 +21,18 @@ from shardwright.runtime.running import Running
 from shardwright.runtime.subclasses import subclass
 
 
-def draw_alike(group: Group, device: torch.device) -> None:
-    """Put the generators of all ranks where that of the first stands; all call it."""
+def draw_alike(
+    group: Group, device: torch.device, generator: torch.Generator | None = None
+) -> None:
+    """Put the generators of all ranks where that of the first stands; all call it.
+
+    It is the default generator of `device` unless another is given.
+    """
     if group.size == 1 or group.pg is None or device.type == "meta":
+        return
+    if generator is not None:
+        state = all_gather(generator.get_state().to(device), group)[0]
+        generator.set_state(state.cpu())
         return
     if device.type == "cpu":
         torch.set_rng_state(all_gather(torch.get_rng_state(), group)[0])

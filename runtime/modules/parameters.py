@@ -23,6 +23,7 @@ from shardwright.runtime.tensors.dtensors import distributed
 from shardwright.runtime.tensors.optimizers import watch_optimizers
 from shardwright.runtime.tensors.part_files import watch_storages
 from shardwright.runtime.tensors.propagation import watch_propagation
+from shardwright.runtime.tensors.random_ops import watch_random_ops
 
 
 class LocalTensors:
@@ -103,6 +104,7 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
         return
     watch_registrations()
     watch_propagation()
+    watch_random_ops()
     watch_joins()
     watch_data()
     watch_optimizers()

@@ -51,11 +51,6 @@ def propagate(torch_s: Propagate, schema: OpSchema) -> OutputSharding:
     held = [_arrangement(column) for column in _columns(schema)]
     if not any(held):
         return torch_s(schema)
-    if torch.Tag.nondeterministic_seeded in schema.op.tags:
-        raise UsageError(
-            f"{schema.op} on a tensor of which no rank knows which part of the whole it has: draw "
-            "the whole, and load it with load_state_dict, or draw before the model is split"
-        )
     plain = _mapped(schema, lambda spec, _: _as_shards(spec))
     out = torch_s(plain)
     wrong = _wrong(out, schema, held)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
@@ -146,11 +146,16 @@ def _check_written(schema: OpSchema) -> None:
         value: Any = schema.args_schema[i] if i < len(schema.args_schema) else None
         every = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(s, DTensorSpec) and is_copied(s) for s in every):
-            raise UsageError(
-                f"{schema.op} writes to a view (rows, a reshape) of a parameter or gradient of a "
-                "split model, of which a rank has a part, so that the view is a copy, and what is "
-                f"written would be lost: {INSTEAD}"
-            )
+            refuse_writing(schema.op)
+
+
+def refuse_writing(op: Any) -> NoReturn:
+    """Raise: `op` writes to a view that is a copy."""
+    raise UsageError(
+        f"{op} writes to a view (rows, a reshape) of a parameter or gradient of a split model, of "
+        "which a rank has a part, so that the view is a copy, and what is written would be lost: "
+        f"{INSTEAD}"
+    )
 
 
 def _copied(spec: DTensorSpec) -> DTensorSpec:
