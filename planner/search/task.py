@@ -103,10 +103,13 @@ class Task:
     def rigid(self) -> frozenset[str]:
         """Modules at whose boundaries nothing may change: those that run by themselves.
 
-        A sole module is the exception: it has no modules within that could change a tensor.
+        But for those in which no module could do that instead: where there is none, and where what
+        is made in passes of a loop of its own code, which may not be made, lies as it is.
         """
-        root = self.source.module
-        alone = {run.module for run in self.source.runs}
+        root, graph = self.source.module, self.graph
+        made = {after for _, after in graph.marks.rounds}
+        looping = {op.module for op in graph.ops if not made.isdisjoint(op.outputs)}
+        alone = {run.module for run in self.source.runs} - looping
         return frozenset(n for n in alone if any(True for _ in root.get_submodule(n).children()))
 
     @cached_property

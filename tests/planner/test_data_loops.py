@@ -146,7 +146,35 @@ class OfRange(Looped):
         return out
 
 
+class OfList(Looped):
+    """The rows as plain numbers."""
+
+    def loop(self, x: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for number in mask[: self.experts].sum(dim=(-1, -2)).nonzero().flatten().tolist():
+            place, token = torch.where(mask[number])
+            out[token] += self.expert(x[token], number) * weights[token, place, None]
+        return out
+
+
+class OfNamedList(Looped):
+    """The same made before, and compared with a number of the model."""
+
+    def loop(self, x: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        hits = torch.where(mask.sum(dim=(-1, -2)) > 0)[0].tolist()
+        for number in hits:
+            if number == self.experts:
+                continue
+            place, token = torch.where(mask[number])
+            up = F.linear(x[token], self.up[number]).relu()
+            down = F.linear(up, self.down[number]) * weights[token, place, None]
+            out.index_add_(0, token, down)
+        return out
+
+
 SPLIT = dict.fromkeys([Looped, OfZeros, NeverHit, WithTheSame, Fused, OfRange], "up down")
+SPLIT |= dict.fromkeys([OfList, OfNamedList], "up down")
 SPLIT[Listed] = "up.weight down.weight"
 
 
@@ -250,7 +278,21 @@ class Large(Looped):
         return out
 
 
-@pytest.mark.parametrize("make", [Handed, Kept, KeptByAnother, Counted, Flagged, OfTokens, Large])
+class LengthOfList(Looped):
+    """How many rows there are counts, too."""
+
+    def loop(self, x: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        hits = mask[: self.experts].sum(dim=(-1, -2)).nonzero().flatten().tolist()
+        for number in hits:
+            out.add_(self.expert(x, number))
+        return out / len(hits)
+
+
+OTHERS = [Handed, Kept, KeptByAnother, Counted, Flagged, OfTokens, Large, LengthOfList]
+
+
+@pytest.mark.parametrize("make", OTHERS)
 def test_other_loops_are_left_whole(make: Callable[[], nn.Module]) -> None:
     model = Around(lambda: nn.Sequential(make(), Mlp())).double()
     plan = planned(model, features(WIDTH), 2)
@@ -324,6 +366,8 @@ def test_passes_that_are_independent(body: str, tmp_path: Path) -> None:
         "for e in [f(e) for e in hits]:",
         "for e in self.order(hits):",
         "for e in reversed(hits):",
+        "for e in f(hits).tolist():",
+        "for i, e in enumerate(hits.tolist()):",
     ],
 )
 def test_rows_taken_with_something_else(head: str, tmp_path: Path) -> None:

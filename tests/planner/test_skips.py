@@ -182,9 +182,38 @@ def test_what_more_depends_on_stays_whole() -> None:
     assert_equal(made, features(WIDTH), plan, collectives=False)
 
 
-def test_the_root_itself() -> None:
-    made = ByCounts().double().eval()
-    assert_equal(made, features(WIDTH), planned(made, features(WIDTH), 2), collectives=False)
+class Stacked(ByNumel):
+    """All experts in two parameters, of which a pass reads its own, beside one for all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.experts
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, 3 * WIDTH))
+        self.down = nn.Parameter(torch.randn(EXPERTS, 3 * WIDTH, WIDTH))
+        self.shared = Mlp()
+
+    def mixed(self, x, weights, chosen):
+        out = torch.zeros_like(x)
+        for i in range(EXPERTS):
+            at, k = torch.where(chosen == i)
+            if at.numel() == 0:
+                continue
+            done = F.silu(x[at] @ self.up[i]) @ self.down[i]
+            out.index_add_(0, at, done * weights[at, k, None])
+        return out + self.shared(x)
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4])
+@pytest.mark.parametrize("mixture", [ByNumel, ByMask, ByCounts, Stacked])
+def test_the_root_itself(mixture: type[Mixture], tp: int) -> None:
+    """The sum of the experts is made at its own boundary, once, and none in a pass."""
+    made = mixture().double().eval()
+    plan = planned(made, features(WIDTH), tp)
+    share = plan.predicted.parameter_bytes[0] / plan.predicted.unsharded_bytes
+    assert share < {2: 0.52, 3: 0.38, 4: 0.28}[tp]
+    changing = {name for name, m in plan.modules.items() if m.inputs or m.outputs}
+    assert "" in changing <= {"", "router"}
+    assert_equal(made, features(WIDTH), plan)
 
 
 def test_a_folded_stack() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from shardwright.planner.trace.data_dependent.model_code import (
     is_plumbing,
     torch_raises,
 )
-from shardwright.planner.trace.data_dependent.numbers import Number, Questions
+from shardwright.planner.trace.data_dependent.numbers import Listed, Number, Questions
 from shardwright.planner.trace.data_dependent.unknown import Unknown
 from shardwright.planner.trace.gradient_reads import given_back
 from shardwright.planner.trace.training_reads import harmless
@@ -109,7 +110,7 @@ class Asked(TorchFunctionMode):
             return self.questions.passes(self.selected[id(args[0])][1], args[0])
         if name in ("squeeze", "flatten") and args and id(args[0]) in self.selected:
             out = func(*args, **kwargs)
-            self.selected[id(out)] = out, self.selected[id(args[0])][1]
+            self._selects(out, self.selected[id(args[0])][1])
             return out
         is_length = name in LENGTHS and (name != "__get__" or _is_shape(func))
         if self.selects and is_length and isinstance(args[0], Tensor) and _asked_by_model():
@@ -159,8 +160,19 @@ class Asked(TorchFunctionMode):
         for rows in made:
             self.questions.cut(rows, 0)
             if x.dim() == 1:
-                self.selected[id(rows)] = rows, x
+                self._selects(rows, x)
         return made if name == "where" or as_tuple else made[0]
+
+    def _selects(self, rows: Tensor, mask: Tensor) -> None:
+        """Note that `mask` selects `rows`."""
+        self.selected[id(rows)] = rows, mask
+        if rows.dim() == 1:
+            rows.tolist = partial(self._listed, rows, mask)  # type: ignore[method-assign]
+
+    def _listed(self, rows: Tensor, mask: Tensor) -> Listed:
+        """The list of `rows` that `mask` selects."""
+        self.questions.read(rows)
+        return Listed(partial(self.questions.passes, mask, rows, listed=True))
 
     def _by_mask(self, func: Any, x: Tensor, index: Any, masks: list[Tensor]) -> Tensor:
         """What a mask selects of `x`: what its rows of indices select."""
@@ -192,7 +204,7 @@ class Asked(TorchFunctionMode):
 
     def _split(self, func: Any, x: Tensor, sizes: Any, dim: int = 0) -> Any:
         """Into parts of made-up sizes, as equal as can be."""
-        if not isinstance(sizes, (list, tuple)):
+        if not isinstance(sizes, (list, tuple)):  # but `Listed`, or a number
             raise Unknown("the number of parts depends on data")
         stated = sum(n for n in sizes if type(n) is not Number)
         count = sum(type(n) is Number for n in sizes)
@@ -209,7 +221,7 @@ class Asked(TorchFunctionMode):
 def _has_number(value: Any) -> bool:
     """Whether there is a `Number` in arguments; every function that is called asks for it."""
     for part in value.values() if isinstance(value, dict) else value:
-        if type(part) is Number:
+        if type(part) in (Number, Listed):
             return True
         if isinstance(part, (tuple, list, dict)) and _has_number(part):
             return True

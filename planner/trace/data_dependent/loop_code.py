@@ -90,7 +90,10 @@ def passes(
 
 
 def _is_rows(node: ast.expr) -> bool:
-    """Whether an expression is a tensor of rows itself, and not something made with it."""
+    """Whether an expression is a tensor of rows itself, or its list, not something made with it."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=rows, attr="tolist"), args=[]):
+            return _is_rows(rows)
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
         node = node.value
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

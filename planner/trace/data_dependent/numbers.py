@@ -80,6 +80,22 @@ class Truth:
     __add__ = __radd__ = __mul__ = __rmul__ = _used
 
 
+class Listed:
+    """A list of the rows that data selects, as plain numbers: code may loop over it alone."""
+
+    def __init__(self, passes: Callable[[], Iterator[int]]) -> None:
+        self.passes = passes
+
+    def __iter__(self) -> Iterator[int]:
+        return self.passes()
+
+    def _used(self, *_: Any) -> NoReturn:
+        _refuse()
+
+    __len__ = __bool__ = __getitem__ = __contains__ = __eq__ = __ne__ = __hash__ = _used  # type: ignore[assignment]
+    __add__ = __radd__ = __mul__ = __rmul__ = __reversed__ = __getattr__ = _used
+
+
 def _refuse() -> NoReturn:
     raise Unknown("it computes with a number that only data has")
 
@@ -160,8 +176,10 @@ class Questions:
             raise Unknown("it takes the number of rows that data selects")
         return rows
 
-    def passes(self, mask: Tensor, rows: Tensor) -> Iterator[Tensor]:
+    def passes(self, mask: Tensor, rows: Tensor, listed: bool = False) -> Iterator[Any]:
         """Every row of indices that `mask`, of one dim, may select, in a pass of a loop each.
+
+        As plain numbers where they are `listed`.
 
         Raises:
             Unknown: a pass may depend on which others there are.
@@ -176,17 +194,22 @@ class Questions:
             raise Unknown(str(refused)) from refused
         loop = Loop(inner(mask))
         self.loops.append(loop)
-        return self._passes(loop, int(mask.shape[0]), frame, found, rows)
+        made = (lambda i: i) if listed else torch.tensor if rows.dim() == 1 else _row
+        return self._passes(loop, int(mask.shape[0]), frame, found, made)
 
     def _has_value(self, x: Tensor) -> bool:
         return known(x) or self.value(x) is not None
 
     def _passes(
-        self, loop: Loop, count: int, frame: Any, found: Found, rows: Tensor
-    ) -> Iterator[Tensor]:
+        self, loop: Loop, count: int, frame: Any, found: Found, made: Callable[[int], Any]
+    ) -> Iterator[Any]:
         for i in rows_to_try(found.loop, found.stored, frame.f_locals, count, self._has_value):
             loop.starts.append(self.now())
             self.running.append((frame, found.loop))
-            yield torch.tensor(i) if rows.dim() == 1 else torch.tensor([i])
+            yield made(i)
             self.running.pop()
         loop.stop = self.now()
+
+
+def _row(number: int) -> Tensor:
+    return torch.tensor([number])
