@@ -20,10 +20,10 @@ from shardwright.runtime.running import Running
 from shardwright.runtime.tensors.data_set import watch_data
 from shardwright.runtime.tensors.distributed_checkpoints import watch_checkpoints
 from shardwright.runtime.tensors.dtensors import distributed
+from shardwright.runtime.tensors.handled_ops import watch_handled_ops
 from shardwright.runtime.tensors.optimizers import watch_optimizers
 from shardwright.runtime.tensors.part_files import watch_storages
 from shardwright.runtime.tensors.propagation import watch_propagation
-from shardwright.runtime.tensors.random_ops import watch_random_ops
 
 
 class LocalTensors:
@@ -104,7 +104,7 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
         return
     watch_registrations()
     watch_propagation()
-    watch_random_ops()
+    watch_handled_ops()
     watch_joins()
     watch_data()
     watch_optimizers()

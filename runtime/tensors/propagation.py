@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from shardwright.errors import UsageError
 from shardwright.runtime.tensors.arranged import Arranged
 from shardwright.runtime.tensors.pending import settled
+from shardwright.runtime.tensors.relied_on import by_rules_relied_on
 from shardwright.runtime.tensors.written_views import as_torch_s, watch_views, written
 
 Propagate = Callable[[OpSchema], OutputSharding]
@@ -36,6 +37,7 @@ def watch_propagation() -> None:
     _redistribute._gen_transform_infos_non_cached = steps
     torch_s: Any = DTensor._op_dispatcher.sharding_propagator
     rules = partial(settled, torch_s.propagate_op_sharding_non_cached)
+    rules = partial(by_rules_relied_on, rules)
     watched = partial(written, partial(propagate, rules))
     watch_views()
     torch_s.propagate_op_sharding_non_cached = watched

@@ -62,9 +62,17 @@ def _made_anew(p: Tensor) -> None:
     nn.init.eye_(p)
 
 
+def _product(p: Tensor) -> None:
+    p.addmm_(p @ p.T, p)
+
+
+def _product_into(p: Tensor) -> None:
+    torch.mm(p @ p.T, p.clone(), out=p)
+
+
 @pytest.mark.parametrize(
     "write",
-    [_first_row, _data, _reshaped, _columns, _unknown, _made_anew],
+    [_first_row, _data, _reshaped, _columns, _unknown, _made_anew, _product, _product_into],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("of_gradient", [False, True])
