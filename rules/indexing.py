@@ -164,6 +164,10 @@ def _grid_sample(call: OpCall) -> str:
     return text + clause("whole", [*space, "g"]) + " | linear 0"
 
 
+NO_VALUE = set("empty empty_permuted new_empty new_zeros zeros".split())
+"""Ops that make zeros, or whatever is there."""
+
+
 def _filled(call: OpCall) -> str:
     """A tensor of one value: any part of it is made like the whole."""
     return f" -> {' '.join(axis_names(len(call.results[0])))}{_if_zero(call)}"
@@ -177,7 +181,8 @@ def _new_filled(call: OpCall) -> str:
 
 
 def _if_zero(call: OpCall) -> str:
-    zero = call.op.endswith("zeros") or call.arguments.get("fill_value") == 0
+    """What is in a tensor that is not filled is as good as zero: any rank may have any of it."""
+    zero = call.op in NO_VALUE or call.arguments.get("fill_value") == 0
     return " | linear zero" if zero and call.result_dtypes[0].is_floating_point else ""
 
 

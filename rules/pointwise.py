@@ -7,7 +7,7 @@ from .call import OpCall, Operand, Table, axis_names, clause
 NONLINEAR = """
 _prelu_kernel abs acos acosh angle asin asinh atan atan2 atanh bernoulli bitwise_and
 bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max
-clamp_min copysign cos cosh digamma elu empty_like eq erf erfc erfinv exp exp2 expm1 exponential
+clamp_min copysign cos cosh digamma elu eq erf erfc erfinv exp exp2 expm1 exponential
 floor floor_divide fmax fmin fmod ge gelu gt hardsigmoid hardswish hardtanh hypot isfinite isinf
 isnan le leaky_relu lgamma log log10 log1p log2 log_sigmoid_forward logaddexp logaddexp2 logical_and
 logical_not logical_or logical_xor logit lt maximum minimum mish nan_to_num native_dropout ne
@@ -27,8 +27,8 @@ def _pointwise(call: OpCall, linear: str = "") -> str:
 
 
 def _like(call: OpCall) -> str:
-    """A tensor of one value, with no more than the shape of another."""
-    zero = call.op == "zeros_like" or call.arguments["fill_value"] == 0
+    """A tensor of one value, or of any, with no more than the shape of another."""
+    zero = call.op in ("empty_like", "zeros_like") or call.arguments["fill_value"] == 0
     return _pointwise(call, "zero" if zero and call.result_dtypes[0].is_floating_point else "")
 
 
@@ -105,7 +105,7 @@ TABLE: Table = {
     **dict.fromkeys(ONE_OPERAND.split(), _first),
     **dict.fromkeys("add rsub sub".split(), _add),
     **dict.fromkeys("_to_copy to".split(), _cast),
-    **dict.fromkeys("full_like zeros_like".split(), _like),
+    **dict.fromkeys("empty_like full_like zeros_like".split(), _like),
     "addcdiv": "..., ..., ... -> ... | linear 0+1",
     "addcmul": "..., ..., ... -> ... | linear 0+1 0+2",
     "complex": "..., ... -> ... | linear 0+1",

@@ -134,6 +134,18 @@ class Kept(Mixture):
         return out
 
 
+class Filled(Mixture):
+    """One expert a token, and what they make is put where nothing was before."""
+
+    def mixed(self, x, weights, chosen):
+        out = torch.empty_like(x)
+        for i, expert in enumerate(self.experts):
+            mask = chosen[:, 0] == i
+            if mask.any():
+                out[mask] = expert(x[mask]) * weights[mask, :1]
+        return out
+
+
 class Counted(Mixture):
     """How many experts were used counts, too."""
 
@@ -160,7 +172,18 @@ def model(mixture: type[Mixture], blocks: int = 2) -> nn.Module:
     return nn.Sequential(*(Block(mixture) for _ in range(blocks))).double().eval()
 
 
-SPLIT = (ByNumel, ByLength, ByLengthWithin, ByShape, ByMask, ByNoMask, ByCounts, Sorted, Kept)
+SPLIT = (
+    ByNumel,
+    ByLength,
+    ByLengthWithin,
+    ByShape,
+    ByMask,
+    ByNoMask,
+    ByCounts,
+    Sorted,
+    Kept,
+    Filled,
+)
 
 
 @pytest.mark.parametrize("tp", [2, 3])
