@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,6 +15,10 @@ from torch import Tensor, nn
 from shardwright.runtime.closures import OWN, functions, rebound
 
 T = TypeVar("T", bound=nn.Module)
+
+ATOMS = frozenset((type(None), bool, int, float, str))
+"""Types of values that are their own copies: most of what modules keep."""
+STORES = frozenset((dict, OrderedDict, set))
 
 
 def duplicate(module: T, memo: Mapping[int, object] | None = None) -> T:
@@ -26,9 +31,11 @@ def duplicate(module: T, memo: Mapping[int, object] | None = None) -> T:
 
     `memo` is as for `copy.deepcopy`.
     """
-    parts = [vars(part) for part in module.modules()]
+    modules = [*module.modules()]
+    parts = [vars(part) for part in modules]
     made = {id(value): new for value in _kept(parts) if (new := _instead(value)) is not None}
-    copied: dict[int, Any] = {**_without_hooks(parts), **made, **(memo or {})}
+    copied: dict[int, Any] = {**_empty(parts), **made, **(memo or {})}
+    _copy_parts([part for part in modules if id(part) not in copied], copied)
     out = copy.deepcopy(module, copied)
     for _, part, name, function in functions(out):
         vars(part)[name] = rebound(function, lambda v: copied.get(id(v), v))
@@ -50,15 +57,38 @@ def duplicated(module: T) -> Iterator[T]:
             vars(part).clear()
 
 
+def _copy_parts(modules: Sequence[nn.Module], copied: dict[int, Any]) -> None:
+    """Put copies of modules in `copied`, as `copy.deepcopy` would, in half of the time.
+
+    But where one has a way of its own to be copied: then it may go about the others as it likes.
+    """
+    if any(hasattr(module, "__deepcopy__") for module in modules):
+        return
+    states: list[tuple[Any, Any]] = []
+    for module in modules:
+        how = module.__reduce_ex__(4)
+        make, arguments, state, *more = how if isinstance(how, tuple) else (None, (), None)
+        if make is copyreg.__newobj__ and arguments == (type(module),) and not any(more):  # type: ignore[attr-defined]
+            copied[id(module)] = new = make(*arguments)
+            states.append((new, state))
+    for new, state in reversed(states):  # what is within a module before it
+        if type(state) is dict:
+            pairs = state.items()
+            state = {k: v if type(v) in ATOMS else copy.deepcopy(v, copied) for k, v in pairs}
+        else:
+            state = copy.deepcopy(state, copied)
+        new.__setstate__(state)
+
+
 def _kept(parts: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
     for part in parts:
         yield from (value for name, value in part.items() if name not in OWN)
 
 
-def _without_hooks(parts: Iterable[Mapping[str, Any]]) -> dict[int, Any]:
-    """Empty dicts for those in which modules would keep hooks: most of what is copied."""
+def _empty(parts: Iterable[Mapping[str, Any]]) -> dict[int, Any]:
+    """Empty stores for those in which modules would keep hooks, tensors or parts."""
     stores = (value for part in parts for value in part.values())
-    return {id(v): OrderedDict() for v in stores if type(v) is OrderedDict and not v}
+    return {id(v): type(v)() for v in stores if type(v) in STORES and not v}
 
 
 def _instead(value: Any) -> Any:
