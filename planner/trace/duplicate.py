@@ -50,7 +50,7 @@ def duplicate(
     out = copy.deepcopy(module, copied)
     for part, shell in shells.items():
         own = {k: v for k, v in _state(part).items() if k not in HELD}
-        vars(shell).update(_copied(own, copied), **hollow.held())
+        shell.__setstate__(_copied(own, copied) | hollow.held())
     within = {id(inner) for part in shells for inner in part.modules()} - known
     hollow.asked |= not within.isdisjoint(copied)  # other attributes led to what they hold
     for _, part, name, function in functions(out):
