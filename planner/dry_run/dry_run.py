@@ -11,9 +11,10 @@ from torch import nn
 from shardwright.planner.blocks.stacks import Stack, shortened
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.like_blocks import LikeBlocks
+from shardwright.planner.dry_run.like_blocks import LikeBlocks, like_earlier
 from shardwright.planner.dry_run.local_run import Mismatch, run_local
 from shardwright.planner.trace.calls import Calls
+from shardwright.planner.trace.hollow import Hollow
 from shardwright.planner.trace.on_fake import calls_of
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.traced_calls import Run
@@ -51,13 +52,15 @@ class DryRun:
         for module, slot, tensor in self.watched:
             predicted.setdefault((module, slot), []).append(sizes[tensor])
         with shortened(self.root, self.stacks):
-            here = {name for name, _ in self.root.named_modules()}
+            hollow = whole.hollow if whole.left_out else {}
+            here = {n for n, _ in self.root.named_modules({*hollow.values()})} | hollow.keys()
             spoken = {n: m for n, m in plan.modules.items() if "*" in n or n in here}
-            part = plan.model_copy(update={"modules": spoken}) if self.stacks else plan
-            blocks = LikeBlocks(self.alike, whole.left_out)
+            part = plan.model_copy(update={"modules": spoken}) if self.stacks or hollow else plan
+            blocks = LikeBlocks(self.alike, whole.left_out, Hollow(hollow.values()))
             how = (self.opaque, whole.calls, blocks)
             found = run_local(self.root, self.runs, part, coords, predicted, *how)
-        if found is not None and whole.left_out:  # what was left out may be why
+        wrong = found is not None or blocks.hollow.asked
+        if wrong and whole.left_out:  # what was left out may be why
             return self.mismatch(plan, coords, sizes, every_block=True)
         return found
 
@@ -68,19 +71,29 @@ class DryRun:
         """
         every_block = every_block or not self.alike
         if every_block not in self._whole:
-            blocks = LikeBlocks(() if every_block else self.alike)
-            with shortened(self.root, self.stacks):
-                calls = calls_of(self.root, self.runs, self.opaque, blocks.watch)
-            self._whole[every_block] = Whole(calls, frozenset(blocks.left_out), blocks.numbered)
+            like = like_earlier(self.root, () if every_block else self.alike)
+            found = self._run(every_block, like) or self._run(every_block, {})
+            assert found is not None, "nothing was hollow"
+            self._whole[every_block] = found
         return self._whole[every_block]
+
+    def _run(self, every_block: bool, hollow: Mapping[str, nn.Module]) -> Whole | None:
+        """What the code does; None where it asks for what `hollow` blocks hold."""
+        blocks = LikeBlocks(() if every_block else self.alike, hollow=Hollow(hollow.values()))
+        with shortened(self.root, self.stacks):
+            calls = calls_of(self.root, self.runs, self.opaque, blocks.watch, blocks.hollow)
+        if blocks.hollow.asked or (hollow and calls is None):
+            return None
+        return Whole(calls, frozenset(blocks.left_out), blocks.numbered, hollow)
 
 
 class Whole(NamedTuple):
     """What code of unsplit modules calls, where it runs; the calls of blocks that were left out.
 
-    And whether code of blocks asks for the number of its block.
+    And whether code of blocks asks for the number of its block, and the blocks that are not needed.
     """
 
     calls: Calls | None
     left_out: frozenset[tuple[str, int]]
     numbered: bool
+    hollow: Mapping[str, nn.Module]

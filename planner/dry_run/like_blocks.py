@@ -19,7 +19,9 @@ from torch.utils._pytree import tree_map
 
 from shardwright.planner.blocks.stacks import Stack
 from shardwright.planner.dry_run.number import Number
+from shardwright.planner.trace.duplicate import plain
 from shardwright.planner.trace.forwards import Forward, put_around
+from shardwright.planner.trace.hollow import Hollow, Missing, is_hollow
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
@@ -36,12 +38,14 @@ class LikeBlocks:
         stacks: Stacks of blocks.
         only: The calls that need not run, by name of the block and number; None: all that can be
             left out.
+        hollow: Blocks that are not copied with what they hold, as they will not run.
         left_out: The calls that were.
         numbered: Whether code asked for the number of a block.
     """
 
     stacks: Sequence[Stack]
     only: frozenset[tuple[str, int]] | None = None
+    hollow: Hollow = field(default_factory=Hollow)
     left_out: set[tuple[str, int]] = field(default_factory=set, init=False)
     numbered: bool = field(default=False, init=False)
     _given: dict[Hashable, Any] = field(default_factory=dict, init=False)
@@ -66,6 +70,8 @@ class LikeBlocks:
         for stack in self.stacks:
             for block in root.get_submodule(stack.path).children():
                 for path, name in stack.counters:
+                    if path and is_hollow(block):
+                        continue
                     variables = vars(block.get_submodule(path))
                     variables[name] = Number(variables[name], self._asked)
 
@@ -74,6 +80,8 @@ class LikeBlocks:
 
     def _once(self, name: str, block: nn.Module, like: Hashable, forward: Forward) -> Forward:
         calls = 0
+        if is_hollow(block):
+            forward = self._missing
 
         @wraps(forward)
         def once(*args: Any, **kwargs: Any) -> Any:
@@ -96,6 +104,15 @@ class LikeBlocks:
 
         return once
 
+    def _missing(self, *_args: Any, **_kwargs: Any) -> Any:
+        """In place of the forward of a hollow block.
+
+        Raises:
+            Missing: always.
+        """
+        self.hollow.asked = True
+        raise Missing
+
     def _describe(self, values: Sequence[Any], given: Sequence[Any]) -> Iterator[Hashable]:
         for value in values:
             if isinstance(value, tuple):
@@ -110,6 +127,19 @@ class LikeBlocks:
                 yield type(value), value
             else:
                 raise Unlike
+
+
+def like_earlier(root: nn.Module, stacks: Sequence[Stack]) -> dict[str, nn.Module]:
+    """The blocks that are made, and stand, like an earlier one of their stack."""
+    found: dict[str, nn.Module] = {}
+    for stack in stacks:
+        seen: set[int] = set()
+        blocks = root.get_submodule(stack.path).named_children()
+        for place, (n, block) in zip(stack.traced, blocks, strict=True):
+            if place in seen and plain(block):
+                found[f"{stack.path}.{n}"] = block
+            seen.add(place)
+    return found
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def run_local(
     training = [c.model_copy(update={"training": True}) for c in plan.calls]
     drawing = plan.model_copy(update={"calls": training})  # whatever ranks draw random numbers for
     found: list[Mismatch] = []
-    with duplicated(root) as local:
+    with duplicated(root, blocks.hollow) as local:
         try:
             apply_modules(local, drawing, Mesh.shape_only(coords), defer=False)  # as it was traced
         except PlanError as error:
@@ -61,7 +61,8 @@ def run_local(
         blocks.put_in(local)
         entered = follow(local, _comparing(predicted, found))
         try:
-            noted = run_and_note(local, runs, entered, opaque)
+            with blocks.hollow.guarded(entered):
+                noted = run_and_note(local, runs, entered, opaque)
             if whole_calls is not None and (other := difference(whole_calls, noted)) is not None:
                 found.append(Mismatch(*other))
         except Exception as error:  # whatever model code raises on sizes it does not expect

@@ -44,14 +44,14 @@ def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) ->
 def _dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict]) -> Plan | Conflict | str:
     """The plan, or what it may not have, or what went wrong though nothing was split."""
     layouts = solution.layouts
-    try:
-        modules = local_modules(task, layouts)
-    except Unsolvable as failure:
-        return of_size(failure, layouts, earlier) or str(failure)
-    except Differs as failure:
-        return of_module(failure.module, str(failure), layouts, earlier) or str(failure)
     with ThreadPoolExecutor(1) as beside:  # CP-SAT does without Python's lock
         proof = beside.submit(lambda: solution.report)
+        try:
+            modules = local_modules(task, layouts)
+        except Unsolvable as failure:
+            return of_size(failure, layouts, earlier) or str(failure)
+        except Differs as failure:
+            return of_module(failure.module, str(failure), layouts, earlier) or str(failure)
         plan = make_plan(task, solution, modules, earlier)
         stage("verify")
         mismatch = tried(task, plan, layouts)

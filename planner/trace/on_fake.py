@@ -20,6 +20,7 @@ from shardwright.planner.trace.data_dependent.numbers import Questions
 from shardwright.planner.trace.duplicate import duplicated
 from shardwright.planner.trace.fake_mode import META, LikeReal, OnMeta
 from shardwright.planner.trace.forwards import Forward, put_around
+from shardwright.planner.trace.hollow import Hollow
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.opaque import Opaque
@@ -35,16 +36,20 @@ def calls_of(
     runs: Sequence[Run],
     opaque: Opaque,
     change: Callable[[nn.Module], None] = lambda module: None,
+    hollow: Hollow | None = None,
 ) -> Calls | None:
     """What the code of each module calls in `runs` of `root` as it is; None if it does not run.
 
-    It is a copy of `root` that runs, after `change` of it.
+    It is a copy of `root` that runs, after `change` of it; modules of it may be `hollow`.
     """
-    with duplicated(root) as module:
+    hollow = hollow or Hollow()
+    with duplicated(root, hollow) as module:
         split_by_heads(module)  # before `follow` looks at its forwards
         change(module)
+        entered = follow(module)
         try:
-            return run_and_note(module, runs, follow(module), opaque)
+            with hollow.guarded(entered):
+                return run_and_note(module, runs, entered, opaque)
         except Exception:  # whatever model code raises: run as a part it will raise it again
             return None
 

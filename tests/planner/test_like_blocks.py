@@ -104,6 +104,53 @@ def test_like_blocks_run_once() -> None:
     assert {f"layers.{n}" for n in range(BLOCKS)} <= (every.calls or {}).keys()
 
 
+def test_like_blocks_are_copied_hollow_unless_code_looks_into_them() -> None:
+    """Of those nothing is copied that they hold; who asks for it gets a real copy of all."""
+
+    class Looks(Tower):
+        def __init__(self, look: Callable[[nn.ModuleList], Any]) -> None:
+            super().__init__()
+            self.look = look
+
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                self.look(self.layers)
+            except Exception:  # it is noted all the same
+                return x
+            return super().forward(x)
+
+    def hollow(look: Callable[[nn.ModuleList], Any]) -> tuple[set[str], set[tuple[str, int]]]:
+        root = Looks(look).to("meta")
+        runs = [Run("", (torch.empty(3, 19, WIDTH, device="meta"),), {})]
+        dry_run = DryRun(root, (), runs, Opaque(root), (), find_stacks(root))
+        whole = dry_run.whole(every_block=False)
+        assert whole.calls
+        return {*whole.hollow}, {*whole.left_out}
+
+    last = BLOCKS - 1
+    left_out = {(f"layers.{n}", 0) for n in range(2, BLOCKS)}
+    assert hollow(lambda layers: layers[last].number) == ({n for n, _ in left_out}, left_out)
+    looks: list[Callable[[Any], Any]] = [
+        lambda layers: layers[last].up.weight.shape,
+        lambda layers: sum(p.numel() for p in layers.parameters()),
+        lambda layers: [*layers.modules()],
+        lambda layers: hasattr(layers[last], "gate"),
+        lambda layers: bool(layers[last]._buffers),
+    ]
+    for look in looks:
+        assert hollow(look) == (set(), left_out)
+
+
+def test_blocks_that_keep_their_modules_elsewhere_too_are_not_copied_hollow() -> None:
+    root = Tower().to("meta")
+    for block in root.layers.children():
+        vars(block)["parts"] = [block.up]
+    runs = [Run("", (torch.empty(3, 19, WIDTH, device="meta"),), {})]
+    whole = DryRun(root, (), runs, Opaque(root), (), find_stacks(root)).whole(every_block=False)
+    assert whole.calls
+    assert not whole.hollow
+
+
 def test_what_is_given_otherwise_runs() -> None:
     """The second half gets longer sequences: none of its blocks is like one of the first half."""
 
@@ -118,6 +165,7 @@ def test_what_is_given_otherwise_runs() -> None:
     dry_run = DryRun(root, (), runs, Opaque(root), (), find_stacks(root))
     left_out = {name for name, _ in dry_run.whole(every_block=False).left_out}
     assert left_out == {"layers.2", *(f"layers.{n}" for n in range(BLOCKS // 2 + 1, BLOCKS))}
+    assert not dry_run.whole(every_block=False).hollow
 
 
 def test_a_number_is_an_integer_that_notes_questions() -> None:
