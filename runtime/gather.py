@@ -95,8 +95,10 @@ def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any
 
 
 def _as_held(value: Tensor, held: Tensor) -> Tensor:
-    """`value` laid out as the parameter that it belongs to: a gradient that a hook changed may not
-    be, say one of which the mean was taken."""
+    """`value` laid out as the parameter that it belongs to.
+
+    A gradient that a hook changed may not be, say one of which the mean was taken.
+    """
     if not (isinstance(value, DTensor) and isinstance(held, DTensor)) or _is_scalar(value):
         return value
     if value.device_mesh != held.device_mesh or value.placements == held.placements:

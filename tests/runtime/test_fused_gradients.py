@@ -1,4 +1,4 @@
-"""Gradients of fused weights in training loops of one's own, and layers of torch that are copied."""
+"""Gradients of fused weights in training loops of one's own, and recurrent layers copied."""
 
 import copy
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 import shardwright
 from shardwright.runtime.gather import full_tensors
@@ -87,7 +88,7 @@ def test_is_what_it_is_of_the_unsplit_model(use: Callable[[nn.Module], Any]) -> 
         grads = full_tensors(model, {n: p.grad for n, p in model.named_parameters()})
         made = use(model)
         values = full_tensors(model, {n: p.detach() for n, p in model.named_parameters()})
-        return grads, torch.utils._pytree.tree_map(whole, made), values, model(X)
+        return grads, tree_map(whole, made), values, model(X)
 
     want = ran(copy.deepcopy(BASE))
 
