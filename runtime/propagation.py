@@ -82,7 +82,7 @@ def propagate(torch_s: Propagate, schema: OpSchema) -> OutputSharding:
 
 
 def _nested(out: OutputSharding, schema: OpSchema) -> OutputSharding:
-    """`out` with the tensors that it wants in lists as those of `schema` are; torch unpacks some."""
+    """`out` with tensors in lists where `schema` has lists: torch unpacks some."""
     wanted, given = out.redistribute_schema, schema.args_schema
     if wanted is not None and len(wanted.args_schema) != len(given):
         args = tree_unflatten(tree_leaves(wanted.args_schema), tree_structure(given))
