@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
+from shardwright.planner.contract.given_code import code_name, is_code
+
 FREE = frozenset(
     {"logits_to_keep", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
 )
@@ -23,10 +25,15 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, Enum))
 
 
+def is_said(value: Any) -> bool:
+    """Whether a plan can say which argument it is: a plain value, or something to call."""
+    return is_plain(value) or is_code(value)
+
+
 def is_flag(value: Any) -> bool:
     """Whether it is such a value, and no number."""
     return isinstance(value, (bool, Enum)) or (
-        is_plain(value) and not isinstance(value, (int, float))
+        is_said(value) and not isinstance(value, (int, float))
     )
 
 
@@ -36,7 +43,7 @@ def plain_within(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         return
     parts = value.items() if type(value) is dict else enumerate(value)
     for key, part in parts:
-        if part is not None and is_plain(part):
+        if part is not None and is_said(part):
             yield f"{name}.{key}", part
         yield from plain_within(part, f"{name}.{key}")
 
@@ -45,6 +52,8 @@ def plain_value(value: Any) -> PlainValue:
     """A value that `is_plain`, as a plan has it: an enum's member by its name."""
     if isinstance(value, Enum):
         return str(value)
+    if is_code(value):
+        return code_name(value)
     kinds = (bool, int, float, str)  # a subclass of one is written as that
     return next((kind(value) for kind in kinds if isinstance(value, kind)), None)
 

@@ -130,6 +130,12 @@ class Marks:
     logits: set[str] = _tensors(Demand.SUMMED, "the scores of a loss are not Partial")
     """Tensors that become the scores of a loss, which then gathers nothing."""
 
+    gone_on: set[str] = _tensors(
+        Demand.REPLICATED, "what the model gives out, and goes on with itself, is one tensor"
+    )
+    """Tensors that modules read and give, and the model gives out: whoever asks for a gradient of
+    one, or hooks it, means all that is made of it."""
+
     carried: set[str] = _tensors()
     """Tensors that one block of a stack hands to the next: users see them as hidden states."""
 

@@ -16,7 +16,7 @@ from shardwright.planner.contract.names import slot_pattern
 from shardwright.planner.contract.plain_values import (
     FREE,
     PlainValue,
-    is_plain,
+    is_said,
     plain_value,
     plain_within,
 )
@@ -162,7 +162,7 @@ def plain_values(forward: Callable[..., Any], given: Mapping[str, Any]) -> dict[
     """Of what a call is given, what is no tensor and may decide what code does."""
     parameters = signature(forward).parameters
     left_out = {n for n, v in given.items() if v is None and _default(parameters, n) is None}
-    plain = {n: v for n, v in given.items() if is_plain(v) and n not in FREE | left_out}
+    plain = {n: v for n, v in given.items() if is_said(v) and n not in FREE | left_out}
     plain |= {at: v for n, more in given.items() for at, v in plain_within(more, n)}
     return {name: plain_value(plain[name]) for name in sorted(plain)}
 

@@ -13,7 +13,7 @@ from typing import Any
 from shardwright.planner.contract.plain_values import (
     FREE,
     PlainValue,
-    is_plain,
+    is_said,
     plain_value,
     same_value,
 )
@@ -72,7 +72,7 @@ def _flag(value: Any) -> Any:
         return SIZE
     if isinstance(value, float) and not math.isfinite(value):
         return None  # JSON has none
-    return (plain_value(value),) if is_plain(value) else None
+    return (plain_value(value),) if is_said(value) else None
 
 
 def _distinct(values: Iterable[PlainValue]) -> list[PlainValue]:

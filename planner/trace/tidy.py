@@ -162,6 +162,24 @@ def joined(graph: Graph, root: nn.Module) -> set[str]:
     }
 
 
+def gone_on(graph: Graph) -> set[str]:
+    """What modules make, read themselves, and give out, if it is an output of the model, too.
+
+    A change of placement where it leaves would make another tensor of it, which only code outside
+    of the module goes on with. Scores of a loss, and hidden states, are seen to elsewhere.
+    """
+    leaves = {b.target: b for b in graph.boundaries if b.side == "out"}
+    readers = Counter(name for op in graph.ops for name in {*op.inputs})
+    readers.update(b.source for b in graph.boundaries)
+    found = set()
+    for name in graph.outputs:
+        while (boundary := leaves.get(name)) is not None:
+            name = boundary.source
+            if readers[name] > 1 and graph.tensors[name].differentiable:
+                found.add(name)
+    return found - graph.marks.logits - graph.marks.carried
+
+
 def logits(graph: Graph) -> set[str]:
     """The root's outputs, and what ops that keep the shape make of one real operand on the way.
 

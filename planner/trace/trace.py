@@ -101,6 +101,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
         marks.joined = tidy.joined(graph, module)
     has_loss = "labels" in inspect.signature(module.forward).parameters
     marks.logits = tidy.logits(graph) if has_loss else set()
+    marks.gone_on = tidy.gone_on(graph)
     return graph
 
 

@@ -15,7 +15,7 @@ from shardwright.planner.contract.plain_values import (
     FREE,
     PlainValue,
     is_flag,
-    is_plain,
+    is_said,
     plain_value,
     plain_within,
     same_value,
@@ -60,7 +60,7 @@ class PlainArguments:
         for name, had in self.known.items():
             value = given[name] if name in given else self.defaults.get(name)
             if not _among(value, had):
-                now = repr(value) if is_plain(value) else f"a {type(value).__name__}"
+                now = repr(value) if is_said(value) else f"a {type(value).__name__}"
                 were = " or ".join(
                     dict.fromkeys(one.value if isinstance(one, Of) else repr(one) for one in had)
                 )
@@ -90,7 +90,7 @@ def check_flags(
         value = given[name] if name in given else defaults.get(name)
         among = had.get(name, ())
         off = value is None and not all(among)  # as where it is left out, a switch that is off
-        if name in FREE or not is_plain(value) or off or _among(value, among):
+        if name in FREE or not is_said(value) or off or _among(value, among):
             continue
         if name in had or (value and is_flag(value)):
             were = " or ".join(map(repr, among)) or "none"
@@ -104,7 +104,7 @@ def check_flags(
 
 def _among(value: Any, had: Sequence[Any]) -> bool:
     """Whether code does with a value what it does with one of those that it had."""
-    if not is_plain(value):
+    if not is_said(value):
         return Of.TENSOR in had
     if isinstance(value, (int, float)) and not isinstance(value, bool) and Of.NUMBER in had:
         return True
@@ -123,4 +123,4 @@ def _had(call: TracedCall, name: str, defaults: Mapping[str, Any]) -> Any:
     if name in call.inputs:
         return Of.TENSOR
     default = defaults.get(name)
-    return plain_value(default) if is_plain(default) else Of.TENSOR
+    return plain_value(default) if is_said(default) else Of.TENSOR

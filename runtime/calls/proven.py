@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
+from shardwright.planner.contract.given_code import is_code
 from shardwright.planner.contract.names import MASKS, slot_pattern
 from shardwright.planner.contract.plain_values import CONTAINERS, FREE
 from shardwright.planner.contract.traced_call import TracedCall
@@ -162,6 +163,9 @@ class Proven:
             if name in self.given and isinstance(value, Tensor):
                 if value.requires_grad and name in MASKS:
                     raise UsageError(self._of_mask(name))
+                continue
+            if is_code(value) and name not in self.given:
+                yield name
                 continue
             if is_own(value):
                 self._check_state(name, value)

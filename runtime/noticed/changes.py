@@ -18,11 +18,12 @@ gradient_checkpointing id2label initializer_range label2id loss_function merged_
 name_or_path transformers_version
 """.split()
 )
-"""Names of what may change, besides `FREE` flags, what torch keeps in each module, and token ids.
+"""Names of what may change, besides `FREE` flags, what torch keeps, and token ids.
 Whether modules train is seen to elsewhere, and what a loss does with split scores. Adapters that
 are off, or merged into their layers, are gone around: what is around takes a term less."""
 
-OF_TORCH = frozenset(vars(nn.Module()))
+OF_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
+"""What torch keeps in each module, and in recurrent layers: lists of their own weights."""
 
 
 class MISSING:

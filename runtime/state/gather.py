@@ -48,7 +48,7 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
     for name in sorted(tensors):
         value = tensors[name]
         if isinstance(value, Tensor) and mesh is not None:
-            value = local_of(value, mesh)
+            value = local_of(_as_held(value, local[name]), mesh)
             if name in placed and not _is_scalar(value):
                 value = gather_whole(value, placed[name], mesh)
         out[name] = value
@@ -92,6 +92,19 @@ def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any
                 value = take_local(value, placed[name], mesh)
         out[name] = value
     return out
+
+
+def _as_held(value: Tensor, held: Tensor) -> Tensor:
+    """`value` laid out as the parameter that it belongs to.
+
+    A gradient that a hook changed may not be, say one of which the mean was taken.
+    """
+    if not (isinstance(value, DTensor) and isinstance(held, DTensor)) or _is_scalar(value):
+        return value
+    if value.device_mesh != held.device_mesh or value.placements == held.placements:
+        return value
+    moved: Any = value.detach()
+    return moved.redistribute(placements=held.placements)
 
 
 def _is_scalar(value: Any) -> bool:

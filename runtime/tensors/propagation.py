@@ -16,11 +16,12 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from shardwright.errors import UsageError
 from shardwright.runtime.tensors.arranged import Arranged
 from shardwright.runtime.tensors.pending import settled
+from shardwright.runtime.tensors.permuted import order_of, permuted
 from shardwright.runtime.tensors.relied_on import by_rules_relied_on
 from shardwright.runtime.tensors.written_views import as_torch_s, watch_views, written
 
@@ -54,14 +55,16 @@ def propagate(torch_s: Propagate, schema: OpSchema) -> OutputSharding:
     if not any(held):
         return torch_s(schema)
     plain = _mapped(schema, lambda spec, _: _as_shards(spec))
-    out = torch_s(plain)
+    if (order := order_of(schema)) is not None:
+        return permuted(torch_s(plain), schema, order)
+    out = _nested(torch_s(plain), plain)
     wrong = _wrong(out, schema, held)
     if not wrong:
         return _as_held(out, held)
     in_keywords = any(isinstance(s, DTensorSpec) for s in tree_leaves(schema.kwargs_schema))
     if not (in_keywords or schema.is_inplace_op() or schema.is_out_variant_op()):
         whole = _mapped(plain, lambda spec, i: _whole(spec, held[i]) if i in wrong else spec)
-        out = torch_s(whole)
+        out = _nested(torch_s(whole), whole)
         out.redistribute_schema = out.redistribute_schema or whole
         out.needs_redistribute = True
         rest = [None if i in wrong else at for i, at in enumerate(held)]
@@ -73,6 +76,17 @@ def propagate(torch_s: Propagate, schema: OpSchema) -> OutputSharding:
         f"{schema.op} on a tensor laid out as '{layout}' with one that lies otherwise: take both "
         "whole with shardwright.full_tensors(model, {name: tensor})"
     )
+
+
+def _nested(out: OutputSharding, schema: OpSchema) -> OutputSharding:
+    """`out` with tensors in lists where `schema` has lists: torch unpacks some."""
+    wanted, given = out.redistribute_schema, schema.args_schema
+    if wanted is not None and len(wanted.args_schema) != len(given):
+        args = tree_unflatten(tree_leaves(wanted.args_schema), tree_structure(given))
+        out.redistribute_schema = OpSchema(
+            wanted.op, args, wanted.kwargs_schema, wanted.schema_info or schema.schema_info
+        )
+    return out
 
 
 def redistribution(

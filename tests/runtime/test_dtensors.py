@@ -158,6 +158,11 @@ COMPUTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "in place": lambda w, v: w.clone().lerp_(v, 0.25),
     "list": lambda w, v: torch._foreach_mul([v, w], 2.0)[1],
     "norms": lambda w, v: torch._foreach_norm([v, w])[1],
+    "transposed twice": lambda w, v: (w.t() * 2 + v.mT).permute(1, 0),
+    "transposed, in place": lambda w, v: w.clone().T.add_(v.transpose(0, 1)).sum(1),
+    "transposed, product": lambda w, v: w.T @ v,
+    "one vector": lambda w, v: torch.cat([w.flatten(), v.sum(0), v[0], v.flatten()]),
+    "columns joined": lambda w, v: torch.cat([w, v.sin()], dim=1),
 }
 
 
