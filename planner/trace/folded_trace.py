@@ -45,6 +45,11 @@ def trace_all(
         return of, *trace_folded(of, pins, ends, whole, folds)
 
     best = _in_eval_mode(source, tried)
+    if best[1].graph.left:
+        source = replace(source, keeps=True)
+        once = trace_folded(replace(source, more=(), further=()), pins, ends, True, folds)
+        if once[0].graph.kept or once[0].graph.untraced != best[1].graph.untraced:
+            best = _in_eval_mode(source, tried)
     graph, folded = best[1].graph, bool(best[1].stacks)
     if graph.trained:
         return best

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from shardwright.errors import UsageError
 from shardwright.planner.trace.provenance import Provenance, SourcedInt
 from shardwright.planner.trace.size_mode import SizeMode
 
@@ -35,7 +34,6 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         with SizeMode(provenance):
             output = forward(*args, **kwargs)
-        _check_kept(root, lists)
         provenance.given_out(output)
         provenance.close()
         return output
@@ -56,23 +54,6 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
                 attributes[name].update(before)
         for *_, kept, before in lists:
             kept[:] = before
-
-
-def _check_kept(root: nn.Module, lists: list[tuple[nn.Module, str, list[Any], list[Any]]]) -> None:
-    """Check that no call left tensors in lists that were there before it.
-
-    Raises:
-        UsageError: one did: what the next call would do with them is in no call.
-    """
-    for module, name, kept, before in lists:
-        known = set(map(id, before))
-        if any(isinstance(x, Tensor) and id(x) not in known for x in kept):
-            path = next(n for n, m in root.named_modules() if m is module)
-            raise UsageError(
-                f"{type(root).__name__} keeps tensors from call to call in the list "
-                f"'{f'{path}.{name}'.lstrip('.')}', and what a call does with those of another "
-                "nobody can prove: make it anew in each call, or give them in and out"
-            )
 
 
 def _contents(module: nn.Module) -> dict[str, dict[Any, Any]]:

@@ -7,7 +7,7 @@ of them. What a plan costs is what the first costs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +34,8 @@ class Run(NamedTuple):
     as `without_state` has it, or not. One that is `training` is made in training mode, and not
     priced either; any other in the mode that the modules are in. Where the first is `by_rows`,
     attention in all is traced as what each rank does with its part of the queries (see
-    `attention_rows.py`).
+    `attention_rows.py`). One that is `again` is the one before it, with what that left in
+    attributes of modules (see `kept_state.py`).
     """
 
     module: str
@@ -47,6 +48,7 @@ class Run(NamedTuple):
     resumes: bool = False
     training: bool = False
     by_rows: bool = False
+    again: bool = False
 
 
 def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:
@@ -91,8 +93,9 @@ def in_mode(root: nn.Module, training: bool) -> Iterator[None]:
 class Runner(nn.Module):
     """Makes several runs of `root` in its forward.
 
-    `begin` is told the number of each and its state, and `end` the state after it. On fake tensors
-    not all questions may be asked: model code can see that there is no data.
+    `begin` is told the number of each and its state, and `end` the state after it; each is made
+    within `around`. On fake tensors not all questions may be asked: model code can see that there
+    is no data.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Runner(nn.Module):
     ) -> None:
         super().__init__()
         self.root, self.begin, self.end, self.on_fake = root, begin, end, on_fake
+        self.around: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext()
 
     def forward(self, runs: Sequence[Run]) -> list[Any]:
         """What each of `runs` returns, in their order; None for one that is not made."""
@@ -120,7 +124,7 @@ class Runner(nn.Module):
                 state = {run.fills: empty_cache(self.root)}
             module = self.root.get_submodule(run.module)
             taken = branch_paths.taken(traced_call, run.answers, not self.on_fake)
-            with taken, in_mode(self.root, run.training):
+            with taken, in_mode(self.root, run.training), self.around(run):
                 found.append(module(*run.args, **{**given, **state}))
             self.end(state if run.resumes else {})
             left = left if run.module else state_of(found[-1], module) or state or left
