@@ -20,15 +20,14 @@ from shardwright.planner.contract.plain_values import is_plain
 from shardwright.planner.trace.data_dependent.loops import inner
 from shardwright.planner.trace.data_dependent.unknown import Unknown
 from shardwright.planner.trace.hidden_numbers import Decided, Hidden, Shows, hidden
+from shardwright.planner.trace.kept_contents import NOT_KEPT
 from shardwright.planner.trace.provenance import SourcedInt
 from shardwright.planner.trace.traced_calls import Run
-from shardwright.runtime.changes import OF_TORCH, is_config
+from shardwright.runtime.changes import is_config
 from shardwright.runtime.contents import CODE, DEEPEST
 
 OURS = "_shardwright_hidden"
 """The attribute with what is hidden from code until it asks."""
-
-NOT_KEPT = OF_TORCH | {"forward", OURS}
 
 LARGEST = 1000
 """What is looked at in an attribute."""
@@ -105,19 +104,35 @@ class KeptNumbers:
         return True
 
 
+class Made(NamedTuple):
+    """A run that was made.
+
+    Attributes:
+        training: In training mode.
+        plain: The first in this mode, or that again.
+        before: What it found.
+        after: What it left.
+    """
+
+    training: bool
+    plain: bool
+    before: Look
+    after: Look
+
+
 class KeptState:
     """What is kept in attributes while runs of `root` are traced, one after the other.
 
-    Attributes:
-        pairs: Each tensor that a run finds, and what stands there after it.
+    Where any of these `keeps` something, reads of that are noted.
     """
 
-    def __init__(self, root: nn.Module, entered: list[str], numbers: KeptNumbers) -> None:
+    def __init__(
+        self, root: nn.Module, entered: list[str], numbers: KeptNumbers, keeps: bool
+    ) -> None:
         self.modules, self.entered = dict(root.named_modules()), entered
-        self.numbers, self.read = numbers, set[Place]()
+        self.numbers, self.keeps, self.read = numbers, keeps, set[Place]()
         self.start = self._look()
-        self._ends: list[Look] = []
-        self._pairs: list[tuple[Look, Look]] = []
+        self._made: list[Made] = []
         self._asked: dict[Place, list[Any]] = {}
 
     def left(self) -> set[Place]:
@@ -128,16 +143,15 @@ class KeptState:
 
     @contextmanager
     def around(self, run: Run) -> Iterator[None]:
-        """Within, `run` is made; reads of what those before it left are noted, if it is `again`.
+        """Within, `run` is made; if anything is kept, reads of what others left are noted.
 
         Raises:
-            Keeps: what it does with that is not proven.
+            Keeps: code decides by a number that it finds there.
         """
-        if run.resumes or run.fills or not (run.again or self.read):
+        if not self.keeps or run.resumes or run.fills:
             yield
-            self._ends += [] if run.resumes or run.fills else [self._look()]
             return
-        before = self._look()
+        before, first = self._look(), run.training not in {m.training for m in self._made}
         try:
             with _watched(), self._hidden(self.left()):
                 yield
@@ -145,38 +159,46 @@ class KeptState:
             raise self._keeps(next(self._decided(), min(self.numbers.places))) from None
         for place in self._decided():
             raise self._keeps(place)
-        self._ends.append(now := self._look())
-        self._pairs.append((before, now))
-        self._check(now)
+        self._made.append(Made(run.training, first or run.again, before, self._look()))
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each tensor that a run found where it is read, and what it left there."""
-        for before, after in self._pairs:
+        """Tensors that runs leave in one place where code reads."""
+        first: dict[tuple[Place, str], Tensor] = {}
+        for made in self._made:
             for place in sorted(self.read):
-                found = dict(before.get(place, ()))
-                for slot, now in after.get(place, ()):
-                    was = found.get(slot)
-                    if isinstance(was, Tensor) and was is not now and _is_real(was, now):
-                        yield was, now
+                for slot, now in made.after.get(place, ()):
+                    if isinstance(now, Tensor) and now.is_floating_point() and now.numel():
+                        was = first.setdefault((place, slot), now)
+                        if was is not now and was.dim() == now.dim():
+                            yield was, now
 
-    def _check(self, now: Look) -> None:
-        """Check that all runs left the same where code reads.
+    def check(self) -> None:
+        """Check that calls were made with all that any of them leaves, as far as code reads it.
 
         Raises:
-            Keeps: one did not.
+            Keeps: none was with what one left.
             Retrace: numbers are to be hidden first.
         """
-        numbers, free = set[Place](), self.numbers.places
-        for place in sorted(self.read):
-            for end in self._ends:
-                one, other = end.get(place), now.get(place)
-                if place in free and _is_number(one) and _is_number(other):
-                    continue
-                if not _alike(one, other, _like):
-                    if not (_is_number(one) and _is_number(other)):
+        for training in {m.training for m in self._made}:
+            found = [m.before for m in self._made if m.plain and m.training is training]
+            for made in self._made:
+                unlike = min((self._unlike(made.after, each) for each in found), key=len)
+                for place in unlike:
+                    if not (_is_number(made.after.get(place)) and self._is_count(place)):
                         raise self._keeps(place)
-                    numbers.add(place)
-        self.numbers.are_in(numbers)
+                self.numbers.are_in({*unlike})
+
+    def _is_count(self, place: Place) -> bool:
+        """Whether only numbers were found there."""
+        return all(_is_number(m.before.get(place)) for m in self._made)
+
+    def _unlike(self, one: Look, other: Look) -> list[Place]:
+        """Where code reads what is not alike in two looks."""
+        free = {
+            p for p in self.numbers.places if _is_number(one.get(p)) and _is_number(other.get(p))
+        }
+        places = sorted(self.read - free)
+        return [p for p in places if not _alike(one.get(p), other.get(p), _like)]
 
     def _decided(self) -> Iterator[Place]:
         """Where numbers are by which code decides."""
@@ -193,7 +215,7 @@ class KeptState:
                 Place(path, name): [*islice(_leaves(value, ""), LARGEST)]
                 for path, module in self.modules.items()
                 for name, value in [*vars(module).items()]
-                if name not in NOT_KEPT
+                if name not in NOT_KEPT and name != OURS
             }
 
     @contextmanager
@@ -307,10 +329,3 @@ def _is_number(look: Any) -> bool:
     """Whether nothing but an integer or a float was seen."""
     one = look[0][1] if look and len(look) == 1 else None
     return isinstance(one, (int, float)) and not isinstance(one, bool)
-
-
-def _is_real(one: Tensor, other: Any) -> bool:
-    """Whether both are real, and of as many dims."""
-    if not isinstance(other, Tensor) or one.dim() != other.dim():
-        return False
-    return one.is_floating_point() and other.is_floating_point() and bool(one.numel())

@@ -61,7 +61,8 @@ def record(
         recorder.calls.clear()
         for tensor, value in pairs(arguments, given):
             recorder.known.keep(tensor, value)
-        states, kept = States(module), KeptState(module, entered, numbers or KeptNumbers())
+        states, keeps = States(module), any(run.again for run in runs)
+        kept = KeptState(module, entered, numbers or KeptNumbers(), keeps)
 
         def begin(traced_call: int, state: State) -> None:
             recorder.begin(traced_call)
@@ -108,6 +109,7 @@ def record(
                 out.scores += [] if run.module else shown
             out.states, out.taken = states.classes, states.given
             out.resumed = [*states.pairs, *kept.pairs()]
+            kept.check()
             out.left, out.kept = bool(kept.left()), bool(kept.read)
             out.drawn = [*functional.dropped, *_drawn(recorder.calls)]
             in_eval_mode = (c for c in recorder.calls if not runs[c.traced_call].training)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from shardwright.planner.trace.kept_contents import KeptContents
 from shardwright.planner.trace.provenance import Provenance, SourcedInt
 from shardwright.planner.trace.size_mode import SizeMode
 
@@ -22,7 +23,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     """
     provenance = Provenance({id(module): name for name, module in root.named_modules()})
     undo = [(m, type(m), dict(m.__dict__), _contents(m)) for m in root.modules()]
-    lists = [(m, k, v, v[:]) for m in root.modules() for k, v in vars(m).items() if type(v) is list]
+    kept = KeptContents(root)
     for path, module in root.named_modules():
         _mark(module.__dict__, path, "", provenance)
         config = module.__dict__.get("config")
@@ -52,8 +53,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
             for name, before in contents.items():
                 attributes[name].clear()
                 attributes[name].update(before)
-        for *_, kept, before in lists:
-            kept[:] = before
+        kept.restore()
 
 
 def _contents(module: nn.Module) -> dict[str, dict[Any, Any]]:

@@ -135,6 +135,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 if not numbers.made([call.op for call in found.calls]):
                     entered = [""]
                     raise Keeps(min(numbers.places))
+                found.kept |= keeps is not None
                 found.flags = {name: one.flags() for name, one in noted.items() if one.calls}
                 if not (around := opaque.used_from_outside(called(found))):
                     return found, provenance

@@ -16,6 +16,7 @@ from torch import nn
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.trace.data_dependent import branch_paths
 from shardwright.planner.trace.decoding import empty_cache, without_state
+from shardwright.planner.trace.kept_contents import KeptContents
 from shardwright.runtime.slots import state_of
 
 State = Mapping[str, Any]
@@ -113,6 +114,7 @@ class Runner(nn.Module):
         """What each of `runs` returns, in their order; None for one that is not made."""
         found: list[Any] = []
         left: State = {}
+        kept = KeptContents(self.root) if any(run.again for run in runs) else None
         for traced_call, run in enumerate(runs):
             state = left if run.resumes else {}
             self.begin(traced_call, state)
@@ -123,6 +125,8 @@ class Runner(nn.Module):
             if run.fills:
                 state = {run.fills: empty_cache(self.root)}
             module = self.root.get_submodule(run.module)
+            if kept is not None and run.training and not runs[traced_call - 1].training:
+                kept.restore()  # nobody need run it in eval mode first
             taken = branch_paths.taken(traced_call, run.answers, not self.on_fake)
             with taken, in_mode(self.root, run.training), self.around(run):
                 found.append(module(*run.args, **{**given, **state}))
