@@ -254,6 +254,8 @@ FROM_RUNTIME = {
     "planner.trace.callers": {"runtime.call_sites"},
     "planner.trace.duplicate": {"runtime.closures"},
     "planner.trace.boundaries": {"runtime.call_sites", "runtime.slots"},
+    "planner.trace.kept_contents": {"runtime.changes", "runtime.contents"},
+    "planner.trace.kept_state": {"runtime.changes", "runtime.contents"},
     "planner.trace.made_up_data": {"runtime.parametrized"},
     "planner.trace.on_fake": {"runtime.attention", "runtime.parametrized"},
     "planner.trace.opaque": {"runtime.slots"},

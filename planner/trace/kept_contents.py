@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.planner.contract.plain_values import is_plain
-from shardwright.runtime.changes import OF_TORCH, is_config
+from shardwright.runtime.changes import HARMLESS, OF_TORCH, is_config
 from shardwright.runtime.contents import CODE, LARGEST
 
 CONTAINERS = (list, dict, set, deque)
@@ -20,7 +20,7 @@ CONTAINERS = (list, dict, set, deque)
 MOST = 10_000
 """Lists, tables and objects of a model that are looked at."""
 
-NOT_KEPT = OF_TORCH | {"forward"}
+NOT_KEPT = OF_TORCH | HARMLESS | {"forward"}
 """Attributes that are no state of a module."""
 
 
