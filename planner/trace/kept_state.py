@@ -22,7 +22,7 @@ from shardwright.planner.trace.data_dependent.unknown import Unknown
 from shardwright.planner.trace.hidden_numbers import Decided, Hidden, Shows, hidden
 from shardwright.planner.trace.kept_contents import NOT_KEPT
 from shardwright.planner.trace.provenance import SourcedInt
-from shardwright.planner.trace.traced_calls import Run
+from shardwright.planner.trace.traced_calls import Run, in_mode
 from shardwright.runtime.changes import is_config
 from shardwright.runtime.contents import CODE, DEEPEST
 
@@ -175,18 +175,24 @@ class KeptState:
     def check(self) -> None:
         """Check that calls were made with all that any of them leaves, as far as code reads it.
 
+        What one leaves in eval mode for those in training mode, that the last one does.
+
         Raises:
             Keeps: none was with what one left.
             Retrace: numbers are to be hidden first.
         """
-        for training in {m.training for m in self._made}:
+        modes = {m.training for m in self._made}
+        left = [(m.training, m.after) for m in self._made]
+        if len(modes) > 1:  # the last run was not in training mode; it is told to train then
+            with in_mode(self.modules[""], True):
+                left.append((True, self._look()))
+        for training, after in left:
             found = [m.before for m in self._made if m.plain and m.training is training]
-            for made in self._made:
-                unlike = min((self._unlike(made.after, each) for each in found), key=len)
-                for place in unlike:
-                    if not (_is_number(made.after.get(place)) and self._is_count(place)):
-                        raise self._keeps(place)
-                self.numbers.are_in({*unlike})
+            unlike = min((self._unlike(after, each) for each in found), key=len)
+            for place in unlike:
+                if not (_is_number(after.get(place)) and self._is_count(place)):
+                    raise self._keeps(place)
+            self.numbers.are_in({*unlike})
 
     def _is_count(self, place: Place) -> bool:
         """Whether only numbers were found there."""

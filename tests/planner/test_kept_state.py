@@ -137,6 +137,27 @@ class Table(Mlp):
         return h * self.kept[: h.shape[1], None]
 
 
+class Emptied(Mlp):
+    """Fills a table in eval mode alone, which is emptied where it is to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: dict[str, Tensor] = {}
+
+    def train(self, mode: bool = True) -> Any:
+        """As torch, and empties the table."""
+        if mode:
+            self.table = {}
+        return super().train(mode)
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.training:
+            return h * self.up.bias.softmax(-1)
+        if "h" not in self.table:
+            self.table["h"] = self.up.bias.softmax(-1)
+        return h * self.table["h"]
+
+
 class Shown(Mlp):
     """Keeps what nothing asks for."""
 
@@ -181,7 +202,7 @@ def halved(plan: Plan) -> set[str]:
     return {name for name, module in plan.modules.items() if module.parameters}
 
 
-PROVEN = [Mean, Attached, InTraining, InTables, InObject, Counted, InTurns, Table, Shown]
+PROVEN = [Mean, Attached, InTraining, InTables, InObject, Counted, InTurns, Table, Emptied, Shown]
 
 
 @pytest.mark.parametrize("kind", PROVEN)
@@ -189,6 +210,7 @@ def test_what_is_kept_is_right_in_the_next_call(kind: Callable[[], nn.Module]) -
     module = kind().double()
     before = {name: v for name, v in vars(module).items() if name[0] != "_"}
     plan = planned(module, features(12), 2)
+    assert all(call.training for call in plan.calls)
     assert {name: vars(module)[name] for name in before} == before
     assert halved(plan)
     assert_all_equal(module, plan)
