@@ -124,6 +124,10 @@ class KeptState:
     """What is kept in attributes while runs of `root` are traced, one after the other.
 
     Where any of these `keeps` something, reads of that are noted.
+
+    Attributes:
+        left: Where any run left something else than was before the first.
+        read: Where code found what another run left.
     """
 
     def __init__(
@@ -131,15 +135,10 @@ class KeptState:
     ) -> None:
         self.modules, self.entered = dict(root.named_modules()), entered
         self.numbers, self.keeps, self.read = numbers, keeps, set[Place]()
-        self.start = self._look()
+        self.left = set[Place]()
+        self._start = self._look()
         self._made: list[Made] = []
         self._asked: dict[Place, list[Any]] = {}
-
-    def left(self) -> set[Place]:
-        """Where something else is than before the first run."""
-        now = self._look()
-        places = {**self.start, **now}
-        return {p for p in places if not _alike(self.start.get(p), now.get(p), _same)}
 
     @contextmanager
     def around(self, run: Run) -> Iterator[None]:
@@ -150,16 +149,23 @@ class KeptState:
         """
         if not self.keeps or run.resumes or run.fills:
             yield
+            self._note(self._look())
             return
         before, first = self._look(), run.training not in {m.training for m in self._made}
         try:
-            with _watched(), self._hidden(self.left()):
+            with _watched(), self._hidden(self.left):
                 yield
         except Decided:
             raise self._keeps(next(self._decided(), min(self.numbers.places))) from None
         for place in self._decided():
             raise self._keeps(place)
         self._made.append(Made(run.training, first or run.again, before, self._look()))
+        self._note(self._made[-1].after)
+
+    def _note(self, now: Look) -> None:
+        """Note where something else is than before the first run."""
+        places, start = {**self._start, **now}, self._start
+        self.left |= {p for p in places if not _alike(start.get(p), now.get(p), _same)}
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Tensors that runs leave in one place where code reads."""
@@ -285,16 +291,16 @@ def _leaves(value: Any, slot: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
         return
     value, kind, parts = _plain(value), type(value), None
     if isinstance(value, (list, tuple, deque)):
-        value, parts = kind, enumerate(value)
+        value, parts = (kind, len(value)), enumerate(value)
     elif isinstance(value, dict):
-        value, parts = kind, value.items()
+        value, parts = (kind, len(value)), value.items()
     elif isinstance(value, (set, frozenset)):
         value = frozenset(value)
     elif not (is_plain(value) or isinstance(value, (*CODE, nn.Module)) or is_config(value)):
         parts = getattr(value, "__dict__", {}).items()
     yield slot, value
-    for key, part in [*parts] if parts is not None and depth < DEEPEST else ():
-        yield from _leaves(part, f"{slot}.{key!r}", depth + 1)
+    for key, part in [*islice(parts, LARGEST)] if parts is not None and depth < DEEPEST else ():
+        yield from _leaves(part, f"{slot}.{key if is_plain(key) else type(key)}", depth + 1)
 
 
 def _alike(one: Any, other: Any, same: Callable[[Any, Any], bool]) -> bool:

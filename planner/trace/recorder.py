@@ -110,7 +110,7 @@ def record(
             out.states, out.taken = states.classes, states.given
             out.resumed = [*states.pairs, *kept.pairs()]
             kept.check()
-            out.left, out.kept = bool(kept.left()), bool(kept.read)
+            out.left, out.kept = bool(kept.left), bool(kept.read)
             out.drawn = [*functional.dropped, *_drawn(recorder.calls)]
             in_eval_mode = (c for c in recorder.calls if not runs[c.traced_call].training)
             out.draws = functional.draws or any(True for _ in _drawn(in_eval_mode))

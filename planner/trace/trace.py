@@ -150,7 +150,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 needs_data = isinstance(error, DATA_DEPENDENT)
                 if opaque.after(error, entered):
                     continue
-                if exported and not needs_data and keeps is None:
+                if exported and not needs_data:
                     exported = False
                     continue
                 if keeps is not None:

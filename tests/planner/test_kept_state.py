@@ -119,6 +119,52 @@ class InTurns(Mlp):
         return h.softmax(-1) if self.times else h
 
 
+class Shown(Mlp):
+    """Keeps what nothing in it asks for."""
+
+    def between(self, h: Tensor) -> Tensor:
+        self.kept, self.times = h.detach().mean((0, 1)), h.shape[1]
+        return h
+
+
+class Flipped(Mlp):
+    """Keeps something in each second call, and deletes it in the next."""
+
+    def between(self, h: Tensor) -> Tensor:
+        if hasattr(self, "there"):
+            h = h - self.there.amax(-1, keepdim=True)
+            del self.there
+        else:
+            self.there = h.detach().mean((0, 1))
+        return h
+
+
+class OfAnother(Mlp):
+    """Goes on with what a module within left in the call before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Shown()
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.inner.kept is not None:
+            h = h - self.inner.kept.amax(-1, keepdim=True)
+        return h + self.inner.between(h)
+
+
+class Started(Mlp):
+    """Begins with a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.zeros(24, dtype=torch.float64)
+
+    def between(self, h: Tensor) -> Tensor:
+        h = torch.tanh(h + self.kept)
+        self.kept = h.detach().mean((0, 1))
+        return h
+
+
 class Later(Mlp):
     """Does something else from some call on."""
 
@@ -158,18 +204,8 @@ class Emptied(Mlp):
         return h * self.table["h"]
 
 
-class Shown(Mlp):
-    """Keeps what nothing asks for."""
-
-    def between(self, h: Tensor) -> Tensor:
-        self.kept, self.times = h.sum(), h.shape[1]
-        return h
-
-
-def calls(model: nn.Module) -> tuple[list[Tensor], dict[str, Tensor]]:
+def calls(model: nn.Module, x: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
     """What three calls of `model` give, in eval mode and in training mode, and all gradients."""
-    torch.manual_seed(0)
-    (x,) = features(12)(*RUN)
     out = [model(x * n) for n in (1, 2, 3)]
     model.train()
     out += [model(x * n) for n in (1, 2, 3)]
@@ -182,13 +218,14 @@ def assert_all_equal(module: nn.Module, plan: Plan) -> None:
     """Compare call after call of a split model with those of the whole one."""
     torch.manual_seed(0)
     randomize(module)
+    (x,) = features(12)(*RUN)
 
     def rank(mesh: Mesh) -> Any:
         local = apply(copy.deepcopy(module), plan, mesh)
-        out, gradients = calls(local)
+        out, gradients = calls(local, x)
         return out, full_tensors(local, gradients)
 
-    want = calls(copy.deepcopy(module))
+    want = calls(copy.deepcopy(module), x)
     for found in run_ranks(2, rank):
         assert found[1].keys() == want[1].keys()
         for one, other in zip(found[0], want[0], strict=True):
@@ -202,7 +239,10 @@ def halved(plan: Plan) -> set[str]:
     return {name for name, module in plan.modules.items() if module.parameters}
 
 
-PROVEN = [Mean, Attached, InTraining, InTables, InObject, Counted, InTurns, Table, Emptied, Shown]
+PROVEN = [
+    *(Mean, Attached, InTraining, InTables, InObject, Started, Table, Emptied),
+    *(Counted, InTurns, Flipped, OfAnother, Shown),
+]
 
 
 @pytest.mark.parametrize("kind", PROVEN)
