@@ -244,7 +244,9 @@ FROM_RUNTIME = {
     },
     "planner.prove": {"runtime.model"},
     "planner.report": {"runtime.model"},
-    "planner.trace": {"runtime.code", "runtime.model", "runtime.modules", "runtime.slots"},
+    "planner.trace": {
+        "runtime.code", "runtime.model", "runtime.modules", "runtime.noticed", "runtime.slots"
+    },
 }  # fmt: skip
 """All that the planner takes of the runtime: to build a model, to try a plan, to measure."""
 

@@ -150,6 +150,12 @@ class Graph:
     trained: bool = False
     """Whether its runs do the same in training mode."""
 
+    left: bool = False
+    """Whether runs leave attributes of modules otherwise than they were."""
+
+    kept: bool = False
+    """Whether code goes on with what a run before it left there."""
+
     draws: bool = False
     """Whether random numbers are drawn in eval mode, too."""
 

@@ -114,9 +114,9 @@ class Marks:
     """Tensors before and after such a pass changes them."""
 
     resumed: set[tuple[str, str]] = _several(
-        Demand.ONE_STATE, "what a call leaves in a cache lies as what it found there: {0}"
+        Demand.ONE_STATE, "what a call leaves for the next lies as what it found there: {0}"
     )
-    """Tensors in a cache before and after a call that goes on with it."""
+    """Tensors in a cache, or in attributes, before and after a call that goes on with them."""
 
     modes: set[tuple[str, str]] = _several(
         Demand.ONE_STATE,

@@ -132,6 +132,8 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
     kept = zip(graph.taken, graph.states, strict=True)
     for number, given, (taken, state) in zip(numbers, graph.given, kept, strict=True):
         run = runs[number]
+        if run.again:
+            continue
         inputs = run.kwargs if taken or not run.resumes else without_state(run.kwargs)
         if inputs is None:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 from shardwright.errors import ModelError
@@ -40,23 +41,45 @@ def trace_all(
         ModelError: the first cannot be.
     """
 
-    def tried(more: int, further: Sequence[Run], whole: bool) -> Traced:
-        of = replace(source, more=source.more[:more], further=tuple(further))
+    def tried(of: Source, more: int, further: Sequence[Run], whole: bool) -> Traced:
+        of = replace(of, more=of.more[:more], further=tuple(further))
         return of, *trace_folded(of, pins, ends, whole, folds)
 
-    best = _in_eval_mode(source, tried)
+    def keeps(of: Source, training: bool = False) -> bool:
+        """Whether code goes on with what another call left."""
+        of = replace(of, keeps=True)
+        further = _and_in_training(replace(of, more=(), further=())) if training else ()
+        return tried(of, 0, further, True)[1].graph.kept
+
+    best = _in_eval_mode(source, partial(tried, source))
+    if best[1].graph.left and keeps(source):
+        source = replace(source, keeps=True)
+        best = _in_eval_mode(source, partial(tried, source))
     graph, folded = best[1].graph, bool(best[1].stacks)
     if graph.trained:
         return best
-    more, further = len(best[0].more), (*best[0].further, *in_training(best[0].runs))
     for whole in (False, True) if folded and source.trains else (not folded,):
         with suppress(ModelError, Unfoldable):
             with alone(), drawn_arrays(source.module) as draws:
-                found = tried(more, further, whole)
+                found = tried(*_with_training(source, best[0]), whole)
+                if found[1].graph.left and not source.keeps and keeps(source, True):
+                    kept = (replace(of, keeps=True) for of in (source, best[0]))
+                    found = tried(*_with_training(*kept), whole)
             found[1].graph.draws_arrays = draws.arrays
             if {*map(pattern, found[1].graph.untraced)} <= {*map(pattern, graph.untraced)}:
                 return found
     return best
+
+
+def _with_training(source: Source, best: Source) -> tuple[Source, int, tuple[Run, ...]]:
+    """What to trace of `source`: the runs of `best`, and the same in training mode."""
+    return source, len(best.more), _and_in_training(best)
+
+
+def _and_in_training(source: Source) -> tuple[Run, ...]:
+    """Further runs, those in training mode, and behind these again what is not."""
+    again = (run for run in source.runs if run.again)
+    return (*source.further, *in_training(source.runs), *again)
 
 
 def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Traced]) -> Traced:

@@ -1,147 +1,27 @@
 """Numbers among the arguments of a model of which any other would do: no code decides by them.
 
 The model is traced again with numbers that only torch may look at, and there only where their value
-says nothing of how tensors lie: as a factor or a term. What code computes with one is such a number
-again, and all else is a decision. C code reads numbers past all methods; so it finds one far too
-large there, then one far too small, and does something else with one of them at least.
+says nothing of how tensors lie: as a factor or a term (see `hidden_numbers.py`).
 """
 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.contract.plain_values import FREE
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.trace.arguments import mapped
 from shardwright.planner.trace.boundaries import argument_names
 from shardwright.planner.trace.forwards import Forward, put_around
+from shardwright.planner.trace.hidden_numbers import Shows, hidden
 from shardwright.planner.trace.one_at_a_time import alone
-from shardwright.planner.trace.provenance import SourcedInt
 from shardwright.planner.trace.source import Source
 from shardwright.planner.trace.trace import trace_runs
 from shardwright.planner.trace.traced_calls import Run
-
-FACTORS = frozenset(
-    """
-mul mul_ multiply add add_ sub sub_ subtract rsub __rsub__ div div_ divide true_divide __rdiv__
-__rtruediv__
-""".split()
-)
-"""Functions of torch that do the same with other numbers. (What is split may hang on slices.)"""
-
-DECIDING = """
-__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __bool__ __hash__ __int__ __float__ __index__ __complex__
-__round__ __floor__ __ceil__ __trunc__ __repr__ __str__ __format__ __divmod__ __rdivmod__
-__and__ __rand__ __or__ __ror__ __xor__ __rxor__ __lshift__ __rlshift__ __rshift__ __rrshift__
-__invert__
-""".split()
-
-FAR = 1 << 20
-"""What C code takes a hidden integer for: no list is so long, and a loop over it ends soon."""
-
-COMPUTING = "add sub mul truediv floordiv mod pow".split()
-
-
-class Decided(Exception):
-    """Code asks how large a number is."""
-
-
-class Hidden:
-    """What both kinds of hidden numbers have: their value, which way they lie, who is to know."""
-
-    value: Any
-    sign: int
-    asked: list[Any]
-
-
-class HiddenInt(Hidden, SourcedInt):
-    """An integer; of those that remember their history, so that it comes first in arithmetic."""
-
-
-class HiddenFloat(Hidden, float):
-    """Any other number."""
-
-
-def hidden(value: float, sign: int, asked: list[Any]) -> Any:
-    """A number of this value that is hidden; who asks for it is noted in `asked`."""
-    if isinstance(value, int):
-        out: Any = HiddenInt(sign * FAR)
-        out.expression, out.provenance = ("constant", value), None
-    else:
-        out = HiddenFloat(sign * float("inf"))
-    out.value, out.sign, out.asked = value, sign, asked
-    return out
-
-
-def _decides(self: Any, *_: Any) -> Any:
-    self.asked.append(self.value)
-    raise Decided("code decides by a number that it is given")
-
-
-def _computes(function: Callable[[Any, Any], Any], swapped: bool) -> Any:
-    def compute(self: Any, other: Any) -> Any:
-        if isinstance(other, Tensor):
-            return NotImplemented
-        if not isinstance(other, (int, float)):
-            return _decides(self)
-        ends = self.value, other.value if isinstance(other, Hidden) else other
-        return hidden(function(*(ends[::-1] if swapped else ends)), self.sign, self.asked)
-
-    return compute
-
-
-for _kind in (HiddenInt, HiddenFloat):
-    for _name in DECIDING:
-        setattr(_kind, _name, _decides)
-    for _name in COMPUTING:
-        _function = getattr(operator, _name)
-        setattr(_kind, f"__{_name}__", _computes(_function, False))
-        setattr(_kind, f"__r{_name}__", _computes(_function, True))
-    for _name in ("neg", "pos", "abs"):
-        setattr(_kind, f"__{_name}__", _decides)
-
-
-class _Shows(TorchFunctionMode):
-    """Within, torch's functions see hidden numbers as they are, and are called `most` times."""
-
-    def __init__(self, asked: list[Any], most: int) -> None:
-        super().__init__()
-        self.asked, self.left = asked, most
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The same, after it is looked whether the function may have them."""
-        kwargs, self.left = kwargs or {}, self.left - 1
-        if self.left < 0:
-            self.asked.append(None)
-            raise Decided("code loops over a number that it is given")
-        found = [*_hidden((args, kwargs))]
-        if found and getattr(func, "__name__", "") not in FACTORS:
-            _decides(found[0])
-        if found:
-            args, kwargs = mapped(lambda hid: hid.value, (args, kwargs), Hidden)
-        return func(*args, **kwargs)
-
-
-def _hidden(value: Any) -> Iterator[Any]:
-    if isinstance(value, Hidden):
-        yield value
-    for part in _parts(value):
-        yield from _hidden(part)
-
-
-def _parts(value: Any) -> Collection[Any]:
-    if isinstance(value, slice):
-        return value.start, value.stop, value.step
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, (tuple, list)) else ()
 
 
 def free_numbers(graph: Graph, source: Source) -> frozenset[str]:
@@ -167,7 +47,7 @@ def _decide_nothing(names: Collection[str], graph: Graph, source: Source) -> boo
     asked: list[Any] = []
     calls = len(source.runs) * (100 + 20 * len(graph.ops))
     for sign in (-1, 1):
-        shows = functools.partial(_Shows, asked, calls)
+        shows = functools.partial(Shows, asked, calls)
         undo = put_around(source.module, functools.partial(_hiding, names, sign, shows))
         try:
             with alone():
@@ -182,7 +62,7 @@ def _decide_nothing(names: Collection[str], graph: Graph, source: Source) -> boo
 
 
 def _hiding(
-    names: Collection[str], sign: int, shows: Callable[[], _Shows], forward: Forward
+    names: Collection[str], sign: int, shows: Callable[[], Shows], forward: Forward
 ) -> Forward:
     """`forward` with the numbers under `names` hidden from all but `shows`."""
     positions = argument_names(forward)

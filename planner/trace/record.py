@@ -76,7 +76,13 @@ class Record:
     """Of each run, the arguments that were its state."""
 
     resumed: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Tensors in such a state before a run, and what stood there after it."""
+    """Tensors in such a state, or in attributes, before a run, and what stood there after it."""
+
+    left: bool = False
+    """Whether attributes of modules were left otherwise than they were."""
+
+    kept: bool = False
+    """Whether code goes on with what a run before it left there."""
 
     written: dict[str, torch.Tensor] = field(default_factory=dict)
     """New values of parameters and buffers that were changed in place, by name."""

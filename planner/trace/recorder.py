@@ -22,6 +22,7 @@ from shardwright.planner.trace.data_dependent.known import DRAWS
 from shardwright.planner.trace.data_dependent.loops import carried, inner, known
 from shardwright.planner.trace.data_dependent.numbers import Questions
 from shardwright.planner.trace.data_dependent.unknown import Unknown
+from shardwright.planner.trace.kept_state import KeptNumbers, KeptState
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.one_at_a_time import exporting
 from shardwright.planner.trace.opaque import Opaque
@@ -37,9 +38,10 @@ from shardwright.runtime.slots import returned
 def record(
     top: Runner,
     runs: Sequence[Run],
-    entered: Sequence[str],
+    entered: list[str],
     opaque: Opaque,
     exported: bool = True,
+    numbers: KeptNumbers | None = None,
 ) -> Record:
     """Make `runs` of the root of `top`, one after the other; its tensors and theirs are on meta.
 
@@ -59,14 +61,15 @@ def record(
         recorder.calls.clear()
         for tensor, value in pairs(arguments, given):
             recorder.known.keep(tensor, value)
-        states = States(module)
+        states, keeps = States(module), any(run.again for run in runs)
+        kept = KeptState(module, entered, numbers or KeptNumbers(), keeps)
 
         def begin(traced_call: int, state: State) -> None:
             recorder.begin(traced_call)
             functional.trains = runs[traced_call].training
             states.begin(state)
 
-        top.begin, top.end = begin, states.end
+        top.begin, top.end, top.around = begin, states.end, kept.around
 
         def note(name: str, taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
             kind = type(module.get_submodule(name)).__name__
@@ -105,7 +108,9 @@ def record(
                 shown = [t for slot, t in found if slot in out.given[0]]  # not its hidden states
                 out.scores += [] if run.module else shown
             out.states, out.taken = states.classes, states.given
-            out.resumed = states.pairs
+            out.resumed = [*states.pairs, *kept.pairs()]
+            kept.check()
+            out.left, out.kept = bool(kept.left), bool(kept.read)
             out.drawn = [*functional.dropped, *_drawn(recorder.calls)]
             in_eval_mode = (c for c in recorder.calls if not runs[c.traced_call].training)
             out.draws = functional.draws or any(True for _ in _drawn(in_eval_mode))

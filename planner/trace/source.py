@@ -60,6 +60,8 @@ class Source:
     """Whether the plan is to train with."""
     by_rows: bool = False
     """Whether attention may be given a part of the queries of a sequence."""
+    keeps: bool = False
+    """Whether modules keep something from one call for the next, which is then traced, too."""
 
     def masks(self) -> set[str]:
         """The masks for padding that further runs have."""
@@ -95,7 +97,9 @@ class Source:
     @property
     def runs(self) -> list[Run]:
         """All runs that a plan must hold for; what it costs is what the first does."""
-        return [Run("", self.args, self.kwargs, by_rows=self.by_rows), *self.more, *self.further]
+        first = Run("", self.args, self.kwargs, by_rows=self.by_rows)
+        again = [first._replace(priced=False, again=True)] if self.keeps else []
+        return [first, *again, *self.more, *self.further]
 
 
 def read_source(

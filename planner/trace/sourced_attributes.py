@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from shardwright.errors import UsageError
+from shardwright.planner.trace.kept_contents import KeptContents
 from shardwright.planner.trace.provenance import Provenance, SourcedInt
 from shardwright.planner.trace.size_mode import SizeMode
 
@@ -23,7 +23,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     """
     provenance = Provenance({id(module): name for name, module in root.named_modules()})
     undo = [(m, type(m), dict(m.__dict__), _contents(m)) for m in root.modules()]
-    lists = [(m, k, v, v[:]) for m in root.modules() for k, v in vars(m).items() if type(v) is list]
+    kept = KeptContents(root)
     for path, module in root.named_modules():
         _mark(module.__dict__, path, "", provenance)
         config = module.__dict__.get("config")
@@ -35,7 +35,6 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         with SizeMode(provenance):
             output = forward(*args, **kwargs)
-        _check_kept(root, lists)
         provenance.given_out(output)
         provenance.close()
         return output
@@ -54,25 +53,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
             for name, before in contents.items():
                 attributes[name].clear()
                 attributes[name].update(before)
-        for *_, kept, before in lists:
-            kept[:] = before
-
-
-def _check_kept(root: nn.Module, lists: list[tuple[nn.Module, str, list[Any], list[Any]]]) -> None:
-    """Check that no call left tensors in lists that were there before it.
-
-    Raises:
-        UsageError: one did: what the next call would do with them is in no call.
-    """
-    for module, name, kept, before in lists:
-        known = set(map(id, before))
-        if any(isinstance(x, Tensor) and id(x) not in known for x in kept):
-            path = next(n for n, m in root.named_modules() if m is module)
-            raise UsageError(
-                f"{type(root).__name__} keeps tensors from call to call in the list "
-                f"'{f'{path}.{name}'.lstrip('.')}', and what a call does with those of another "
-                "nobody can prove: make it anew in each call, or give them in and out"
-            )
+        kept.restore()
 
 
 def _contents(module: nn.Module) -> dict[str, dict[Any, Any]]:

@@ -27,6 +27,7 @@ from shardwright.planner.trace import (
 from shardwright.planner.trace.data_dependent.loop_masks import as_long_as_the_model_says
 from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Unknown
 from shardwright.planner.trace.expressions import attributes_of
+from shardwright.planner.trace.kept_state import Keeps, KeptNumbers, Retrace
 from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.provenance import Provenance
@@ -86,7 +87,7 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     found, provenance = run(module, runs, opaque)
     graph = translate(found, module, provenance.sizes, provenance.sources)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
-    graph.flags = found.flags
+    graph.flags, graph.left, graph.kept = found.flags, found.left, found.kept
     graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
     graph.pinned = provenance.pinned | inside(graph)
     graph.marks.carried = tidy.carried(graph, module)
@@ -122,7 +123,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         in_place(),
     ):
         warnings.simplefilter("ignore")
-        exported = True
+        exported, numbers, keeps = True, KeptNumbers(), None
         while True:
             entered: list[str] = []
             try:
@@ -131,7 +132,11 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                     boundaries.marked(module) as (entered, noted),
                     sourced_attributes.marked(module, top) as provenance,
                 ):
-                    found = record(top, runs, entered, opaque, exported)
+                    found = record(top, runs, entered, opaque, exported, numbers)
+                if not numbers.made([call.op for call in found.calls]):
+                    entered = [""]
+                    raise Keeps(min(numbers.places))
+                found.kept |= keeps is not None
                 found.flags = {name: one.flags() for name, one in noted.items() if one.calls}
                 if not (around := opaque.used_from_outside(called(found))):
                     return found, provenance
@@ -139,13 +144,18 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 raise Unknown(f"a module in '{around[-1]}' is called from outside of it too")
             except ShardwrightError:
                 raise
+            except Retrace:
+                continue
             except Exception as error:
+                keeps = keeps or (error if isinstance(error, Keeps) else None)
                 needs_data = isinstance(error, DATA_DEPENDENT)
                 if opaque.after(error, entered):
                     continue
                 if exported and not needs_data:
                     exported = False
                     continue
+                if keeps is not None:
+                    raise ModelError(f"cannot split {type(module).__name__}: {keeps}") from error
                 text = str(error).strip().split("\n")[0][:300]
                 kind = "data-dependent" if needs_data else type(error).__name__
                 todo = IN_A_MODULE if needs_data else ON_META

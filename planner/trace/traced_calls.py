@@ -7,7 +7,7 @@ of them. What a plan costs is what the first costs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.trace.data_dependent import branch_paths
 from shardwright.planner.trace.decoding import empty_cache, without_state
+from shardwright.planner.trace.kept_contents import KeptContents
 from shardwright.runtime.slots import state_of
 
 State = Mapping[str, Any]
@@ -34,7 +35,8 @@ class Run(NamedTuple):
     as `without_state` has it, or not. One that is `training` is made in training mode, and not
     priced either; any other in the mode that the modules are in. Where the first is `by_rows`,
     attention in all is traced as what each rank does with its part of the queries (see
-    `attention_rows.py`).
+    `attention_rows.py`). One that is `again` is the one before it, with what that left in
+    attributes of modules (see `kept_state.py`).
     """
 
     module: str
@@ -47,6 +49,7 @@ class Run(NamedTuple):
     resumes: bool = False
     training: bool = False
     by_rows: bool = False
+    again: bool = False
 
 
 def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:
@@ -91,8 +94,9 @@ def in_mode(root: nn.Module, training: bool) -> Iterator[None]:
 class Runner(nn.Module):
     """Makes several runs of `root` in its forward.
 
-    `begin` is told the number of each and its state, and `end` the state after it. On fake tensors
-    not all questions may be asked: model code can see that there is no data.
+    `begin` is told the number of each and its state, and `end` the state after it; each is made
+    within `around`. On fake tensors not all questions may be asked: model code can see that there
+    is no data.
     """
 
     def __init__(
@@ -104,11 +108,13 @@ class Runner(nn.Module):
     ) -> None:
         super().__init__()
         self.root, self.begin, self.end, self.on_fake = root, begin, end, on_fake
+        self.around: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext()
 
     def forward(self, runs: Sequence[Run]) -> list[Any]:
         """What each of `runs` returns, in their order; None for one that is not made."""
         found: list[Any] = []
         left: State = {}
+        kept = KeptContents(self.root) if any(run.again for run in runs) else None
         for traced_call, run in enumerate(runs):
             state = left if run.resumes else {}
             self.begin(traced_call, state)
@@ -119,8 +125,10 @@ class Runner(nn.Module):
             if run.fills:
                 state = {run.fills: empty_cache(self.root)}
             module = self.root.get_submodule(run.module)
+            if kept is not None and run.training and not runs[traced_call - 1].training:
+                kept.restore()  # nobody need run it in eval mode first
             taken = branch_paths.taken(traced_call, run.answers, not self.on_fake)
-            with taken, in_mode(self.root, run.training):
+            with taken, in_mode(self.root, run.training), self.around(run):
                 found.append(module(*run.args, **{**given, **state}))
             self.end(state if run.resumes else {})
             left = left if run.module else state_of(found[-1], module) or state or left

@@ -13,9 +13,9 @@ from shardwright.planner.contract.plain_values import FREE
 HARMLESS = frozenset(
     """
 _adapters_disabled _commit_hash _disable_adapters _gradient_checkpointing_func _is_hf_initialized
-_loss_function _name_or_path _output_attentions architectures dtype generation_config
-gradient_checkpointing id2label initializer_range label2id loss_function merged_adapters
-name_or_path transformers_version
+_loss_function _name_or_path _output_attentions _output_capturing_hooks_installed architectures
+dtype generation_config gradient_checkpointing id2label initializer_range label2id loss_function
+merged_adapters name_or_path transformers_version
 """.split()
 )
 """Names of what may change, besides `FREE` flags, what torch keeps, and token ids.

@@ -100,15 +100,15 @@ def assert_equal(
     for got, got_inputs, got_grads, got_tallies in run_ranks(plan.world_size, rank):
         assert got_tallies == tallies or not collectives
         for a, b in zip(tree_leaves(got), tree_leaves(want), strict=True):
-            _close(a, b, "output")
+            close(a, b, "output")
         assert got_grads.keys() == want_grads.keys()
         for name, grad in want_grads.items():
-            _close(got_grads[name], grad, name)
+            close(got_grads[name], grad, name)
         for a, b in zip(got_inputs, want_inputs, strict=True):
-            _close(a, b, "gradient of an input")
+            close(a, b, "gradient of an input")
 
 
-def _close(found: Any, wanted: Any, what: str) -> None:
+def close(found: Any, wanted: Any, what: str) -> None:
     if isinstance(wanted, Tensor):
         assert found.shape == wanted.shape, f"{what}: {found.shape} instead of {wanted.shape}"
         scale = max(float(wanted.detach().abs().max()), 1.0) if wanted.numel() else 1.0

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.runtime.api import apply
-from shardwright.runtime.state.gather import full_tensors
 from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests.planner.equal import features, planned, weigh
 from tests.ranks import run_ranks
 

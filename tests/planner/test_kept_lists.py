@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.errors import UsageError
+from shardwright.errors import ModelError
 from tests.planner.equal import assert_equal, features, planned
 
 
@@ -47,7 +47,7 @@ class Anew(Kept):
 
 def test_what_goes_on_with_tensors_of_another_call_has_no_plan() -> None:
     module = nn.Sequential(Kept(), nn.Linear(12, 12)).double()
-    with pytest.raises(UsageError, match=r"in the list '0\.log'.*give them in and out"):
+    with pytest.raises(ModelError, match=r"keeps '0\.log'.*give it in and out"):
         planned(module, features(12), 2)
     assert module[0].log == []
     assert module(torch.ones(1, 2, 12).double()).shape == (1, 2, 12)

@@ -48,8 +48,8 @@ class Mixed(nn.Module):
         self.words = ["w"] * 2000
 
     def forward(self, x: Tensor) -> Tensor:
-        self.counts["calls"] += 1
-        self.seen.append(x if len(self.seen) else len(self.words))
+        self.counts["calls"] = max(self.counts["calls"], 1)
+        self.seen[:] = [x * 1, len(self.words)]
         h = self.up(x) * self.space.scale
         if self.flags["soft"] or len(self.flags["names"]) > 1 or self.args.inner.over:
             h = h.softmax(-1)
@@ -93,7 +93,7 @@ def test_what_changes_in_place_is_refused(mixed: Any) -> None:
             local.args.rate, local.words[0] = 0.5, "v"
             torch.testing.assert_close(local(x), want, rtol=0, atol=1e-9)
         local.seen.clear()
-        assert local.counts == {"calls": 3}
+        assert local.counts == {"calls": 1}
         local.counts["calls"] = 0
         local(x)
 

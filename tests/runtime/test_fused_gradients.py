@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import shardwright
-from shardwright.runtime.state.gather import full_tensors
 from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 from tests.ranks import run_ranks
 

@@ -1,0 +1,85 @@
+"""What is in attributes of modules, and in what they hold, to be put back as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable
+from itertools import chain, islice
+from operator import is_
+from typing import Any
+
+from torch import nn
+
+from shardwright.planner.contract.plain_values import is_plain
+from shardwright.runtime.noticed.changes import HARMLESS, OF_TORCH, is_config
+from shardwright.runtime.noticed.contents import CODE, LARGEST
+
+CONTAINERS = (list, dict, set, deque)
+
+MOST = 10_000
+"""Lists, tables and objects of a model that are looked at."""
+
+NOT_KEPT = OF_TORCH | HARMLESS | {"forward"}
+"""Attributes that are no state of a module."""
+
+
+class KeptContents:
+    """What lists, tables and objects of `root` hold, and its plain attributes."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._attributes = [(m, _plain_ones(m)) for m in root.modules()]
+        self._contents = [(value, _copied(value)) for value in _kept(root)]
+
+    def restore(self) -> None:
+        """Have them hold that again."""
+        for module, before in self._attributes:
+            now = vars(module)
+            for name in _plain_ones(module).keys() - before.keys():
+                del now[name]
+            now.update(before)
+        for value, before in self._contents:
+            _restore(value, before)
+
+
+def _plain_ones(module: nn.Module) -> dict[str, Any]:
+    return {name: v for name, v in vars(module).items() if name not in NOT_KEPT}
+
+
+def _kept(root: nn.Module) -> list[Any]:
+    """Lists, tables and objects that modules keep, and those in them."""
+    found: dict[int, Any] = {}
+    todo = [v for m in root.modules() for k, v in vars(m).items() if k not in OF_TORCH]
+    while todo and len(found) < MOST:
+        value = todo.pop()
+        if id(value) in found or is_plain(value) or isinstance(value, CODE) or is_config(value):
+            continue
+        if isinstance(value, CONTAINERS):
+            found[id(value)] = value
+            todo += islice(value.values() if isinstance(value, dict) else value, LARGEST)
+        elif isinstance(value, tuple):
+            todo += islice(value, LARGEST)
+        elif getattr(value, "__dict__", None):
+            found[id(value)] = value
+            todo += vars(value).values()
+    return [*found.values()]
+
+
+def _copied(value: Any) -> Any:
+    """What is in a list, a table or an object."""
+    return copy.copy(value if isinstance(value, CONTAINERS) else vars(value))
+
+
+def _restore(value: Any, before: Any) -> None:
+    """Put back what was in it, if that is no more."""
+    now = value if isinstance(value, CONTAINERS) else vars(value)
+    if now is value and isinstance(now, set) and now == before:
+        return  # it may be iterated in another order, once it is filled again
+    if len(now) == len(before) and all(map(is_, _parts(now), _parts(before))):
+        return
+    now.clear()
+    (now.extend if isinstance(now, (list, deque)) else now.update)(before)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return chain(value, value.values()) if isinstance(value, dict) else value
