@@ -7,47 +7,29 @@ call leaves lies as what it found. If it leaves the same besides, the next call 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import islice
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from shardwright.planner.contract.plain_values import is_plain
-from shardwright.planner.trace.data_dependent.loops import inner
+from shardwright.planner.trace.attribute_looks import (
+    Look,
+    Place,
+    alike,
+    is_number,
+    like,
+    look,
+    plain,
+    same,
+)
 from shardwright.planner.trace.data_dependent.unknown import Unknown
-from shardwright.planner.trace.hidden_numbers import Decided, Hidden, Shows, hidden
-from shardwright.planner.trace.kept_contents import NOT_KEPT
-from shardwright.planner.trace.provenance import SourcedInt
+from shardwright.planner.trace.hidden_attributes import HIDDEN, hidden_until_asked
+from shardwright.planner.trace.hidden_numbers import Decided, Shows, hidden
 from shardwright.planner.trace.traced_calls import Run, in_mode
-from shardwright.runtime.noticed.changes import is_config
-from shardwright.runtime.noticed.contents import CODE, DEEPEST
-
-OURS = "_shardwright_hidden"
-"""The attribute with what is hidden from code until it asks."""
-
-LARGEST = 1000
-"""What is looked at in an attribute."""
 
 MOST = 100_000
 """Functions of torch that a call with a hidden number may call."""
-
-
-class Place(NamedTuple):
-    """An attribute of a module."""
-
-    path: str
-    name: str
-
-    def __str__(self) -> str:
-        return ".".join(filter(None, self))
-
-
-Look = dict[Place, list[tuple[str, Any]]]
-"""What is in attributes: values, by where they are in it."""
 
 
 class Keeps(Unknown):
@@ -136,7 +118,7 @@ class KeptState:
         self.modules, self.entered = dict(root.named_modules()), entered
         self.numbers, self.keeps, self.read = numbers, keeps, set[Place]()
         self.left = set[Place]()
-        self._start = self._look()
+        self._start = look(self.modules, HIDDEN)
         self._made: list[Made] = []
         self._asked: dict[Place, list[Any]] = {}
 
@@ -149,23 +131,28 @@ class KeptState:
         """
         if not self.keeps or run.resumes or run.fills:
             yield
-            self._note(self._look())
+            self._note(look(self.modules, HIDDEN))
             return
-        before, first = self._look(), run.training not in {m.training for m in self._made}
+        before, first = (
+            look(self.modules, HIDDEN),
+            run.training not in {m.training for m in self._made},
+        )
         try:
-            with _watched(), self._hidden(self.left):
+            with self._hiding(self.left):
                 yield
         except Decided:
             raise self._keeps(next(self._decided(), min(self.numbers.places))) from None
         for place in self._decided():
             raise self._keeps(place)
-        self._made.append(Made(run.training, first or run.again, before, self._look()))
+        self._made.append(
+            Made(run.training, first or run.again, before, look(self.modules, HIDDEN))
+        )
         self._note(self._made[-1].after)
 
     def _note(self, now: Look) -> None:
         """Note where something else is than before the first run."""
         places, start = {**self._start, **now}, self._start
-        self.left |= {p for p in places if not _alike(start.get(p), now.get(p), _same)}
+        self.left |= {p for p in places if not alike(start.get(p), now.get(p), same)}
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Tensors that runs leave in one place where code reads."""
@@ -191,26 +178,24 @@ class KeptState:
         left = [(m.training, m.after) for m in self._made]
         if len(modes) > 1:  # the last run was not in training mode; it is told to train then
             with in_mode(self.modules[""], True):
-                left.append((True, self._look()))
+                left.append((True, look(self.modules, HIDDEN)))
         for training, after in left:
             found = [m.before for m in self._made if m.plain and m.training is training]
             unlike = min((self._unlike(after, each) for each in found), key=len)
             for place in unlike:
-                if not (_is_number(after.get(place)) and self._is_count(place)):
+                if not (is_number(after.get(place)) and self._is_count(place)):
                     raise self._keeps(place)
             self.numbers.are_in({*unlike})
 
     def _is_count(self, place: Place) -> bool:
         """Whether only numbers were found there."""
-        return all(_is_number(m.before.get(place)) for m in self._made)
+        return all(is_number(m.before.get(place)) for m in self._made)
 
     def _unlike(self, one: Look, other: Look) -> list[Place]:
         """Where code reads what is not alike in two looks."""
-        free = {
-            p for p in self.numbers.places if _is_number(one.get(p)) and _is_number(other.get(p))
-        }
+        free = {p for p in self.numbers.places if is_number(one.get(p)) and is_number(other.get(p))}
         places = sorted(self.read - free)
-        return [p for p in places if not _alike(one.get(p), other.get(p), _like)]
+        return [p for p in places if not alike(one.get(p), other.get(p), like)]
 
     def _decided(self) -> Iterator[Place]:
         """Where numbers are by which code decides."""
@@ -221,123 +206,22 @@ class KeptState:
         self.entered[:] = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
         return Keeps(place)
 
-    def _look(self) -> Look:
-        with torch._C.DisableTorchFunction():  # no code of the model asks
-            return {
-                Place(path, name): [*islice(_leaves(value, ""), LARGEST)]
-                for path, module in self.modules.items()
-                for name, value in [*vars(module).items()]
-                if name not in NOT_KEPT and name != OURS
-            }
-
     @contextmanager
-    def _hidden(self, places: set[Place]) -> Iterator[None]:
-        """Within, what is in these `places` is not there until code asks for it."""
+    def _hiding(self, places: set[Place]) -> Iterator[None]:
+        """Within, reads of these `places` are noted, and numbers there hidden (`KeptNumbers`)."""
         sign = self.numbers.sign
 
-        def read(place: Place, value: Any) -> Any:
+        def found(place: Place, value: Any) -> Any:
             self.read.add(place)
             if not sign or place not in self.numbers.places:
                 return value
-            return hidden(_plain(value), sign, self._asked.setdefault(place, []))
+            return hidden(plain(value), sign, self._asked.setdefault(place, []))
 
-        changed = [self.modules[path] for path in {place.path for place in places}]
-        for place in places:
-            module = self.modules[place.path]
-            if place.name in vars(module):
-                value = vars(module).pop(place.name)
-                hides = vars(module).setdefault(OURS, {})
-                hides[place.name] = (value, lambda value, place=place: read(place, value))
-                if hasattr(type(module), place.name):  # nobody would be asked
-                    _show(module, place.name)
+        shows = Shows([], MOST) if sign else nullcontext()
         try:
-            with Shows([], MOST) if sign else nullcontext():
+            with hidden_until_asked(self.modules, places, found), shows:
                 yield
         finally:
-            for module in changed:
-                for name, (value, _) in vars(module).pop(OURS, {}).items():
-                    vars(module).setdefault(name, value)
             for path, name in self.numbers.places:
                 if name in (kept := vars(self.modules[path])):
-                    kept[name] = _plain(kept[name])
-
-
-@contextmanager
-def _watched() -> Iterator[None]:
-    """Within, modules give what is hidden to who asks for it."""
-    before = nn.Module.__getattr__
-
-    def get(self: nn.Module, name: str) -> Any:
-        hides = vars(self).get(OURS)
-        return _show(self, name) if hides and name in hides else before(self, name)
-
-    nn.Module.__getattr__ = get  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.__getattr__ = before  # type: ignore[method-assign]
-
-
-def _show(module: nn.Module, name: str) -> Any:
-    value, read = vars(module)[OURS].pop(name)
-    vars(module)[name] = value = read(value)
-    return value
-
-
-def _leaves(value: Any, slot: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """What is in a value, by where it is; tensors as they are at present."""
-    if isinstance(value, Tensor):
-        yield slot, inner(value)
-        return
-    value, kind, parts = _plain(value), type(value), None
-    if isinstance(value, (list, tuple, deque)):
-        value, parts = (kind, len(value)), enumerate(value)
-    elif isinstance(value, dict):
-        value, parts = (kind, len(value)), value.items()
-    elif isinstance(value, (set, frozenset)):
-        value = frozenset(value)
-    elif not (is_plain(value) or isinstance(value, (*CODE, nn.Module)) or is_config(value)):
-        parts = getattr(value, "__dict__", {}).items()
-    yield slot, value
-    for key, part in [*islice(parts, LARGEST)] if parts is not None and depth < DEEPEST else ():
-        yield from _leaves(part, f"{slot}.{key if is_plain(key) else type(key)}", depth + 1)
-
-
-def _alike(one: Any, other: Any, same: Callable[[Any, Any], bool]) -> bool:
-    """Whether two looks at an attribute saw the same."""
-    if one is None or other is None or len(one) != len(other):
-        return one is other
-    pairs = zip(one, other, strict=True)
-    return all(a[0] == b[0] and same(a[1], b[1]) for a, b in pairs)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether a value is what it was."""
-    if one is other or isinstance(one, Tensor) or isinstance(other, Tensor):
-        return one is other
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except (TypeError, ValueError, RuntimeError):  # of arrays, say
-        return False
-
-
-def _like(one: Any, other: Any) -> bool:
-    """Whether code does the same with both, as far as it looks no further than at what they are."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and one.dim() == other.dim()
-    objects = (
-        type(one) is type(other) and not is_plain(one) and bool(getattr(one, "__dict__", None))
-    )
-    return objects or _same(one, other)
-
-
-def _plain(value: Any) -> Any:
-    """A number that remembers where it comes from, or is hidden, as others are."""
-    value = value.value if isinstance(value, Hidden) else value
-    return int(value) if isinstance(value, SourcedInt) else value
-
-
-def _is_number(look: Any) -> bool:
-    """Whether nothing but an integer or a float was seen."""
-    one = look[0][1] if look and len(look) == 1 else None
-    return isinstance(one, (int, float)) and not isinstance(one, bool)
+                    kept[name] = plain(kept[name])
