@@ -13,6 +13,7 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 from shardwright.errors import UsageError
 from shardwright.runtime.checkpoint.write import save
@@ -232,6 +233,12 @@ class GuardedRoot(Seeing):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> Any:
+        """Nobody but DDP asks for it, and torch.jit, which asks for all attributes."""
+        if sys._getframe(1).f_globals.get("__name__") != DistributedDataParallel.__module__:
+            raise UsageError(
+                "torch.jit cannot see what ranks send each other, so it takes no split model: use "
+                "torch.compile or torch.export"
+            )
         raise UsageError(
             "DistributedDataParallel takes the parts of a split model for copies of the whole: "
             "plan with a mesh (mesh={'dp': 2, 'tp': 2}), whose copies average their gradients by "

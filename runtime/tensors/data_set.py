@@ -1,7 +1,7 @@
-"""`parameter.data = value` of a DTensor: torch changes its wrapper, which nothing computes with.
+"""The memory of a DTensor: torch sees to that of its wrapper, which nothing computes with.
 
-So weights that are put in so would be left out without a word. What the wrapper is around is put in
-with it.
+So weights put in by `parameter.data = value` would be left out without a word, and `share_memory_`
+ends the process. What the wrapper is around is seen to.
 """
 
 from __future__ import annotations
@@ -20,8 +20,19 @@ _OWN: Any = torch.Tensor.data
 
 @cache
 def watch_data() -> None:
-    """From now on, see to what is set as the data of a DTensor."""
+    """From now on, see to what is set as the data of a DTensor, and to what is shared of it."""
     DTensor.data = property(_OWN.__get__, _set_data)  # type: ignore[assignment, method-assign]
+    DTensor.share_memory_ = _share_memory  # type: ignore[method-assign]
+    DTensor.is_shared = _is_shared  # type: ignore[method-assign]
+
+
+def _share_memory(self: Any) -> Any:
+    self._local_tensor.share_memory_()
+    return self
+
+
+def _is_shared(self: Any) -> bool:
+    return self._local_tensor.is_shared()
 
 
 def _set_data(self: Any, value: Any) -> None:

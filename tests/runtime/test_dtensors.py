@@ -393,6 +393,7 @@ def test_functional_calls_are_those_of_the_unsplit_model() -> None:
         ),
         (lambda model: model.resize_token_embeddings(60), "resize them before"),
         (nn.parallel.DistributedDataParallel, "fully_shard"),
+        (lambda model: torch.jit.trace(model, (IDS,)), "torch.compile"),
         (lambda model: nn.utils.parametrizations.weight_norm(model.lm_head), "before"),
     ],
 )
@@ -406,6 +407,19 @@ def test_changes_after_splitting_are_refused(change: Any, why: str) -> None:
             split(IDS)
 
     plan = planning.plan(copy.deepcopy(base), tp=2)
+    run_ranks(2, work)
+
+
+def test_memory_of_parameters_may_be_shared() -> None:
+    base = made(llama)
+    plan = planning.plan(copy.deepcopy(base), tp=2)
+    want = base(IDS).logits
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh).share_memory()
+        assert all(p.is_shared() for p in split.parameters())
+        torch.testing.assert_close(split(IDS).logits, want)
+
     run_ranks(2, work)
 
 
