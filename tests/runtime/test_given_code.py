@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.errors import UsageError
+from shardwright.planner.contract.given_code import code_name
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -75,3 +76,16 @@ def test_those_that_were_traced_are_right_and_others_refused(given: Any) -> None
                 split(x, [other] if isinstance(given(), list) else other)
 
     run_ranks(2, work)
+
+
+def test_a_function_that_calls_itself_has_a_name() -> None:
+    def nested(scale: float) -> Callable[[Any], Any]:
+        def one(n: Any, *, by: float = scale) -> Any:
+            return other(n) * by
+
+        def other(n: Any) -> Any:
+            return one(n)
+
+        return one
+
+    assert code_name(nested(1)) == code_name(nested(1)) != code_name(nested(2))
