@@ -39,7 +39,7 @@ class Keeps(Unknown):
         super().__init__(
             f"it keeps '{place}' from call to call, and what a call does with that of another "
             "nobody can prove: make it anew in each call, give it in and out, or put the code that "
-            "keeps it into a module within, which then stays whole"
+            "keeps it, if it is a number, into a module within, which then stays whole"
         )
         self.place = place
 
