@@ -149,6 +149,7 @@ def _tests(
             lambda e=entry, s=shape: _check_stored(e.placement, e.use, s, coords),
         )
     ways = {"inputs": module.inputs, "outputs": module.outputs, "attention": module.attention}
+    ways["keeps"] = module.keeps
     for way, changes in ways.items():
         for i, change in enumerate(changes):
             yield f"{way}.{i}", lambda c=change, w=way: _check_change(c, w == "inputs", coords)

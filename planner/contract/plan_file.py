@@ -97,7 +97,9 @@ class RandomNumbers(Part):
     )
 
 
-SELDOM = ("attention", "draws", "each", "flags", "no_gradient", "sizes", "unknown", "varies")
+SELDOM = (
+    "attention", "draws", "each", "flags", "keeps", "no_gradient", "sizes", "unknown", "varies"
+)  # fmt: skip
 """Keys of a module's plan that are not written where they say nothing."""
 
 
@@ -128,6 +130,11 @@ class ModulePlan(Part):
         default=[],
         description="what changes as the module's code gives it to attention, by the names of "
         "arguments of `scaled_dot_product_attention`; left out where no sequence is shared",
+    )
+    keeps: list[Redistribution] = Field(
+        default=[],
+        description="what changes of tensors that the module's code sets as its attributes, by "
+        "their names: users may read them behind the call; left out where there are none",
     )
     takes: list[Placed] = Field(
         default=[], description="what enters as it is: needed where it is called by itself"
@@ -181,7 +188,7 @@ class ModulePlan(Part):
     def changes(self) -> bool:
         """Whether it says of anything that it changes."""
         said = (self.parameters, self.inputs, self.outputs, self.attention, self.attributes)
-        return any((*said, self.sizes, self.draws))
+        return any((*said, self.keeps, self.sizes, self.draws))
 
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

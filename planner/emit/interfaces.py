@@ -16,8 +16,11 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModuleCall, Placed
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.untaken import UNKNOWN, Untaken
-from shardwright.planner.graph.graph import ATTENDS, Boundary, Slot
+from shardwright.planner.graph.graph import Boundary, Slot
 from shardwright.planner.strategies.state import REPLICATED
+
+SIDES = ("in", "out")
+"""Of a module's boundary, what hooks see: neither attention within nor its attributes."""
 
 
 class Interface(NamedTuple):
@@ -86,7 +89,7 @@ def _places(calls: Iterable[tuple[Call, ModuleCall]], like: ModuleCall) -> list[
 
 def between(layouts: Layouts) -> set[str]:
     """The modules that take or give, as it is, something that is not Replicate."""
-    crossing = ((slot, name) for slot, name, _ in _crossing(layouts) if slot.side != ATTENDS)
+    crossing = ((slot, name) for slot, name, _ in _crossing(layouts) if slot.side in SIDES)
     found = {slot.module for slot, name in crossing if layouts.assignment[name] != REPLICATED}
     return found | _unknown(layouts).keys()
 
@@ -147,7 +150,7 @@ def _calls(layouts: Layouts, modules: Collection[str]) -> dict[str, list[Call]]:
     """Every call of each of these modules, in order."""
     found: dict[str, list[Call]] = {}
     for slot, name, place in _crossing(layouts):
-        if slot.module not in modules or slot.side == ATTENDS:
+        if slot.module not in modules or slot.side not in SIDES:
             continue
         calls = found.setdefault(slot.module, [Call()])
         known = calls[-1].tensors

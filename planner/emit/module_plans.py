@@ -17,7 +17,7 @@ from shardwright.planner.emit.draws import draws_of
 from shardwright.planner.emit.interfaces import Interface, between, gates, interfaces
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.redistributions import redistributions
-from shardwright.planner.graph.graph import ATTENDS, Use
+from shardwright.planner.graph.graph import ATTENDS, KEEPS, Use
 from shardwright.planner.strategies.state import REPLICATED, State
 
 
@@ -62,6 +62,7 @@ def module_plans(
             inputs=changes.get((name, "in"), []),
             outputs=changes.get((name, "out"), []),
             attention=changes.get((name, ATTENDS), []),
+            keeps=changes.get((name, KEEPS), []),
             attributes=local.get(name, {}),
             sizes=given.get(name, {}),
             draws=drawn.get(name, []),

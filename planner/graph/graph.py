@@ -47,7 +47,7 @@ class Boundary(NamedTuple):
     """A tensor that enters or leaves a module, the only places where it may be resharded."""
 
     module: str
-    side: str  # "in", "out", or ATTENDS
+    side: str  # "in", "out", ATTENDS or KEEPS
     slot: str
     source: str
     target: str
@@ -81,6 +81,9 @@ class Passing(NamedTuple):
 
 ATTENDS = "attention"
 """The side of what a module gives to attention: no boundary of a module, but handled as one."""
+
+KEEPS = "keeps"
+"""The side of tensors that a module sets as its attributes: users may read them behind the call."""
 
 
 @dataclass(frozen=True)

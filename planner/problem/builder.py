@@ -16,7 +16,7 @@ from typing import TypeVar
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.redistribution import TransitionCost
-from shardwright.planner.graph.graph import ATTENDS, Boundary, Graph
+from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph
 from shardwright.planner.graph.marks import Demand
 from shardwright.planner.graph.repeated_calls import Sizes, repeats
 from shardwright.planner.problem.axis_variables import axis_variables
@@ -216,7 +216,8 @@ class _Builder:
             action = 4 if not boundary.has_parameters else 2 if boundary.side == "out" else 3
             overwritten = boundary.target in self.graph.marks.overwritten
             looped = boundary.target in self.graph.marks.looped
-            rigidly, priced = boundary.module in rigid, self.graph.priced(boundary)
+            rigidly = boundary.module in rigid and boundary.side != KEEPS
+            priced = self.graph.priced(boundary)
             rows = []
             for chosen in product(*(self.index[n].items() for n in names)):
                 (s, _), (t, _) = chosen[-2:]

@@ -16,7 +16,7 @@ from shardwright.planner.contract.plan_file import ParameterPlan, Plan, Redistri
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import parameter_plan
 from shardwright.planner.emit.redistributions import crossed, redistribution
-from shardwright.planner.graph.graph import ATTENDS, Boundary, Graph, Use
+from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, Use
 from shardwright.planner.problem.builder import FREE, CostFunctionNetwork
 from shardwright.planner.solvers.problem import Factor, Problem, Row
 from shardwright.planner.strategies.state import State
@@ -172,7 +172,7 @@ def _said(plan: Plan, boundary: Boundary, ndim: int) -> Redistribution | None:
     spec = plan.module(boundary.module)
     if spec is None:
         return None
-    sides = {"in": spec.inputs, "out": spec.outputs, ATTENDS: spec.attention}
+    sides = {"in": spec.inputs, "out": spec.outputs, ATTENDS: spec.attention, KEEPS: spec.keeps}
     spoken = sides[boundary.side]
     found = [c for c in spoken if c.slot == boundary.slot and len(parse(c.source).dims) == ndim]
     return found[0] if found else None

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.trace.flags import Noted
 from shardwright.planner.trace.forwards import Forward, put_around
 from shardwright.runtime.code.call_sites import place_of_call
@@ -54,12 +55,15 @@ def marked(root: nn.Module) -> Iterator[tuple[list[str], dict[str, Noted]]]:
     with ExitStack() as undo:
         for name, module in root.named_modules():
             noted[name] = Noted(module.forward)
-            undo.callback(put_around(module, partial(_marking, name, entered, noted[name])))
+            marking = partial(_marking, name, module, entered, noted[name])
+            undo.callback(put_around(module, marking))
         yield entered, noted
 
 
-def _marking(name: str, entered: list[str], noted: Noted, forward: Forward) -> Forward:
-    """`forward` of module `name` with markers."""
+def _marking(
+    name: str, module: nn.Module, entered: list[str], noted: Noted, forward: Forward
+) -> Forward:
+    """`forward` of `module`, by its name, with markers."""
     names = argument_names(forward)
 
     def mark(x: torch.Tensor, tag: str) -> torch.Tensor:
@@ -83,8 +87,19 @@ def _marking(name: str, entered: list[str], noted: Noted, forward: Forward) -> F
         at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
         noted.call({**dict(zip(at, args, strict=True)), **kwargs})
         taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]
+        kept = _tensors_of(module)
         output = forward(*taken, **{k: map_slots(v, k, enter) for k, v in kwargs.items()})
         entered.pop()  # not where it failed: who asks wants to know where
+        for slot, value in _tensors_of(module).items():
+            if value is not kept.get(slot):
+                vars(module)[slot] = mark(value, f"{name}|{KEEPS}|{slot}|{place}")
         return map_slots(output, "", leave)
 
     return marked_forward
+
+
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The real tensors that are plain attributes of a module."""
+    found = {n: v for n, v in vars(module).items() if isinstance(v, torch.Tensor)}
+    with torch._C.DisableTorchFunction():
+        return {name: value for name, value in found.items() if value.is_floating_point()}

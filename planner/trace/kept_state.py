@@ -7,7 +7,7 @@ call leaves lies as what it found. If it leaves the same besides, the next call 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -102,6 +102,15 @@ class Made(NamedTuple):
     after: Look
 
 
+class Contained(NamedTuple):
+    """A tensor in what an attribute holds, behind a run: when so many calls of ops were made."""
+
+    place: Place
+    slot: str
+    tensor: Tensor
+    at: int
+
+
 class KeptState:
     """What is kept in attributes while runs of `root` are traced, one after the other.
 
@@ -110,16 +119,23 @@ class KeptState:
     Attributes:
         left: Where any run left something else than was before the first.
         read: Where code found what another run left.
+        contained: Tensors that runs left in lists, tables and objects.
     """
 
     def __init__(
-        self, root: nn.Module, entered: list[str], numbers: KeptNumbers, keeps: bool
+        self,
+        root: nn.Module,
+        entered: list[str],
+        numbers: KeptNumbers,
+        keeps: bool,
+        made_calls: Callable[[], int],
     ) -> None:
         self.modules, self.entered = dict(root.named_modules()), entered
         self.numbers, self.keeps, self.read = numbers, keeps, set[Place]()
-        self.left = set[Place]()
+        self.left, self.contained = set[Place](), list[Contained]()
         self._start = look(self.modules, HIDDEN)
         self._made: list[Made] = []
+        self._made_calls = made_calls
         self._asked: dict[Place, list[Any]] = {}
 
     @contextmanager
@@ -133,10 +149,8 @@ class KeptState:
             yield
             self._note(look(self.modules, HIDDEN))
             return
-        before, first = (
-            look(self.modules, HIDDEN),
-            run.training not in {m.training for m in self._made},
-        )
+        before = look(self.modules, HIDDEN)
+        first = run.training not in {m.training for m in self._made}
         try:
             with self._hiding(self.left):
                 yield
@@ -153,6 +167,13 @@ class KeptState:
         """Note where something else is than before the first run."""
         places, start = {**self._start, **now}, self._start
         self.left |= {p for p in places if not alike(start.get(p), now.get(p), same)}
+        before = {id(x) for found in self._start.values() for _, x in found}
+        self.contained += [
+            Contained(place, slot, x, self._made_calls())
+            for place, found in now.items()
+            for slot, x in found
+            if slot and isinstance(x, Tensor) and x.is_floating_point() and id(x) not in before
+        ]
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Tensors that runs leave in one place where code reads."""

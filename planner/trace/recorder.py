@@ -16,13 +16,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.errors import ModelError
+from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.graph.marks import Draw
+from shardwright.planner.trace.boundaries import BOUNDARY, read_tag
 from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.known import DRAWS
 from shardwright.planner.trace.data_dependent.loops import carried, inner, known
 from shardwright.planner.trace.data_dependent.numbers import Questions
 from shardwright.planner.trace.data_dependent.unknown import Unknown
-from shardwright.planner.trace.kept_state import KeptNumbers, KeptState
+from shardwright.planner.trace.kept_state import Contained, KeptNumbers, KeptState
 from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.one_at_a_time import exporting
 from shardwright.planner.trace.opaque import Opaque
@@ -62,7 +64,8 @@ def record(
         for tensor, value in pairs(arguments, given):
             recorder.known.keep(tensor, value)
         states, keeps = States(module), any(run.again for run in runs)
-        kept = KeptState(module, entered, numbers or KeptNumbers(), keeps)
+        numbers = numbers or KeptNumbers()
+        kept = KeptState(module, entered, numbers, keeps, lambda: len(recorder.calls))
 
         def begin(traced_call: int, state: State) -> None:
             recorder.begin(traced_call)
@@ -107,6 +110,7 @@ def record(
                 out.outputs += [tensor for _, tensor in found]
                 shown = [t for slot, t in found if slot in out.given[0]]  # not its hidden states
                 out.scores += [] if run.module else shown
+            out.outputs += _for_users(recorder.calls, kept.contained)
             out.states, out.taken = states.classes, states.given
             out.resumed = [*states.pairs, *kept.pairs()]
             kept.check()
@@ -136,6 +140,22 @@ def _carried(
         return list(carried(found.calls, found.loops, found.replaced, results, has_value))
     except ValueError as error:
         raise Unknown(str(error)) from error
+
+
+def _for_users(calls: Sequence[Call], contained: Iterable[Contained]) -> list[torch.Tensor]:
+    """Tensors that modules set as their attributes, or put into such, and no later run reads."""
+    ends = {call.traced_call: number + 1 for number, call in enumerate(calls)}
+    found: list[tuple[object, torch.Tensor, int]] = [
+        (read_tag(call.args[1]), call.result, ends[call.traced_call])
+        for call in calls
+        if call.op is BOUNDARY and read_tag(call.args[1])[1] == KEEPS
+    ]
+    found += [((one.place, one.slot), one.tensor, one.at) for one in contained]
+    last: dict[int, int] = {}
+    for number, call in enumerate(calls if found else ()):
+        last.update((id(x), number) for x in tree_leaves((call.args, call.kwargs)))
+    later = {key for key, x, end in found if last.get(id(x), -1) >= end}
+    return [x for key, x, _ in found if key not in later]
 
 
 def _drawn(calls: Iterable[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:

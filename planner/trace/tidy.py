@@ -10,7 +10,7 @@ import networkx as nx
 from torch import nn
 
 from shardwright.planner.graph.as_networkx import sources
-from shardwright.planner.graph.graph import ATTENDS, Boundary, Graph, Op, SizeArgument, Slot
+from shardwright.planner.graph.graph import ATTENDS, KEEPS, Boundary, Graph, Op, SizeArgument, Slot
 from shardwright.planner.graph.views import is_view
 from shardwright.planner.trace.expressions import evaluate
 from shardwright.planner.trace.traced_calls import Run
@@ -90,7 +90,7 @@ def prune_boundaries(graph: Graph) -> None:
     needless = {k for k, found in before.items() if len(found) == 1 and not found & {None, k}}
     needless = {k for k in needless if k[1] != ATTENDS}  # all that attention takes is known there
     shown = handed_out(graph)
-    needless |= shown
+    needless |= shown | _kept_for_later(graph)
     rename: dict[str, str] = {}
     kept = []
     for boundary in graph.boundaries:
@@ -119,6 +119,12 @@ def prune_boundaries(graph: Graph) -> None:
     graph.marks = graph.marks.renamed(rename)
     graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
     graph.reads = {n: rename.get(t, t) for n, t in graph.reads.items()}
+
+
+def _kept_for_later(graph: Graph) -> set[Key]:
+    """What modules set as their attributes for a later call, not for users: no boundary."""
+    kept = [b for b in graph.boundaries if b.side == KEEPS]
+    return {_key(b) for b in kept} - {_key(b) for b in kept if b.target in graph.outputs}
 
 
 def handed_out(graph: Graph) -> set[Key]:

@@ -12,7 +12,7 @@ from typing import Any
 from shardwright.errors import SolverError
 from shardwright.planner.contract.transitions import Kind, kind_of
 from shardwright.planner.graph.axes import atoms_of
-from shardwright.planner.graph.graph import ATTENDS, Block, Boundary, Graph, Op, Slot
+from shardwright.planner.graph.graph import ATTENDS, KEEPS, Block, Boundary, Graph, Op, Slot
 from shardwright.planner.graph.marks import KINDS, Demand
 from shardwright.planner.graph.repeated_calls import Sizes
 from shardwright.planner.strategies.cuts import covers
@@ -149,7 +149,8 @@ def _check_boundaries(
     sizes = Sizes(graph, states.axes)
     for boundary in graph.boundaries:
         change = (assignment[boundary.source], assignment[boundary.target])
-        if boundary.module in rigid and change[0] != change[1]:
+        rigidly = boundary.module in rigid and boundary.side != KEEPS
+        if rigidly and change[0] != change[1]:
             raise SolverError(f"the plan changes {_where(boundary)}, where nothing may change")
         if boundary.side == ATTENDS and not states.attends(boundary.slot, *change):
             raise SolverError(f"the plan changes {_where(boundary)} as attention cannot")

@@ -194,6 +194,9 @@ def apply_module(
         reshard = _reshards(changes, mesh, path, lengths)
         head = SplitHead.of(reshard, mesh) if defer and isinstance(reshard, Reshard) else None
         state.outputs.append(Change(slot, slot, keys_of(slot), reshard, head=head))
+    for slot, changes in _by_slot(spec.keeps).items():
+        reshard = _reshards(changes, mesh, path, lengths)
+        state.attributes.append(Change(slot, slot, (), reshard))
     state.settle()
     _place(module, spec, state, tensors or LocalTensors())
     for attribute, dim in spec.attributes.items():

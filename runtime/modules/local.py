@@ -7,6 +7,7 @@ one rank only) is a property of the module's class; `parameters()` and `state_di
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from shardwright.runtime.rows.attention_rows import AttentionRows
 
 
+def _nothing() -> None:
+    return None
+
+
 @dataclass
 class Change:
     """A tensor on its way in or out, and what becomes of it."""
@@ -47,6 +52,8 @@ class Change:
     head: SplitHead | None = None
     before: str | None = None
     origin: dict[str, Any] | None = None
+    made: Callable[[], Tensor | None] = _nothing
+    """What was made of an attribute that the last call has set."""
 
     @property
     def original(self) -> Any:
@@ -77,6 +84,8 @@ class LocalState:
     """Around the code of a module that attends with its part of a sequence."""
     inputs: list[Change] = field(default_factory=list)
     outputs: list[Change] = field(default_factory=list)
+    attributes: list[Change] = field(default_factory=list)
+    """Of tensors that the module's code sets as its attributes."""
     rows: tuple[Range, ...] = ()
     """Of a table of tokens that is split by rows: those that this rank has."""
     others: tuple[Range, ...] = ()
@@ -117,10 +126,10 @@ class LocalState:
         alone = not self.keeps
         self.idle = (
             alone and all(change.idle for change in self.inputs),
-            alone and all(change.idle for change in self.outputs),
+            alone and not self.attributes and all(change.idle for change in self.outputs),
         )
         self.through = None
-        if alone and len(self.outputs) == 1:
+        if alone and len(self.outputs) == 1 and not self.attributes:
             (sole,) = self.outputs
             if isinstance(sole.reshard, Reshard) and not sole.keys and sole.head is None:
                 self.through = sole.reshard
@@ -151,13 +160,23 @@ class LocalState:
                 where[at] = change.original
         return tuple(given)
 
-    def leave(self, output: Any) -> Any:
-        """The output as the rest of the model should see it."""
+    def leave(self, output: Any, module: nn.Module) -> Any:
+        """The output of `module` as the rest of the model should see it, and its attributes."""
         if self.keeps:
             self.kept.clear()
+        if self.attributes:
+            self.leave_attributes(module)
         for change in self.outputs:
             output = self.apply(change, output)
         return output
+
+    def leave_attributes(self, module: nn.Module) -> None:
+        """Change those that the code of `module` has set in this call."""
+        for change in self.attributes:
+            value = vars(module).get(change.slot)
+            if isinstance(value, Tensor) and value is not change.made():
+                vars(module)[change.slot] = value = self.apply(change, value)
+                change.made = weakref.ref(value)
 
     def apply(self, change: Change, value: Any) -> Any:
         """`value` with one slot changed; errors name the module and the slot."""
@@ -173,9 +192,13 @@ class LocalState:
             raise PlanError(f"tensor {where}: {error}") from None
 
     def alone_with(
-        self, code: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        module: nn.Module,
+        code: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        """What the module's `code` gives that is called from outside of a forward of the model."""
+        """What the `code` of `module` gives, called from outside of a forward of the model."""
         alone, running = self.alone, self.running
         assert alone is not None
         assert isinstance(running, Running)
@@ -185,6 +208,7 @@ class LocalState:
                 args, kwargs, kept = alone.enter(args, kwargs, self.keeps)
                 self.kept.update(kept)
                 output = code(*args, **kwargs)
+                self.leave_attributes(module)
                 if left is not None:
                     left += self.caches.among(output, alone.arguments)
                 if running.shown:
@@ -234,7 +258,7 @@ class LocalModule(Hooked):
                 alone.as_first(self)
             if (layer := alone.unrun(self)) is not None:
                 return layer.forward(*args, **kwargs)
-            return state.alone_with(super().forward, args, kwargs)  # type: ignore[misc]
+            return state.alone_with(self, super().forward, args, kwargs)  # type: ignore[misc]
         trains = torch.is_grad_enabled()
         idle_in, idle_out = state.idle
         if state.inputs and (trains or not idle_in):
@@ -254,13 +278,14 @@ class LocalModule(Hooked):
             return output
         through = state.through
         if through is None or not isinstance(output, Tensor):
-            return state.leave(output) if state.outputs or state.keeps else output
+            some = state.outputs or state.keeps or state.attributes
+            return state.leave(output, self) if some else output  # type: ignore[arg-type]
         shape = output.shape
         if len(shape) != len(through.shape):
-            return state.leave(output)  # raises
+            return state.leave(output, self)  # type: ignore[arg-type]  # raises
         for dim, size in through.known:
             if shape[dim] != size:
-                return state.leave(output)
+                return state.leave(output, self)  # type: ignore[arg-type]
         if trains:
             steps: Any = through.steps
         else:

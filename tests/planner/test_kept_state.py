@@ -273,8 +273,9 @@ def test_a_module_that_decides_by_a_number_stays_whole() -> None:
     assert_all_equal(module, plan)
 
 
-def test_what_is_kept_costs_no_call() -> None:
+def test_what_is_kept_for_users_costs_no_call() -> None:
     kept, plain = (planned(kind().double(), features(12), 2) for kind in (Shown, Mlp))
-    assert kept.modules == plain.modules
+    assert [change.slot for change in kept.modules[""].keeps] == ["kept"]
+    assert {name: m for name, m in kept.modules.items() if name} == plain.modules
     assert kept.calls == plain.calls
     assert len(planned(Mean().double(), features(12), 2).calls) == len(plain.calls)
