@@ -20,6 +20,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Range
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.calls.caches import Caches
+from shardwright.runtime.calls.filled import check_filled
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.outside.hooks import Hooked, check_kept
 from shardwright.runtime.redistribution import overlap
@@ -206,9 +207,11 @@ class LocalState:
         try:
             with alone.caches(args, kwargs, self.caches) as left:
                 args, kwargs, kept = alone.enter(args, kwargs, self.keeps)
+                filled = alone.may_be_filled(args, kwargs, self.caches)
                 self.kept.update(kept)
                 output = code(*args, **kwargs)
                 self.leave_attributes(module)
+                check_filled(filled, output)
                 if left is not None:
                     left += self.caches.among(output, alone.arguments)
                 if running.shown:

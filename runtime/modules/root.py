@@ -19,6 +19,7 @@ from torch import nn
 from shardwright.errors import UsageError
 from shardwright.planner.contract.traced_call import TracedCall
 from shardwright.runtime.calls.caches import Caches
+from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.proven import Proven
 from shardwright.runtime.communication.generators import (
     any_trains,
@@ -99,6 +100,7 @@ class RootModule:
             self._shardwright_draw_alike(draw_arrays_alike)
         running, caches = self._shardwright_running, self._shardwright_caches
         within, running.now = running.now, True
+        filled = [] if torch.compiler.is_compiling() else may_be_filled(given, caches.names)
         try:
             takes = () if proven is None else proven.arguments  # what no plan proves is not hidden
             if not (lengths.axes or caches.names):
@@ -117,6 +119,8 @@ class RootModule:
             scope.seal = outer
             if seal is not None:
                 seal.closed = True
+        if filled and proven is not None:
+            check_filled(filled, output)
         if proven is not None and known:
             proven.check_output(output)
         return output.to_tuple() if as_tuple and hasattr(output, "to_tuple") else output

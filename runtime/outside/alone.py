@@ -13,11 +13,13 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import ModulePlan
 from shardwright.runtime.calls.caches import Caches
+from shardwright.runtime.calls.filled import Given, may_be_filled
 from shardwright.runtime.calls.plain_arguments import check_flags
 from shardwright.runtime.calls.proven import Proven
 from shardwright.runtime.communication.mesh import Mesh
@@ -105,6 +107,15 @@ class Alone(Again, Interface):
         """What `Caches.open` is for those among the arguments."""
         given = {**dict(zip(list(self.arguments)[1:], args, strict=False)), **kwargs}
         return caches.open(given.get(name) for name in caches.names)
+
+    def may_be_filled(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], caches: Caches
+    ) -> list[Given]:
+        """What code may put tensors into, among the arguments; none of it where it is compiled."""
+        if torch.compiler.is_compiling():
+            return []
+        given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}
+        return may_be_filled(given, caches.names)
 
     def leave(self, output: Any) -> Any:
         """The output whole, value and gradient.
