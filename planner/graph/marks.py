@@ -108,6 +108,11 @@ class Marks:
     batches say.
     """
 
+    in_place: set[tuple[str, str]] = _several(
+        Demand.ONE_STATE, "what a module changes in place is the tensor that it was given: {0}"
+    )
+    """Tensors around a module and within it, where code reads behind it what that has changed."""
+
     rounds: set[tuple[str, str]] = _several(
         Demand.ONE_STATE, "a pass of a loop, which may not be made, changes no placement"
     )

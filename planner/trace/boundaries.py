@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from shardwright.planner.graph.graph import KEEPS
+from shardwright.planner.trace.data_dependent.loops import inner
 from shardwright.planner.trace.flags import Noted
 from shardwright.planner.trace.forwards import Forward, put_around
 from shardwright.runtime.code.call_sites import place_of_call
-from shardwright.runtime.slots import map_slots
+from shardwright.runtime.slots import map_slots, tensors
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
 BOUNDARY = torch.ops.shardwright.boundary.default
@@ -24,6 +25,11 @@ BOUNDARY = torch.ops.shardwright.boundary.default
 torch.library.define("shardwright::passes", "(Tensor x, str tag) -> ()")
 PASSES = torch.ops.shardwright.passes.default
 """The same where a tensor that is not floating passes, whose placement never changes there."""
+
+
+torch.library.define("shardwright::writes", "(Tensor(a!) outside, Tensor inside, str module) -> ()")
+WRITES = torch.ops.shardwright.writes.default
+"""What a module took has changed in place, and so has the tensor that it was given."""
 
 
 def read_tag(tag: str) -> tuple[str, str, str]:
@@ -87,15 +93,26 @@ def _marking(
         at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
         noted.call({**dict(zip(at, args, strict=True)), **kwargs})
         taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]
+        more = {k: map_slots(v, k, enter) for k, v in kwargs.items()}
         kept = _tensors_of(module)
-        output = forward(*taken, **{k: map_slots(v, k, enter) for k, v in kwargs.items()})
+        taken_in = [*zip(tensors((args, kwargs)), tensors((taken, more)), strict=True)]
+        before = [_value(inside) for _, (_, inside) in taken_in]
+        output = forward(*taken, **more)
         entered.pop()  # not where it failed: who asks wants to know where
         for slot, value in _tensors_of(module).items():
             if value is not kept.get(slot):
                 vars(module)[slot] = mark(value, f"{name}|{KEEPS}|{slot}|{place}")
+        for ((_, outside), (_, inside)), was in zip(taken_in, before, strict=True):
+            if inside is not outside and _value(inside) is not was:
+                WRITES(outside, inside, name)
         return map_slots(output, "", leave)
 
     return marked_forward
+
+
+def _value(x: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunction():
+        return inner(x)
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -119,7 +119,7 @@ class KeptState:
     Attributes:
         left: Where any run left something else than was before the first.
         read: Where code found what another run left.
-        contained: Tensors that runs left in lists, tables and objects.
+        contained: Tensors that runs left, in lists, tables and objects, too.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class KeptState:
             Contained(place, slot, x, self._made_calls())
             for place, found in now.items()
             for slot, x in found
-            if slot and isinstance(x, Tensor) and x.is_floating_point() and id(x) not in before
+            if isinstance(x, Tensor) and x.is_floating_point() and id(x) not in before
         ]
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:

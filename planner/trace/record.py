@@ -105,6 +105,9 @@ class Record:
     overwritten: list[torch.Tensor] = field(default_factory=list)
     """What tensors were before code changed them in place."""
 
+    changed: list[tuple[torch.Tensor, torch.Tensor, str]] = field(default_factory=list)
+    """What modules were given and changed in place: before and after, and which."""
+
     replaced: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """What they are after that, and before; not those that are parts of others."""
 

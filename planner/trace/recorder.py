@@ -84,7 +84,7 @@ def record(
         made = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, wrapped, strict=True)]
         out = Record(recorder.calls, recorder.passed, stored, _tensors(given))
         out.overwritten = functional.overwritten
-        out.replaced = functional.replaced
+        out.replaced, out.changed = functional.replaced, functional.written
         unpriced = [g for run, g in zip(runs, given, strict=True) if not run.priced]
         out.wide = [t for t in _tensors(unpriced) if t.is_floating_point()]
         own = OwnGradients()

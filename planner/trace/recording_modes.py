@@ -19,7 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from shardwright.planner.graph.marks import Draw
 from shardwright.planner.trace.arguments import mapped
 from shardwright.planner.trace.attention_rows import ROWS, by_rows
-from shardwright.planner.trace.boundaries import BOUNDARY, PASSES
+from shardwright.planner.trace.boundaries import BOUNDARY, PASSES, WRITES
 from shardwright.planner.trace.data_dependent.loops import inner
 from shardwright.planner.trace.fake_mode import DEVICE, OnMeta
 from shardwright.planner.trace.made_up_data import Spec
@@ -87,6 +87,8 @@ class Functional(FunctionalTensorMode):
         self.entered = entered
         self.overwritten: list[torch.Tensor] = []
         self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.written: list[tuple[torch.Tensor, torch.Tensor, str]] = []
+        """What modules were given and changed in place: before and after, and which."""
         self.dropped: list[tuple[torch.Tensor, Draw]] = []
         """What elements are dropped of, or would be in training mode, and where."""
         self.trains = False
@@ -120,6 +122,8 @@ class Functional(FunctionalTensorMode):
         if func is DEVICE:
             return inner(args[0]).device
         args, kwargs = self._kept(func, tuple(args), kwargs or {})
+        if func is WRITES:
+            return self._write(*args)
         if func is BOUNDARY and "|out|" in args[1]:
             self._left[args[1].partition("|")[0]] += 1
         if (
@@ -142,6 +146,17 @@ class Functional(FunctionalTensorMode):
             if not _is_part(x) and (now := inner(x)) is not was:
                 self.replaced.append((now, was))
         return out
+
+    def _write(self, outside: FunctionalTensor, inside: FunctionalTensor, module: str) -> None:
+        """Give `outside` the value of what `module` took for it, and has changed in place."""
+        was, now = inner(outside), inner(inside)
+        outside.replace_(now)
+        outside.commit_update()
+        outside.sync()
+        self.written.append((was, now, module))
+        self.overwritten.append(was)
+        if not _is_part(outside):
+            self.replaced.append((now, was))
 
     def _kept(
         self, func: Any, args: Any, kwargs: dict[str, Any]

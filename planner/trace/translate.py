@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import (
     Boundary,
     Graph,
@@ -74,6 +75,7 @@ def translate(
     graph.given, graph.states, graph.taken = record.given, record.states, record.taken
     graph.marks.sized = {(translator.name_of(t), t.dim() - 1) for t in record.wide}
     marks, names = graph.marks, translator.names
+    marks.in_place = {(translator.name_of(a), translator.name_of(b)) for a, b in _in_place(record)}
     marks.rounds = {(translator.name_of(a), translator.name_of(b)) for a, b in record.carried}
     marks.resumed = {(translator.name_of(a), translator.name_of(b)) for a, b in record.resumed}
     marks.made_up = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
@@ -98,6 +100,24 @@ def translate(
         if id(t) in translator.names
     ]
     return graph
+
+
+def _in_place(record: Record) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What modules were given, and took, and changed in place where others read it then."""
+    for was, now, module in record.changed:
+        readers = (c for c in record.calls if any(x is now for x in tensors_in(c.args)))
+        inside = (not module or is_within(_module_of(call), module) for call in readers)
+        if all(inside) and not any(x is now for x in record.outputs):
+            continue
+        for call in record.calls:
+            crosses = call.op is boundaries.BOUNDARY and call.args[0] is was
+            if crosses and boundaries.read_tag(call.args[1])[:2] == (module, "in"):
+                yield was, call.result
+
+
+def _module_of(call: Call) -> str:
+    marked = call.op is boundaries.BOUNDARY
+    return boundaries.read_tag(call.args[1])[0] if marked else call.module
 
 
 def _enters(call: Call) -> bool:
