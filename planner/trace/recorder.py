@@ -150,7 +150,13 @@ def _for_users(calls: Sequence[Call], contained: Iterable[Contained]) -> list[to
         for call in calls
         if call.op is BOUNDARY and read_tag(call.args[1])[1] == KEEPS
     ]
-    found += [((one.place, one.slot), one.tensor, one.at) for one in contained]
+    # What a module that ran has in an attribute is marked, or a weight that a hook made.
+    ran = {read_tag(call.args[1])[0] for call in calls if call.op is BOUNDARY}
+    found += [
+        ((one.place, one.slot), one.tensor, one.at)
+        for one in contained
+        if one.slot or one.place.path not in ran
+    ]
     last: dict[int, int] = {}
     for number, call in enumerate(calls if found else ()):
         last.update((id(x), number) for x in tree_leaves((call.args, call.kwargs)))

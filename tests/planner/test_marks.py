@@ -33,7 +33,7 @@ def test_renamed_marks_follow_the_tensor_and_those_of_a_place_go_with_it() -> No
 def test_kept_marks_are_those_of_tensors_that_are_kept() -> None:
     assert every("ab").kept("ab") == every("ab")
     alone = every("ab").kept("a")
-    pairs: dict[str, set[Any]] = {"rounds": set(), "resumed": set(), "modes": set()}
+    pairs: dict[str, set[Any]] = dict.fromkeys(("rounds", "resumed", "modes", "in_place"), set())
     assert alone == replace(every("ab"), written=set(), **pairs)
     assert every("ab").kept("b") == Marks()
 
