@@ -9,6 +9,7 @@ import math
 import operator
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,15 +32,13 @@ def draw_alike(
     if group.size == 1 or group.pg is None or device.type == "meta":
         return
     if generator is not None:
-        state = all_gather(generator.get_state().to(device), group)[0]
-        generator.set_state(state.cpu())
-        return
-    if device.type == "cpu":
-        torch.set_rng_state(all_gather(torch.get_rng_state(), group)[0])
-        return
-    module: Any = torch.get_device_module(device)
-    state = all_gather(module.get_rng_state(device).to(device), group)[0]
-    module.set_rng_state(state.cpu(), device)
+        own, put = generator.get_state(), generator.set_state
+    elif device.type == "cpu":
+        own, put = torch.get_rng_state(), torch.set_rng_state
+    else:
+        module: Any = torch.get_device_module(device)
+        own, put = module.get_rng_state(device), partial(module.set_rng_state, device=device)
+    put(all_gather(own.to(device), group)[0].cpu())
 
 
 def draw_arrays_alike(group: Group, device: torch.device) -> None:

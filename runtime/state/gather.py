@@ -17,7 +17,7 @@ from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.modules.local import mesh_of, placements
 from shardwright.runtime.ranks.agreement import agree
 from shardwright.runtime.redistribution.reshard import gather_whole, take_local
-from shardwright.runtime.tensors.dtensors import cut, local_of
+from shardwright.runtime.tensors.dtensors import cut, laid_out_as, local_of
 
 
 def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,10 +101,7 @@ def _as_held(value: Tensor, held: Tensor) -> Tensor:
     """
     if not (isinstance(value, DTensor) and isinstance(held, DTensor)) or _is_scalar(value):
         return value
-    if value.device_mesh != held.device_mesh or value.placements == held.placements:
-        return value
-    moved: Any = value.detach()
-    return moved.redistribute(placements=held.placements)
+    return laid_out_as(value, held)
 
 
 def _is_scalar(value: Any) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
+from shardwright.runtime.tensors.dtensors import laid_out_as
 
 _OWN: Any = torch.Tensor.data
 
@@ -55,8 +56,6 @@ def _set_data(self: Any, value: Any) -> None:
             f".data of a parameter of a split model, {list(self.shape)}, is set to one of another "
             f"shape, {list(value.shape)}: change the model before it is planned and split"
         )
-    if value.device_mesh == self.device_mesh and value.placements != self.placements:
-        moved: Any = value.detach()
-        value = moved.redistribute(placements=self.placements)
+    value = laid_out_as(value, self)
     _OWN.__set__(self, value)
     self._local_tensor, self._spec = value._local_tensor, value._spec

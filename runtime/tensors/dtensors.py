@@ -142,6 +142,17 @@ def distributed(
     return out
 
 
+def laid_out_as(tensor: DTensor, like: DTensor) -> DTensor:
+    """`tensor` with the layout of `like`, if both are over one mesh; else as it is.
+
+    All ranks call it. Not differentiable.
+    """
+    if tensor.device_mesh != like.device_mesh or tensor.placements == like.placements:
+        return tensor
+    moved: Any = tensor.detach()
+    return moved.redistribute(placements=like.placements)
+
+
 def local_of(tensor: Tensor, mesh: Mesh) -> Tensor:
     """This rank's part of a DTensor over the ranks of `mesh`; any other tensor as it is.
 

@@ -21,6 +21,7 @@ from shardwright.errors import UsageError
 from shardwright.runtime.communication.generators import draw_alike
 from shardwright.runtime.communication.mesh import Group
 from shardwright.runtime.tensors.on_wholes import first_of, on_wholes
+from shardwright.runtime.tensors.schemas import is_whole
 
 aten = torch.ops.aten
 
@@ -75,7 +76,7 @@ def _unless_split(torch_s: Callable[..., Any]) -> Any:
 
     def handled(op: Any, args: Any, kwargs: Any) -> Any:
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor)]
-        whole = all(p.is_replicate() for t in given for p in t.placements)
+        whole = all(is_whole(t._spec) for t in given)
         return (torch_s if whole else on_wholes)(op, args, kwargs)
 
     return handled

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._pytree import tree_leaves, tree_map
 
+from shardwright.runtime.tensors.schemas import writes
 from shardwright.runtime.tensors.written_views import is_copied, refuse_writing
 
 
@@ -54,10 +55,9 @@ def first_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> DTensor:
 
 def _written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[DTensor]:
     """The DTensors that `op` writes to."""
-    for i, argument in enumerate(op._schema.arguments):
-        value = args[i] if i < len(args) else kwargs.get(argument.name)
-        writes = argument.alias_info is not None and argument.alias_info.is_write
-        if writes and isinstance(value, DTensor):
+    for i in writes(op):
+        value = args[i] if i < len(args) else kwargs.get(op._schema.arguments[i].name)
+        if isinstance(value, DTensor):
             yield value
 
 

@@ -23,9 +23,8 @@ from shardwright.runtime.tensors.arranged import Arranged
 from shardwright.runtime.tensors.pending import settled
 from shardwright.runtime.tensors.permuted import order_of, permuted
 from shardwright.runtime.tensors.relied_on import by_rules_relied_on
+from shardwright.runtime.tensors.schemas import Propagate, by_way_of
 from shardwright.runtime.tensors.written_views import as_torch_s, watch_views, written
-
-Propagate = Callable[[OpSchema], OutputSharding]
 
 
 @cache
@@ -64,11 +63,10 @@ def propagate(torch_s: Propagate, schema: OpSchema) -> OutputSharding:
     in_keywords = any(isinstance(s, DTensorSpec) for s in tree_leaves(schema.kwargs_schema))
     if not (in_keywords or schema.is_inplace_op() or schema.is_out_variant_op()):
         whole = _mapped(plain, lambda spec, i: _whole(spec, held[i]) if i in wrong else spec)
-        out = _nested(torch_s(whole), whole)
-        out.redistribute_schema = out.redistribute_schema or whole
-        out.needs_redistribute = True
+        out = by_way_of(lambda asked: _nested(torch_s(asked), asked), whole)
         rest = [None if i in wrong else at for i, at in enumerate(held)]
-        taken = [(s, held[i]) for i in wrong for s in _columns(out.redistribute_schema)[i]]
+        given = out.redistribute_schema or whole
+        taken = [(s, held[i]) for i in wrong for s in _columns(given)[i]]
         if all(_is_whole(s, at) for s, at in taken) and not _wrong(out, schema, rest):
             return _as_held(out, rest)
     layout = next(a.layout for at in held if at for a in at.dims.values())

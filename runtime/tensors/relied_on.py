@@ -8,19 +8,24 @@ and penalties are made of, and were tried (`tests/runtime/test_relied_on.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor import Partial
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 
 from shardwright.errors import UsageError
+from shardwright.runtime.tensors.schemas import (
+    Propagate,
+    by_way_of,
+    gathered,
+    gives_view,
+    mapped,
+    writes,
+)
 from shardwright.runtime.tensors.written_views import INSTEAD
-
-Propagate = Callable[[OpSchema], OutputSharding]
 
 RULES = frozenset(
     "sum mean linalg_vector_norm any all equal _local_scalar_dense mm bmm addmm baddbmm dot cat "
@@ -41,10 +46,10 @@ def by_rules_relied_on(torch_s: Propagate, schema: OpSchema) -> OutputSharding:
     Raises:
         UsageError: it is not relied on, and writes to what it is given.
     """
-    whole = on_wholes(schema)
+    whole = mapped(schema, gathered)
     if whole is schema:
         return torch_s(schema)
-    if _writes(schema.op):
+    if writes(schema.op):
         if not _is_relied_on(schema.op):
             raise UsageError(
                 f"{schema.op} writes to a parameter or gradient of a split model, of which a rank "
@@ -58,34 +63,7 @@ def by_rules_relied_on(torch_s: Propagate, schema: OpSchema) -> OutputSharding:
             out = None
         if out is not None and not _averages_uneven(schema, out):
             return out
-    out = torch_s(whole)
-    out.redistribute_schema = out.redistribute_schema or whole
-    out.needs_redistribute = True
-    return out
-
-
-def on_wholes(schema: OpSchema) -> OpSchema:
-    """`schema` of tensors that are whole on each rank; itself where they are."""
-    changed = False
-
-    def one(value: Any) -> Any:
-        nonlocal changed
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(one, value))
-        if not isinstance(value, DTensorSpec) or all(p.is_replicate() for p in value.placements):
-            return value
-        changed = True
-        every = (Replicate(),) * len(value.placements)
-        return DTensorSpec(value.mesh, every, tensor_meta=value.tensor_meta)
-
-    args = tuple(map(one, schema.args_schema))
-    kwargs = {name: one(value) for name, value in schema.kwargs_schema.items()}
-    return OpSchema(schema.op, args, kwargs, schema.schema_info) if changed else schema
-
-
-@cache
-def _writes(op: Any) -> bool:
-    return any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments)
+    return by_way_of(torch_s, whole)
 
 
 @cache
@@ -93,10 +71,9 @@ def _is_relied_on(op: Any) -> bool:
     name = op._schema.name.partition("::")[2]
     if name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")):
         return True
-    if _writes(op):
+    if writes(op):
         return name in WRITING or _goes_by_element(name.removesuffix("_"))
-    views = any(r.alias_info is not None for r in op._schema.returns)
-    return views or name in RULES or torch.Tag.pointwise in op.tags
+    return gives_view(op) or name in RULES or torch.Tag.pointwise in op.tags
 
 
 def _goes_by_element(name: str) -> bool:

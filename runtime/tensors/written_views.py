@@ -8,7 +8,6 @@ of it does not have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NoReturn
 
@@ -18,8 +17,15 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 
 from shardwright.errors import UsageError
-
-Propagate = Callable[[OpSchema], OutputSharding]
+from shardwright.runtime.tensors.schemas import (
+    Propagate,
+    by_way_of,
+    gathered,
+    gives_view,
+    is_whole,
+    mapped,
+    writes,
+)
 
 INSTEAD = (
     "change the whole, w = shardwright.full_tensors(model, {name: p})[name], and put it back by "
@@ -74,11 +80,11 @@ def written(rules: Propagate, schema: OpSchema) -> OutputSharding:
     Raises:
         UsageError: it writes to one, or torch knows nothing of the op.
     """
-    plain = _mapped(schema, as_torch_s)
+    plain = mapped(schema, as_torch_s)
     if plain is not schema:
         _check_written(schema)
     out = _by(rules, plain)
-    if not _gives_view(schema.op):
+    if not gives_view(schema.op):
         return out
     given: Any = schema.args_schema[0]
     if not isinstance(given, DTensorSpec):
@@ -87,11 +93,9 @@ def written(rules: Propagate, schema: OpSchema) -> OutputSharding:
     wanted = own if out.redistribute_schema is None else _placed(out.redistribute_schema)
     if wanted == own and not is_copied(given):
         return out
-    whole = _mapped(plain, _whole)
+    whole = mapped(plain, gathered)
     if wanted not in (own, _placed(whole)):
-        out = rules(whole)  # a part of it stays split: all of it is gathered, to say so
-        out.redistribute_schema = out.redistribute_schema or whole
-        out.needs_redistribute = True
+        out = by_way_of(rules, whole)  # a part of it stays split: all of it is gathered, to say so
     made: Any = out.output_spec
     several = isinstance(made, (list, tuple))
     out.output_spec = type(made)(map(_copied, made)) if several else _copied(made)
@@ -106,7 +110,7 @@ def _by(rules: Propagate, schema: OpSchema) -> OutputSharding:
             whole tensor where a part should be.
     """
     made = schema.kwargs_schema.get("out")
-    if isinstance(made, DTensorSpec) and not schema.args_spec and not _is_whole(made):
+    if isinstance(made, DTensorSpec) and not schema.args_spec and not is_whole(made):
         raise UsageError(f"{schema.op} makes a whole tensor of a part: {INSTEAD}")
     try:
         return rules(schema)
@@ -120,29 +124,13 @@ def _by(rules: Propagate, schema: OpSchema) -> OutputSharding:
         ) from None
 
 
-def _is_whole(spec: DTensorSpec) -> bool:
-    return all(p.is_replicate() for p in spec.placements)
-
-
-@cache
-def _gives_view(op: Any) -> bool:
-    returned = [r.alias_info for r in op._schema.returns]
-    return any(alias is not None and not alias.is_write for alias in returned)
-
-
-@cache
-def _writes(op: Any) -> list[int]:
-    given = [a.alias_info for a in op._schema.arguments]
-    return [i for i, alias in enumerate(given) if alias is not None and alias.is_write]
-
-
 def _placed(schema: OpSchema) -> Any:
     first: Any = schema.args_schema[0]
     return first.placements
 
 
 def _check_written(schema: OpSchema) -> None:
-    for i in _writes(schema.op):
+    for i in writes(schema.op):
         value: Any = schema.args_schema[i] if i < len(schema.args_schema) else None
         every = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(s, DTensorSpec) and is_copied(s) for s in every):
@@ -161,27 +149,3 @@ def refuse_writing(op: Any) -> NoReturn:
 def _copied(spec: DTensorSpec) -> DTensorSpec:
     placements = (CopiedView() if p.is_replicate() else p for p in spec.placements)
     return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
-
-
-def _whole(spec: DTensorSpec) -> DTensorSpec:
-    every = (Replicate(),) * len(spec.placements)
-    return DTensorSpec(spec.mesh, every, tensor_meta=spec.tensor_meta)
-
-
-def _mapped(schema: OpSchema, change: Callable[[DTensorSpec], DTensorSpec]) -> OpSchema:
-    """`schema` with `change` of each tensor; itself where that changes none."""
-    changed = False
-
-    def one(value: Any) -> Any:
-        nonlocal changed
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(one, value))
-        if not isinstance(value, DTensorSpec):
-            return value
-        new = change(value)
-        changed = changed or new is not value
-        return new
-
-    args = tuple(map(one, schema.args_schema))
-    kwargs = {name: one(value) for name, value in schema.kwargs_schema.items()}
-    return OpSchema(schema.op, args, kwargs, schema.schema_info) if changed else schema
