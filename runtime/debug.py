@@ -42,7 +42,8 @@ def watch(model: nn.Module, groups: Sequence[ProcessGroup]) -> None:
         state: LocalState | None = module.__dict__.get("_shardwright")
         if state is None:
             continue
-        for word, changes in (("input", state.inputs), ("output", state.outputs)):
+        sides = {"input": state.inputs, "output": state.outputs, "attribute": state.attributes}
+        for word, changes in sides.items():
             for change in changes:
                 slot = f" '{change.slot}'" if change.slot else ""
                 change.reshard = _Compared(change.reshard, f"{word}{slot} of '{path}'", groups)

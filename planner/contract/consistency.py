@@ -148,9 +148,8 @@ def _tests(
             f"parameters.{key}",
             lambda e=entry, s=shape: _check_stored(e.placement, e.use, s, coords),
         )
-    ways = {"inputs": module.inputs, "outputs": module.outputs, "attention": module.attention}
-    ways["keeps"] = module.keeps
-    for way, changes in ways.items():
+    for way in ("inputs", "outputs", "attention", "keeps"):
+        changes: list[Redistribution] = getattr(module, way)
         for i, change in enumerate(changes):
             yield f"{way}.{i}", lambda c=change, w=way: _check_change(c, w == "inputs", coords)
         yield way, lambda c=changes: _check_slots(c)

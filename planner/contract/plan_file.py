@@ -185,10 +185,15 @@ class ModulePlan(Part):
     )
 
     @property
+    def boundary(self) -> list[Redistribution]:
+        """What changes of the tensors that come into it, and of those that are had from it."""
+        return [*self.inputs, *self.outputs, *self.keeps]
+
+    @property
     def changes(self) -> bool:
         """Whether it says of anything that it changes."""
-        said = (self.parameters, self.inputs, self.outputs, self.attention, self.attributes)
-        return any((*said, self.keeps, self.sizes, self.draws))
+        said = (self.parameters, self.boundary, self.attention, self.attributes)
+        return any((*said, self.sizes, self.draws))
 
     @model_serializer(mode="wrap")
     def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def rows(plan: Plan) -> list[Row]:
     found = [
         Row(name, module_collectives=sent)
         for name, spec in plan.modules.items()
-        if not spec.parameters and (sent := _sent(plan, [*spec.inputs, *spec.outputs]))
+        if not spec.parameters and (sent := _sent(plan, spec.boundary))
     ]
     for name in {*plan.model.parameters, *entries}:
         spec, entry = lookup(entries, name) or (ModulePlan(), _unsplit(plan, name))
@@ -63,7 +63,7 @@ def _row(plan: Plan, name: str, spec: ModulePlan, entry: ParameterPlan) -> Row:
         split=placement_in_words(spec.layer, entry),
         elements=_elements(placement.shape),
         elements_on_fullest_rank=max(map(_elements, local)),
-        module_collectives=_sent(plan, [*spec.inputs, *spec.outputs, own]),
+        module_collectives=_sent(plan, [*spec.boundary, own]),
     )
 
 

@@ -96,8 +96,8 @@ def _placements(plan: Plan, name: str) -> Iterator[tuple[str, str]]:
 
 def _boundaries(plan: Plan, name: str) -> Iterable[tuple[str, str]]:
     spec = plan.module(name) or ModulePlan()
-    words = collectives_in_words([*spec.inputs, *spec.outputs], plan.coords(0)).replace("\n", ", ")
-    if any(spec.inputs or spec.outputs for spec in _unlike(plan, name)):
+    words = collectives_in_words(spec.boundary, plan.coords(0)).replace("\n", ", ")
+    if any(spec.boundary for spec in _unlike(plan, name)):
         words = UNLIKE
     return [(name or "the model", words)] if words else []
 

@@ -146,7 +146,7 @@ def _split(plan: Plan) -> RenderableType:
 
 def _rows(plan: Plan, name: str, spec: ModulePlan) -> Iterator[tuple[str, str, str, str, str]]:
     here = plan.coords(0)
-    boundary = collectives_in_words([*spec.inputs, *spec.outputs], here)
+    boundary = collectives_in_words(spec.boundary, here)
     if not spec.parameters and boundary:
         yield name, "", "", "", boundary
     ordered = sorted(spec.parameters.items(), key=lambda item: (item[0] != "weight", item[0]))

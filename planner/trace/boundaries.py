@@ -79,6 +79,12 @@ def _marking(
             PASSES(x, tag)
             return x
 
+    def mark_attributes(before: dict[str, torch.Tensor], place: str) -> None:
+        """Mark what `module` keeps in attributes, but for what was there `before`."""
+        for slot, value in _tensors_of(module).items():
+            if value is not before.get(slot):
+                vars(module)[slot] = mark(value, f"{name}|{KEEPS}|{slot}|{place}")
+
     @wraps(forward)
     def marked_forward(*args: Any, **kwargs: Any) -> Any:
         place = place_of_call()
@@ -95,15 +101,13 @@ def _marking(
         taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]
         more = {k: map_slots(v, k, enter) for k, v in kwargs.items()}
         kept = _tensors_of(module)
-        taken_in = [*zip(tensors((args, kwargs)), tensors((taken, more)), strict=True)]
-        before = [_value(inside) for _, (_, inside) in taken_in]
+        both = zip(tensors((args, kwargs)), tensors((taken, more)), strict=True)
+        taken_in = [(outside, inside, _value(inside)) for (_, outside), (_, inside) in both]
         output = forward(*taken, **more)
         entered.pop()  # not where it failed: who asks wants to know where
-        for slot, value in _tensors_of(module).items():
-            if value is not kept.get(slot):
-                vars(module)[slot] = mark(value, f"{name}|{KEEPS}|{slot}|{place}")
+        mark_attributes(kept, place)
         given_back = {id(x) for _, x in tensors(output)}  # code goes on with that
-        for ((_, outside), (_, inside)), was in zip(taken_in, before, strict=True):
+        for outside, inside, was in taken_in:
             changed = inside is not outside and id(inside) not in given_back
             if changed and _value(inside) is not was:
                 WRITES(outside, inside, name)

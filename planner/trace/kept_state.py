@@ -134,6 +134,7 @@ class KeptState:
         self.numbers, self.keeps, self.read = numbers, keeps, set[Place]()
         self.left, self.contained = set[Place](), list[Contained]()
         self._start = look(self.modules, HIDDEN)
+        self._from_start = {id(x) for found in self._start.values() for _, x in found}
         self._made: list[Made] = []
         self._made_calls = made_calls
         self._asked: dict[Place, list[Any]] = {}
@@ -167,12 +168,11 @@ class KeptState:
         """Note where something else is than before the first run."""
         places, start = {**self._start, **now}, self._start
         self.left |= {p for p in places if not alike(start.get(p), now.get(p), same)}
-        before = {id(x) for found in self._start.values() for _, x in found}
         self.contained += [
             Contained(place, slot, x, self._made_calls())
             for place, found in now.items()
             for slot, x in found
-            if isinstance(x, Tensor) and x.is_floating_point() and id(x) not in before
+            if isinstance(x, Tensor) and x.is_floating_point() and id(x) not in self._from_start
         ]
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from shardwright.errors import UsageError
@@ -29,7 +30,12 @@ class Given(NamedTuple):
 
 
 def may_be_filled(given: Mapping[str, Any], known: Container[str]) -> list[Given]:
-    """Those of the arguments `given` that may be, but for caches that are `known` by name."""
+    """Those of the arguments `given` that may be, but for caches that are `known` by name.
+
+    None in compiled code.
+    """
+    if torch.compiler.is_compiling():
+        return []
     return [
         Given(name, value, frozenset(id(x) for _, x in leaves(value)))
         for name, value in given.items()

@@ -100,7 +100,7 @@ class RootModule:
             self._shardwright_draw_alike(draw_arrays_alike)
         running, caches = self._shardwright_running, self._shardwright_caches
         within, running.now = running.now, True
-        filled = [] if torch.compiler.is_compiling() else may_be_filled(given, caches.names)
+        filled = may_be_filled(given, caches.names)
         try:
             takes = () if proven is None else proven.arguments  # what no plan proves is not hidden
             if not (lengths.axes or caches.names):

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
@@ -90,7 +89,7 @@ class Alone(Again, Interface):
         if is_transforming():
             refuse(PART)
         self.called = True
-        given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}
+        given = self._given(args, kwargs)
         check_flags(self.path, given, self.defaults, self.spec.flags)
         keep = self.change(self.around, "in", "in")
         kept = {n: map_slots(given[n], n, keep) for n in keeps if n in given}
@@ -105,17 +104,17 @@ class Alone(Again, Interface):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], caches: Caches
     ) -> AbstractContextManager[list[Any] | None]:
         """What `Caches.open` is for those among the arguments."""
-        given = {**dict(zip(list(self.arguments)[1:], args, strict=False)), **kwargs}
+        given = self._given(args, kwargs)
         return caches.open(given.get(name) for name in caches.names)
 
     def may_be_filled(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], caches: Caches
     ) -> list[Given]:
-        """What code may put tensors into, among the arguments; none of it where it is compiled."""
-        if torch.compiler.is_compiling():
-            return []
-        given = {**dict(zip(self.names(args), args, strict=True)), **kwargs}
-        return may_be_filled(given, caches.names)
+        """What code may put tensors into, among the arguments."""
+        return may_be_filled(self._given(args, kwargs), caches.names)
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**dict(zip(self.names(args), args, strict=True)), **kwargs}
 
     def leave(self, output: Any) -> Any:
         """The output whole, value and gradient.

@@ -37,9 +37,11 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_equals_the_whole_model_or_is_refused(plans: Path, model: str, tp: int, use: str) -> None:
     case = partial(compared, str(plans))
     (row,) = by_threads([(model, use)], tp, case)
-    if "error" in row:  # once in some hundreds: threads share what processes have of their own
+    if row.get("verdict", "raw") == "raw":
+        # Once in some hundreds: threads share what processes have of their own.
+        print("once more, after:", row)
         (row,) = by_threads([(model, use)], tp, case)
     assert "error" not in row, row["raised"]
     if row["verdict"] == "unfit":
         pytest.skip("the whole model has no such thing")
-    assert row["verdict"] in ("equal", "refused"), row
+    assert row["verdict"] in ("equal", "refused"), f"{row['verdict']}: {row['text']}"
