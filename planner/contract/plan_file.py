@@ -35,7 +35,6 @@ LARGEST_FILE = 1 << 26
 Phase = Literal["prefill", "decode", "train"]
 ObjectiveName = Literal["time", "memory"]
 
-
 Count = Annotated[int, Field(ge=0)]
 Asked = Annotated[int, Field(ge=1, le=consistency.LARGEST)]
 
@@ -97,9 +96,7 @@ class RandomNumbers(Part):
     )
 
 
-SELDOM = (
-    "attention", "draws", "each", "flags", "keeps", "no_gradient", "sizes", "unknown", "varies"
-)  # fmt: skip
+SELDOM = frozenset("attention draws each flags keeps no_gradient sizes unknown varies".split())
 """Keys of a module's plan that are not written where they say nothing."""
 
 

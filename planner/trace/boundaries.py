@@ -95,21 +95,19 @@ def _marking(
         def leave(x: torch.Tensor, slot: str) -> torch.Tensor:
             return mark(x, f"{name}|out|{slot}|{place}")
 
-        entered.append(name)
         at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
         noted.call({**dict(zip(at, args, strict=True)), **kwargs})
         taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]
         more = {k: map_slots(v, k, enter) for k, v in kwargs.items()}
+        entered.append(name)
         kept = _tensors_of(module)
         both = zip(tensors((args, kwargs)), tensors((taken, more)), strict=True)
         taken_in = [(outside, inside, _value(inside)) for (_, outside), (_, inside) in both]
         output = forward(*taken, **more)
         entered.pop()  # not where it failed: who asks wants to know where
         mark_attributes(kept, place)
-        given_back = {id(x) for _, x in tensors(output)}  # code goes on with that
         for outside, inside, was in taken_in:
-            changed = inside is not outside and id(inside) not in given_back
-            if changed and _value(inside) is not was:
+            if inside is not outside and _value(inside) is not was:
                 WRITES(outside, inside, name)
         return map_slots(output, "", leave)
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.graph.marks import Draw
+from shardwright.planner.trace.aliases import Aliases
 from shardwright.planner.trace.boundaries import BOUNDARY, read_tag
 from shardwright.planner.trace.data_dependent.asked import Asked
 from shardwright.planner.trace.data_dependent.known import DRAWS
@@ -63,7 +64,7 @@ def record(
         recorder.calls.clear()
         for tensor, value in pairs(arguments, given):
             recorder.known.keep(tensor, value)
-        states, keeps = States(module), any(run.again for run in runs)
+        states, keeps = States(module, functional.aliases), any(run.again for run in runs)
         numbers = numbers or KeptNumbers()
         kept = KeptState(module, entered, numbers, keeps, lambda: len(recorder.calls))
 
@@ -72,7 +73,16 @@ def record(
             functional.trains = runs[traced_call].training
             states.begin(state)
 
-        top.begin, top.end, top.around = begin, states.end, kept.around
+        found: list[list[tuple[str, torch.Tensor]]] = []
+        given_out: list[torch.Tensor] = []
+
+        def end(state: State, result: Any) -> None:
+            gave = _given(module.get_submodule(runs[len(found)].module), result)
+            states.end(state, [x for _, x in gave])
+            found.append([(slot, inner(x)) for slot, x in gave])
+            given_out.extend(x for _, x in gave)
+
+        top.begin, top.end, top.around = begin, end, kept.around
 
         def note(name: str, taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
             kind = type(module.get_submodule(name)).__name__
@@ -100,15 +110,13 @@ def record(
         recorder.before = questions.skips.settle
         with functional, opaque.standing_in(module, note), Asked(questions), own.noted():
             within = {f"root.{name}": tensor for name, tensor in state.items()}
-            results = functional_call(top, within, (made,), tie_weights=False)
+            functional_call(top, within, (made,), tie_weights=False)
             out.written = _changed(stored, state)
-            ends = zip(_tensors(given), _tensors(wrapped), strict=True)
-            out.outputs = [after for before, after in ends if after is not before]
-            for run, result in zip(runs, results, strict=True):
-                found = _given(module.get_submodule(run.module), result)
-                out.given.append([slot for slot, _ in found])
-                out.outputs += [tensor for _, tensor in found]
-                shown = [t for slot, t in found if slot in out.given[0]]  # not its hidden states
+            out.outputs = _changed_for_users(given, wrapped, given_out, functional.aliases)
+            for run, one in zip(runs, found, strict=True):
+                out.given.append([slot for slot, _ in one])
+                out.outputs += [tensor for _, tensor in one]
+                shown = [t for slot, t in one if slot in out.given[0]]  # not its hidden states
                 out.scores += [] if run.module else shown
             out.outputs += _for_users(recorder.calls, kept.contained)
             out.states, out.taken = states.classes, states.given
@@ -179,6 +187,15 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, t
     return {name: value for name, value in now.items() if value is not before[name]}
 
 
+def _changed_for_users(
+    given: Any, wrapped: Any, given_out: list[torch.Tensor], aliases: Aliases
+) -> list[torch.Tensor]:
+    """The present values of arguments that were changed in place, but for those given back."""
+    ends = zip(tree_leaves(given), tree_leaves(wrapped), strict=True)
+    changed = [x for was, x in ends if isinstance(x, torch.Tensor) and inner(x) is not was]
+    return [inner(x) for x in changed if not aliases.among(x, given_out)]
+
+
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [inner(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
@@ -196,7 +213,7 @@ def _given(module: nn.Module, result: Any) -> list[tuple[str, torch.Tensor]]:
                 f"output '{slot}' of {type(module).__name__} is a {type(leaf).__name__}, which may "
                 "hide tensors: let it give tensors, in containers or in a class of its own"
             )
-    return [(slot, inner(tensor)) for slot, tensor in found]
+    return found
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

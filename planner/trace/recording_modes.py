@@ -17,6 +17,7 @@ from torch._decomp import _core_aten_decompositions_post_autograd
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from shardwright.planner.graph.marks import Draw
+from shardwright.planner.trace.aliases import Aliases
 from shardwright.planner.trace.arguments import mapped
 from shardwright.planner.trace.attention_rows import ROWS, by_rows
 from shardwright.planner.trace.boundaries import BOUNDARY, PASSES, WRITES
@@ -85,6 +86,7 @@ class Functional(FunctionalTensorMode):
     def __init__(self, entered: Sequence[str]) -> None:
         super().__init__()
         self.entered = entered
+        self.aliases = Aliases()
         self.overwritten: list[torch.Tensor] = []
         self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.written: list[tuple[torch.Tensor, torch.Tensor, str]] = []
@@ -124,6 +126,7 @@ class Functional(FunctionalTensorMode):
         args, kwargs = self._kept(func, tuple(args), kwargs or {})
         if func is WRITES:
             return self._write(*args)
+        self.aliases.check((args, kwargs))
         if func is BOUNDARY and "|out|" in args[1]:
             self._left[args[1].partition("|")[0]] += 1
         if (
@@ -131,8 +134,12 @@ class Functional(FunctionalTensorMode):
             or is_leaf(func)
             or (is_pure(func) and _of_run((args, kwargs)))
         ):
+            given = args
             args, kwargs = mapped(inner, (args, kwargs))
-            return mapped(self.wrap, func(*args, **kwargs))
+            out = mapped(self.wrap, func(*args, **kwargs))
+            if func is BOUNDARY:
+                self.aliases.cross(given[0], out)
+            return out
         pairs = zip(func._schema.arguments, args, strict=False) if func._schema.is_mutable else ()
         changed = [
             x
@@ -143,12 +150,14 @@ class Functional(FunctionalTensorMode):
         self.overwritten += before
         out = super().__torch_dispatch__(func, types, args, kwargs)
         for x, was in zip(changed, before, strict=True):
+            self.aliases.write(x)
             if not _is_part(x) and (now := inner(x)) is not was:
                 self.replaced.append((now, was))
         return out
 
     def _write(self, outside: FunctionalTensor, inside: FunctionalTensor, module: str) -> None:
         """Give `outside` the value of what `module` took for it, and has changed in place."""
+        self.aliases.give_back(outside, inside)
         was, now = inner(outside), inner(inside)
         outside.replace_(now)
         outside.commit_update()

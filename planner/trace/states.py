@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from shardwright.planner.trace.aliases import Aliases
 from shardwright.planner.trace.data_dependent.loops import inner
 from shardwright.planner.trace.traced_calls import State
 from shardwright.runtime.slots import is_own, leaves
@@ -25,8 +26,8 @@ class States:
         pairs: Each tensor in a state before a run, and what stands there after it.
     """
 
-    def __init__(self, root: nn.Module) -> None:
-        self.root = root
+    def __init__(self, root: nn.Module, aliases: Aliases) -> None:
+        self.root, self.aliases = root, aliases
         self.classes: list[dict[str, str]] = []
         self.given: list[list[str]] = []
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -36,12 +37,14 @@ class States:
         """A run begins with `state`."""
         self.given.append([*state])
         self.classes.append({n: type(v).__name__ for n, v in state.items() if is_own(v)})
-        self._before = dict(self._found(state))
+        self._before = {slot: inner(x) for slot, x in self._found(state)}
 
-    def end(self, state: State) -> None:
-        """The run ends, and has changed `state`."""
-        found = ((self._before.get(slot), now) for slot, now in self._found(state))
-        self.pairs += [(before, now) for before, now in found if before is not None]
+    def end(self, state: State, given: list[torch.Tensor]) -> None:
+        """The run ends, has changed `state`, and `given` these: who goes on goes on with them."""
+        for slot, x in self._found(state):
+            before, now = self._before.get(slot), inner(x)
+            if before is not None and (now is before or not self.aliases.among(x, given)):
+                self.pairs.append((before, now))
 
     def _found(self, state: State) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors in `state`, and beside one in attributes of modules, with their slots."""
@@ -52,7 +55,7 @@ class States:
 
 
 def _tensors(state: State) -> Iterator[tuple[str, torch.Tensor]]:
-    """The real tensors in a state as they are at present, with their slots."""
+    """The real tensors in a state, with their slots."""
     for slot, leaf in leaves(state):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel():
-            yield slot, inner(leaf)
+            yield slot, leaf

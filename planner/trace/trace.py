@@ -24,6 +24,7 @@ from shardwright.planner.trace import (
     sourced_attributes,
     tidy,
 )
+from shardwright.planner.trace.aliases import Changed
 from shardwright.planner.trace.data_dependent.loop_masks import as_long_as_the_model_says
 from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Unknown
 from shardwright.planner.trace.expressions import attributes_of
@@ -154,8 +155,8 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 if exported and not needs_data:
                     exported = False
                     continue
-                if keeps is not None:
-                    raise ModelError(f"cannot split {type(module).__name__}: {keeps}") from error
+                if unproven := keeps or (error if isinstance(error, Changed) else None):
+                    raise ModelError(f"cannot split {type(module).__name__}: {unproven}") from error
                 text = str(error).strip().split("\n")[0][:300]
                 kind = "data-dependent" if needs_data else type(error).__name__
                 todo = IN_A_MODULE if needs_data else ON_META

@@ -94,16 +94,16 @@ def in_mode(root: nn.Module, training: bool) -> Iterator[None]:
 class Runner(nn.Module):
     """Makes several runs of `root` in its forward.
 
-    `begin` is told the number of each and its state, and `end` the state after it; each is made
-    within `around`. On fake tensors not all questions may be asked: model code can see that there
-    is no data.
+    `begin` is told the number of each and its state, and `end` the state after it and what it gave;
+    each is made within `around`. On fake tensors not all questions may be asked: model code can see
+    that there is no data.
     """
 
     def __init__(
         self,
         root: nn.Module,
         begin: Callable[[int, State], None] = lambda traced_call, state: None,
-        end: Callable[[State], None] = lambda state: None,
+        end: Callable[[State, Any], None] = lambda state, result: None,
         on_fake: bool = False,
     ) -> None:
         super().__init__()
@@ -130,6 +130,6 @@ class Runner(nn.Module):
             taken = branch_paths.taken(traced_call, run.answers, not self.on_fake)
             with taken, in_mode(self.root, run.training), self.around(run):
                 found.append(module(*run.args, **{**given, **state}))
-            self.end(state if run.resumes else {})
+            self.end(state if run.resumes else {}, found[-1])
             left = left if run.module else state_of(found[-1], module) or state or left
         return found

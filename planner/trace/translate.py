@@ -105,14 +105,28 @@ def translate(
 def _in_place(record: Record) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """What modules were given, and took, and changed in place where others read it then."""
     for was, now, module in record.changed:
-        readers = (c for c in record.calls if any(x is now for x in tensors_in(c.args)))
-        inside = (not module or is_within(_module_of(call), module) for call in readers)
-        if all(inside) and not any(x is now for x in record.outputs):
+        if not any(not call or _is_outside(call, module) for call in _readers(record, now)):
             continue
         for call in record.calls:
             crosses = call.op is boundaries.BOUNDARY and call.args[0] is was
             if crosses and boundaries.read_tag(call.args[1])[:2] == (module, "in"):
                 yield was, call.result
+
+
+def _readers(record: Record, tensor: torch.Tensor) -> Iterator[Call | None]:
+    """Calls that read `tensor`; None for an output."""
+    if any(x is tensor for x in record.outputs):
+        yield None
+    for call in record.calls:
+        if any(x is tensor for x in tensors_in(call.args)):
+            if call.op is torch.ops.aten.detach.default:
+                yield from _readers(record, call.result)
+            else:
+                yield call
+
+
+def _is_outside(call: Call, module: str) -> bool:
+    return bool(module) and not is_within(_module_of(call), module)
 
 
 def _module_of(call: Call) -> str:

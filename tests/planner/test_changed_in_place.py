@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
+from shardwright.errors import ModelError
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
@@ -93,6 +94,48 @@ class Given(nn.Module):
         return self.down(h)
 
 
+class Activated(nn.Module):
+    """What it goes around with is what the activation left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.act = nn.Linear(12, 12), nn.ReLU(inplace=True)
+        self.up, self.down = nn.Linear(12, 48), nn.Linear(48, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        h = self.act(x)
+        return self.down(self.up(h).tanh()) + x
+
+
+class GivesBack(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        h.sub_(h.mean(-1, keepdim=True))
+        return h
+
+
+class GivenBack(Centred):
+    """Code goes on with its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres = GivesBack()
+
+
+class Scaled(nn.Module):
+    """A view that a module gives is changed in place, and then its base is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.flat = nn.Linear(12, 48), nn.Linear(48, 12), nn.Flatten(0, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        flat = self.flat(h)
+        flat *= flat.mean(-1, keepdim=True)
+        return self.down(h)
+
+
 class Asked(nn.Module):
     """A method that is not forward sets an attribute."""
 
@@ -115,7 +158,7 @@ class Encodes(nn.Module):
 
 
 @pytest.mark.parametrize("tp", [2, 3])
-@pytest.mark.parametrize("kind", [Centred, Added, Filled, Given, Asked])
+@pytest.mark.parametrize("kind", [Centred, Added, Filled, Given, Activated, GivenBack, Asked])
 def test_it_is_seen_outside(kind: Callable[[], nn.Module], tp: int) -> None:
     module = kind().double()
     inputs = features(12)
@@ -145,3 +188,26 @@ def test_it_is_seen_outside(kind: Callable[[], nn.Module], tp: int) -> None:
 
     run_ranks(tp, work)
     assert max(plan.predicted.parameter_bytes) < plan.predicted.unsharded_bytes * 0.6
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled, self.up, self.down = Scaled(), nn.Linear(12, 48), nn.Linear(48, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(self.scaled(x)).relu())
+
+
+def test_views_that_modules_give_are_not_changed_unseen() -> None:
+    inputs = features(12)
+    with pytest.raises(ModelError, match="cannot split Scaled: it changes in place what a module"):
+        planned(Scaled().double(), inputs, 2)
+    module = Around().double()
+    plan = planned(copy.deepcopy(module), inputs, 2)
+    assert "scaled.up" not in plan.modules  # it stays whole; the others are split
+    assert plan.modules["up"].parameters["weight"].placement == "48@tp, 12"
+    randomize(module)
+    (x,) = inputs(2, 7)
+    want = module(x)
+    run_ranks(2, lambda mesh: close(apply(copy.deepcopy(module), plan, mesh)(x), want, "output"))
