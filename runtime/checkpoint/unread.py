@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from shardwright.runtime.checkpoint.load import put
+from shardwright.runtime.tensors.buffers import local_buffers
 
 SPREAD = 0.02
 """Standard deviation, as most models are initialised with."""
@@ -20,8 +21,8 @@ def without_weights(model: nn.Module, device: torch.device | str) -> None:
     go on sharing one parameter.
     """
     groups: dict[int, tuple[torch.Tensor, list[str]]] = {}
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
+    for named in (nn.Module.named_parameters, local_buffers):
+        for name, tensor in named(model, remove_duplicate=False):
             groups.setdefault(id(tensor), (tensor, []))[1].append(name)
     modules = dict(model.named_modules(remove_duplicate=False))
     for tensor, names in groups.values():

@@ -16,6 +16,7 @@ from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
 from shardwright.runtime.checkpoint.source import SINGLE
 from shardwright.runtime.ranks.agreement import agree
+from shardwright.runtime.tensors.buffers import local_buffers
 from shardwright.runtime.tensors.dtensors import local_of
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _to_save(
 
     Without what transformers leaves out, too, as it computes that anew where it reads a checkpoint.
     """
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    held = {**dict(model.named_parameters()), **dict(local_buffers(model))}
     anew = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     out: dict[str, tuple[Tensor, Placement | None]] = {}
     for every in model_names(model).groups:

@@ -17,6 +17,7 @@ from shardwright.runtime.modules.parametrized import watch_parametrizations
 from shardwright.runtime.modules.seen import Calls, see_locals
 from shardwright.runtime.redistribution.reshard import take_local
 from shardwright.runtime.running import Running
+from shardwright.runtime.tensors.buffers import watch_named_buffers
 from shardwright.runtime.tensors.data_set import watch_data
 from shardwright.runtime.tensors.distributed_checkpoints import watch_checkpoints
 from shardwright.runtime.tensors.dtensors import distributed
@@ -107,6 +108,7 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     watch_handled_ops()
     watch_joins()
     watch_data()
+    watch_named_buffers()
     watch_optimizers()
     watch_storages()
     watch_checkpoints()

@@ -189,7 +189,8 @@ def _seen_buffer(name: str) -> property:
         own = self.__dict__
         stored, calls = own["_buffers"].get(name), own["_shardwright_calls"]
         if stored is None or calls.running.now or calls.inside():
-            return stored
+            # `torch.func.functional_call` puts in what `named_buffers` gave.
+            return buffers.local(self, name, stored) if isinstance(stored, DTensor) else stored
         whole = buffers.shown(self, name)
         return whole_in_replaced(whole, sys._getframe(1), calls) if calls.replaced else whole
 

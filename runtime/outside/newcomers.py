@@ -23,6 +23,7 @@ from shardwright.runtime.outside.hooks import Hooked, is_inside, see_whole
 from shardwright.runtime.outside.originals import TakesOriginals
 from shardwright.runtime.outside.unchanged import Unchanged
 from shardwright.runtime.subclasses import subclass
+from shardwright.runtime.tensors.buffers import local_buffers
 
 NEWCOMER = "_shardwright_newcomer"
 """Where such a module keeps what is known of its place."""
@@ -223,6 +224,6 @@ def values_of_newcomers(model: nn.Module) -> str:
     """A digest of what ranks must have alike of newcomers."""
     found: list[tuple[str, Tensor]] = []
     for path, module in newcomers(model):
-        held = [*module.named_parameters(prefix=path), *module.named_buffers(prefix=path)]
+        held = [*module.named_parameters(prefix=path), *local_buffers(module, prefix=path)]
         found += [(name, x) for name, x in held if not isinstance(x, DTensor)]
     return facts.of_tensors(found)

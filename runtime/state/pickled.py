@@ -30,6 +30,7 @@ from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.modules.local import placements
 from shardwright.runtime.modules.parameters import distribute
 from shardwright.runtime.outside.hooks import is_hooked
+from shardwright.runtime.tensors.buffers import local_buffers
 
 TIMEOUT = 600.0
 """Seconds that ranks wait for each other where a mesh is made."""
@@ -100,7 +101,7 @@ def _check(model: Any) -> None:
 
 def _parts(model: Any) -> dict[str, Tensor]:
     """What this rank holds of parameters and split buffers, by name, and no more than that."""
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    named = {**dict(model.named_parameters()), **dict(local_buffers(model))}
     placed = placements(model)
     return {
         name: _alone((x._local_tensor if isinstance(x, DTensor) else x).detach())
@@ -117,7 +118,7 @@ def _unsplit(model: Any, recipe: Recipe) -> nn.Module:
     """The model as it was before it was split, on meta but for buffers that all ranks have."""
     modules, placed = dict(model.named_modules()), placements(model)
     memo: dict[int, Any] = {id(m): object.__new__(recipe.classes[n]) for n, m in modules.items()}
-    for name, x in (*model.named_parameters(), *model.named_buffers()):
+    for name, x in (*model.named_parameters(), *local_buffers(model)):
         if isinstance(x, DTensor) or name in placed:
             shape: Any = x.shape if isinstance(x, DTensor) else placed[name].shape
             memo[id(x)] = torch.empty(shape, dtype=x.dtype, device="meta")
@@ -172,7 +173,7 @@ def _is_there(mesh: Mesh) -> bool:
 def _put(model: nn.Module, parts: dict[str, Tensor]) -> None:
     """Put `parts` in the place of tensors on meta, those that are tied in each of their places."""
     new: dict[int, Tensor] = {}
-    for name, old in (*model.named_parameters(), *model.named_buffers()):
+    for name, old in (*model.named_parameters(), *local_buffers(model)):
         if name in parts:
             part = parts[name]
             if isinstance(old, nn.Parameter):

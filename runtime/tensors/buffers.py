@@ -1,16 +1,17 @@
 """Split buffers as others see them: DTensors, as parameters are, so that none is taken for whole.
 
-So they are in state dicts, and for code that runs in no call. In the modules they stay plain local
-tensors, which code changes in place.
+So they are in state dicts, and for code that runs in no call, `named_buffers()` too. In the modules
+they stay plain local tensors, which code changes in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -19,6 +20,38 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution.reshard import take_local
 from shardwright.runtime.tensors.dtensors import as_dtensor, check_own, placements_of
+
+_OWN = nn.Module.named_buffers
+
+
+@cache
+def watch_named_buffers() -> None:
+    """From now on, `named_buffers` of a split model, and of what is around it, gives DTensors."""
+    nn.Module.named_buffers = _named_buffers  # type: ignore[method-assign]
+
+
+def local_buffers(
+    model: nn.Module, prefix: str = "", remove_duplicate: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """The buffers by name as modules have them: of split ones this rank's parts."""
+    return _OWN(model, prefix, remove_duplicate=remove_duplicate)
+
+
+def _named_buffers(
+    self: nn.Module, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """The buffers by name, as the code that asks should see them."""
+    owners: dict[int, tuple[nn.Module, str]] = {}
+
+    def of(module: nn.Module) -> Any:
+        owners.update((id(x), (module, name)) for name, x in module._buffers.items())
+        return module._buffers.items()
+
+    for path, buffer in self._named_members(of, prefix, recurse, remove_duplicate):
+        module, name = owners[id(buffer)]
+        calls = vars(module).get("_shardwright_calls")
+        is_hidden = calls is not None and name in names(module) and not calls.inside()
+        yield path, shown(module, name) if is_hidden else buffer
 
 
 def names(module: Any) -> tuple[str, ...]:

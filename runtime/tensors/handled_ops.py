@@ -42,6 +42,16 @@ OWN_CODE = (
     aten.argmax.default,
 )
 
+NO_RULE = (
+    aten._is_any_true.default,  # by which autograd's anomaly mode looks for NaN
+    aten._is_all_true.default,
+    aten.allclose.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+)
+"""Ops for which torch has none, and which say something of a tensor."""
+
 
 @cache
 def watch_handled_ops() -> None:
@@ -52,6 +62,7 @@ def watch_handled_ops() -> None:
         handlers.update((getattr(packet, overload), drawn) for overload in packet.overloads())
     for op in OWN_CODE:
         handlers[op] = _unless_split(handlers[op])
+    handlers.update((op, on_wholes) for op in NO_RULE)
 
 
 def drawn(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.func import functional_call
+from torch.optim.swa_utils import AveragedModel
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import Plan
@@ -115,6 +117,37 @@ def test_code_in_no_call_sees_them_whole() -> None:
             torch.testing.assert_close(one(*x), expected, rtol=0, atol=1e-9)
             one.norm.reset_running_stats()
             torch.testing.assert_close(one(*x), reset, rtol=0, atol=1e-9)
+
+    run_ranks(2, rank)
+
+
+def test_named_buffers_shows_them_whole() -> None:
+    """Of what is around the model, too; averages are made of them, and calls are given them."""
+    model, plan = made()
+    other = copy.deepcopy(model)
+    for buffer in other.buffers():
+        buffer.add_(1)
+    x = inputs(2, 5)
+    want = AveragedModel(copy.deepcopy(model), avg_fn=lambda a, b, _: (a + b) / 2, use_buffers=True)
+    for one in (model, other):
+        want.update_parameters(one)
+
+    def rank(mesh: Mesh) -> None:
+        local, far = (apply(copy.deepcopy(m), plan, mesh) for m in (model, other))
+        for around, prefix in ((local, ""), (nn.Sequential(local), "0.")):
+            for name, buffer in model.named_buffers():
+                found: Any = dict(around.named_buffers())[prefix + name]
+                assert found.shape == buffer.shape
+                torch.testing.assert_close(full_tensors(local, {name: found})[name], buffer)
+        averaged = AveragedModel(local, avg_fn=lambda a, b, _: (a + b) / 2, use_buffers=True)
+        for one in (local, far):
+            averaged.update_parameters(one)
+        torch.testing.assert_close(averaged(*x), want(*x), rtol=0, atol=1e-9)
+        tensors = {**dict(local.named_parameters()), **dict(far.named_buffers())}
+        torch.testing.assert_close(functional_call(local, tensors, x), other(*x))
+        for ours, theirs in zip(local.buffers(), far.buffers(), strict=True):
+            ours.copy_(theirs)
+        torch.testing.assert_close(local(*x), other(*x))
 
     run_ranks(2, rank)
 

@@ -121,3 +121,30 @@ def test_what_would_be_drawn_for_a_copy_is_refused() -> None:
             p[0].normal_()
 
     run_ranks(2, work)
+
+
+def test_what_says_something_of_a_tensor_looks_at_the_whole() -> None:
+    want, counts = torch.unique(BASE.both.weight.round(decimals=1), return_counts=True)
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(BASE), PLANS[2], mesh)
+        p: Any = split.get_parameter("both.weight").detach()
+        found, number = torch.unique(p.round(decimals=1), return_counts=True)
+        assert torch.equal(found.full_tensor(), want)
+        assert torch.equal(number.full_tensor(), counts)
+        assert torch.allclose(p, p + 1e-12) and not torch.allclose(p, p * (p > p.min()))
+
+    run_ranks(2, work)
+
+
+def test_anomalies_are_found() -> None:
+    """By autograd's own mode, which is the whole process's, so around all ranks."""
+
+    def lost(model: nn.Module) -> None:
+        model(X).sum().backward()
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            (model(X) * float("nan")).sqrt().sum().backward()
+
+    with torch.autograd.set_detect_anomaly(True):
+        lost(copy.deepcopy(BASE))
+        run_ranks(2, lambda mesh: lost(shardwright.apply(copy.deepcopy(BASE), PLANS[2], mesh)))
