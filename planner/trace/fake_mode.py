@@ -7,7 +7,7 @@ are Python, so what they give is kept by what they were given.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -112,7 +112,7 @@ class OnMeta(FakeTensorMode):
             with in_kernel_invocation_manager(self):
                 made = func(*args, **kwargs)
         except Exception:  # what is wrong is for torch to say
-            there, named = self._moved(func, args, kwargs)
+            there, named = self.moved(func, args, kwargs, self._on_meta)
             made = super().dispatch(func, types, there, named)
             return args[0] if there is not args and _gives_first(func) else made
         plain = type(made) is Tensor and made.layout == torch.strided
@@ -120,8 +120,10 @@ class OnMeta(FakeTensorMode):
             _kept[given] = made.shape, made.stride(), made.dtype
         return self._faked(made)
 
-    def _moved(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """What an op is given, all of it on meta where some is.
+    def moved(
+        self, func: Any, args: Any, kwargs: Any, move: Callable[[Tensor], Tensor]
+    ) -> tuple[Any, Any]:
+        """What an op is given, all of it on meta where some is, with `move` of what was not.
 
         Code that makes tensors where torch does by default runs so on the device that it is for.
         """
@@ -130,18 +132,19 @@ class OnMeta(FakeTensorMode):
         if len(given) < 2 or places != {META, CPU} or func in MOVES:
             return args, kwargs
 
-        def moved(value: Any) -> Any:
+        def there(value: Any) -> Any:
             if not isinstance(value, Tensor) or not value.dim():
                 return value
-            if (value.fake_device if isinstance(value, FakeTensor) else value.device) == META:
-                return value
-            with _DisableTorchDispatch():
-                made = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device=META
-                )
-            return self.fake(made)
+            place = value.fake_device if isinstance(value, FakeTensor) else value.device
+            return value if place == META else move(value)
 
-        return tree_map(moved, (args, kwargs))
+        return tree_map(there, (args, kwargs))
+
+    def _on_meta(self, value: Tensor) -> Tensor:
+        shape, stride = value.shape, value.stride()
+        with _DisableTorchDispatch():
+            made = torch.empty_strided(shape, stride, dtype=value.dtype, device=META)
+        return self.fake(made)
 
     def _described(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
         """What the shapes of results follow from.

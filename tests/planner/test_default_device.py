@@ -35,19 +35,21 @@ class Places(nn.Module):
 
 
 class Written(nn.Module):
-    """Writes what it computes into tensors of its own, and picks by a list of numbers."""
+    """Writes and adds what it computes into tensors of its own, and picks by a list of numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(24, 48), nn.Linear(48, 24)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         h = self.up(x).tanh()
         into = torch.zeros(x.shape[0], x.shape[1], 48, dtype=x.dtype)
         into += h
         into[:, 1:] += F.relu(h[:, :-1])
         picked = torch.index_select(h, 1, torch.tensor([0, 1, 1]))
-        return self.down(into), self.down(picked)
+        summed = torch.zeros(x.shape[0], 3, 48, dtype=x.dtype)
+        summed.index_add_(1, torch.arange(x.shape[1]) % 3, h)
+        return self.down(into), self.down(picked), self.down(summed)
 
 
 @pytest.mark.parametrize(("make", "inputs"), [(Places, ids(48)), (Written, features(24))])
