@@ -14,11 +14,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.trace.data_dependent.unknown import Unknown
-
-
-class Changed(Unknown):
-    """Code reads what was changed in place by another name."""
+from shardwright.planner.trace.data_dependent.unknown import Unproven
 
 
 class Aliases:
@@ -55,10 +51,10 @@ class Aliases:
         """Look whether tensors that an op is `given` are as in the run.
 
         Raises:
-            Changed: they are not.
+            Unproven: they are not.
         """
         if self._old and any(map(self._is_old, tree_leaves(given))):
-            raise Changed(
+            raise Unproven(
                 "it changes in place what a module within gave, which is a view of what that was "
                 "given, or the same, and then reads the other: change a copy, or go on with what "
                 "was changed"

@@ -13,9 +13,11 @@ from torch import nn
 
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.trace.data_dependent.loops import inner
+from shardwright.planner.trace.data_dependent.unknown import Unproven
 from shardwright.planner.trace.flags import Noted
 from shardwright.planner.trace.forwards import Forward, put_around
 from shardwright.runtime.code.call_sites import place_of_call
+from shardwright.runtime.outside.functional import is_transformed
 from shardwright.runtime.slots import map_slots, tensors
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
@@ -87,6 +89,12 @@ def _marking(
 
     @wraps(forward)
     def marked_forward(*args: Any, **kwargs: Any) -> Any:
+        if is_transformed():
+            raise Unproven(
+                "it calls modules within a transform of torch.func, where ranks cannot exchange "
+                "tensors: take gradients by backward() or torch.autograd.grad, and call modules on "
+                "batches, or put the code into a module within, which then stays whole"
+            )
         place = place_of_call()
 
         def enter(x: torch.Tensor, slot: str) -> torch.Tensor:

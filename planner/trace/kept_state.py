@@ -23,7 +23,7 @@ from shardwright.planner.trace.attribute_looks import (
     plain,
     same,
 )
-from shardwright.planner.trace.data_dependent.unknown import Unknown
+from shardwright.planner.trace.data_dependent.unknown import Unproven
 from shardwright.planner.trace.hidden_attributes import HIDDEN, hidden_until_asked
 from shardwright.planner.trace.hidden_numbers import Decided, Shows, hidden
 from shardwright.planner.trace.traced_calls import Run, in_mode
@@ -32,7 +32,7 @@ MOST = 100_000
 """Functions of torch that a call with a hidden number may call."""
 
 
-class Keeps(Unknown):
+class Keeps(Unproven):
     """Code goes on with what another call left, which is not proven to end."""
 
     def __init__(self, place: Place) -> None:

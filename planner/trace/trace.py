@@ -24,9 +24,8 @@ from shardwright.planner.trace import (
     sourced_attributes,
     tidy,
 )
-from shardwright.planner.trace.aliases import Changed
 from shardwright.planner.trace.data_dependent.loop_masks import as_long_as_the_model_says
-from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Unknown
+from shardwright.planner.trace.data_dependent.unknown import DATA_DEPENDENT, Unknown, Unproven
 from shardwright.planner.trace.expressions import attributes_of
 from shardwright.planner.trace.kept_state import Keeps, KeptNumbers, Retrace
 from shardwright.planner.trace.one_at_a_time import alone
@@ -155,7 +154,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 if exported and not needs_data:
                     exported = False
                     continue
-                if unproven := keeps or (error if isinstance(error, Changed) else None):
+                if unproven := keeps or (error if isinstance(error, Unproven) else None):
                     raise ModelError(f"cannot split {type(module).__name__}: {unproven}") from error
                 text = str(error).strip().split("\n")[0][:300]
                 kind = "data-dependent" if needs_data else type(error).__name__

@@ -25,7 +25,7 @@ from shardwright.runtime.code.attributes import SIZES
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.replicas import Copies
 from shardwright.runtime.noticed.settings import Change, Settled
-from shardwright.runtime.outside.functional import PART, refuse
+from shardwright.runtime.outside.functional import PART, WITHIN, is_transforming, refuse
 from shardwright.runtime.outside.replaced_forwards import replaced, whole_in_replaced
 from shardwright.runtime.redistribution import overlap
 from shardwright.runtime.running import Running
@@ -216,7 +216,12 @@ def _size(name: str, dim: int) -> property:
 def _with_gradient(stored: Any, calls: Calls) -> Any:
     if torch.compiler.is_compiling():
         return stored.to_local()
-    return Local.apply(stored, calls.copies)
+    try:
+        return Local.apply(stored, calls.copies)
+    except RuntimeError:
+        if is_transforming():
+            refuse(WITHIN)
+        raise
 
 
 def _flat_weights(self: Any) -> list[Tensor]:

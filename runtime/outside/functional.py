@@ -20,6 +20,7 @@ from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
     is_functorch_wrapped_tensor,
     peek_interpreter_stack,
 )
+from torch.autograd import forward_ad
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
@@ -36,11 +37,30 @@ from shardwright.runtime.slots import (
 TENSORS = (Tensor, StandsForTensor)
 KNOWN = "grad and vjp (for gradients of each sample, loop over them)"
 PART = "of which a part is called by itself: call the whole model within"
+WITHIN = "whose parameters its own code reads within a transform"
 
 
 def is_transforming() -> bool:
-    """Whether a transform of torch.func is around what runs now; torch.compile asks for none."""
-    return not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
+    """Whether a transform of torch.func is around what runs now; torch.compile asks for none.
+
+    Raises:
+        UsageError: forward-mode differentiation is.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if peek_interpreter_stack() is not None:
+        return True
+    if forward_ad._current_level >= 0:
+        raise UsageError(
+            "forward-mode differentiation of a split model: ranks do not exchange tangents, so "
+            "take gradients by backward() or torch.autograd.grad"
+        )
+    return False
+
+
+def is_transformed() -> bool:
+    """Whether code runs within a transform of torch.func, or in forward mode."""
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def as_one_function(model: Any, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.distributed.tensor import DTensor
-from torch.func import functional_call, grad, grad_and_value, jacfwd, jacrev, vjp, vmap
+from torch.func import functional_call, grad, grad_and_value, jacfwd, jacrev, jvp, vjp, vmap
 from transformers import DynamicCache
 
 import shardwright
-from shardwright.errors import UsageError
+from shardwright.errors import ModelError, UsageError
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -230,3 +231,62 @@ def test_copies_that_average_gradients_refuse() -> None:
             grad(_of_own(split))(EMBEDS)
 
     run_ranks(4, work, sizes)
+
+
+def test_forward_mode_is_refused() -> None:
+    """Without torch.func; torch counts its levels for all threads, so it is around all ranks."""
+    base = own()
+    plan = planned(base)
+    with forward_ad.dual_level():
+        given = forward_ad.make_dual(EMBEDS, torch.ones_like(EMBEDS))
+
+        def work(mesh: Mesh) -> None:
+            split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+            for called in (split, split.get_submodule("fc1")):
+                with torch.no_grad(), pytest.raises(UsageError, match="do not exchange tangents"):
+                    called(given)
+
+        run_ranks(2, work)
+
+
+class Transforms(nn.Module):
+    """It calls a module within a transform of its own."""
+
+    def __init__(self, transform: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner, self.transform = nn.Sequential(nn.Linear(36, 48), nn.Linear(48, 36)), transform
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return self.transform(self.inner, x)
+
+
+TRANSFORMS = (
+    lambda inner, x: vmap(inner)(x),
+    lambda inner, x: jvp(inner, (x,), (x.cos(),))[1],
+    lambda inner, x: grad(lambda y: wave(inner(y)))(x),
+)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_in_a_model_s_own_code_are_not_split(transform: Callable[..., Any]) -> None:
+    """In place of numbers that are wrong; with gradients what is left whole is refused, too."""
+    torch.manual_seed(0)
+    with pytest.raises(ModelError, match="within a transform of torch.func"):
+        planning.plan(Transforms(transform).double(), tp=2, args=(EMBEDS,))
+    base: Any = nn.Sequential(Transforms(transform), nn.Linear(36, 48), nn.Linear(48, 36)).double()
+    plan = planning.plan(copy.deepcopy(base), tp=2, args=(EMBEDS,))
+    assert {"1", "2"} <= plan.modules.keys() and "0.inner.0" not in plan.modules
+    with torch.no_grad():
+        want = base[0](EMBEDS)
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        with ONE, pytest.raises(UsageError, match="reads within a transform"):
+            split(EMBEDS)
+        if transform is not TRANSFORMS[-1]:  # that asks for gradients by itself
+            with ONE, torch.no_grad():
+                found = split.get_submodule("0")(EMBEDS)
+            torch.testing.assert_close(found, want, rtol=0, atol=1e-9)
+
+    run_ranks(2, work)

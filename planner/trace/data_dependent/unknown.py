@@ -12,6 +12,10 @@ class Unknown(Exception):
     """It cannot be told what a module gives out; the message says why."""
 
 
+class Unproven(Unknown):
+    """Code does what nobody can prove of it; the message says what, and what to do instead."""
+
+
 class Fails(Unknown):
     """It does not run on made-up data."""
 
