@@ -10,6 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import (
+    peek_interpreter_stack,  # pyright: ignore[reportMissingImports]
+)
+from torch.autograd import forward_ad
 
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.trace.data_dependent.loops import inner
@@ -17,7 +21,6 @@ from shardwright.planner.trace.data_dependent.unknown import Unproven
 from shardwright.planner.trace.flags import Noted
 from shardwright.planner.trace.forwards import Forward, put_around
 from shardwright.runtime.code.call_sites import place_of_call
-from shardwright.runtime.outside.functional import is_transformed
 from shardwright.runtime.slots import map_slots, tensors
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
@@ -89,7 +92,7 @@ def _marking(
 
     @wraps(forward)
     def marked_forward(*args: Any, **kwargs: Any) -> Any:
-        if is_transformed():
+        if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
             raise Unproven(
                 "it calls modules within a transform of torch.func, where ranks cannot exchange "
                 "tensors: take gradients by backward() or torch.autograd.grad, and call modules on "

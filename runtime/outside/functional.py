@@ -58,11 +58,6 @@ def is_transforming() -> bool:
     return False
 
 
-def is_transformed() -> bool:
-    """Whether code runs within a transform of torch.func, or in forward mode."""
-    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
 def as_one_function(model: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     """The `forward` of a split `model` as one function for the transform of torch.func around it.
 
