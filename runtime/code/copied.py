@@ -19,6 +19,10 @@ class Copied:
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        calls = vars(self).get("_shardwright_calls")
+        if calls is not None and calls.root is not self and id(calls.root) not in memo:
+            # A copy of a part goes on with what the model's modules share.
+            memo.update({id(calls): calls, id(calls.running): calls.running})
         if is_parametrized(self):  # type: ignore[arg-type]
             return super().__deepcopy__(memo)  # type: ignore[misc]
         out = copy._reconstruct(self, memo, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
@@ -33,5 +37,7 @@ class Copied:
 
 
 def _lost(before: Any, after: Any) -> list[str]:
-    """What splitting put into a module that its copy does not have."""
-    return [n for n in vars(before) if n.startswith(OWN) and n not in vars(after)]
+    """What splitting put into a module, and a copy that its own class makes does not have."""
+    lost = [n for n in vars(before) if n.startswith(OWN) and n not in vars(after)]
+    state = vars(before)["_shardwright"] if "_shardwright" in lost else None
+    return lost if state is None else [*lost, *state.wholes]

@@ -200,6 +200,9 @@ def apply_module(
     state.settle()
     _place(module, spec, state, tensors or LocalTensors())
     for attribute, dim in spec.attributes.items():
+        name = attribute.partition(".")[0]
+        if name in vars(module):
+            state.wholes.setdefault(name, vars(module)[name])
         set_local(module, attribute, dim, mesh)
     own_code = original
     if spec.sizes:

@@ -87,6 +87,8 @@ class LocalState:
     outputs: list[Change] = field(default_factory=list)
     attributes: list[Change] = field(default_factory=list)
     """Of tensors that the module's code sets as its attributes."""
+    wholes: dict[str, Any] = field(default_factory=dict)
+    """Attributes, with numbers of the whole, in whose place code in a call finds local ones."""
     rows: tuple[Range, ...] = ()
     """Of a table of tokens that is split by rows: those that this rank has."""
     others: tuple[Range, ...] = ()

@@ -197,6 +197,27 @@ def _seen_buffer(name: str) -> property:
     return property(get, doc=f"`{name}` as the code that asks should see it.")
 
 
+def _seen_number(name: str) -> property:
+    """The attribute `name`, with local numbers for code that runs in a call, else whole ones."""
+
+    def get(self: Any) -> Any:
+        own = self.__dict__
+        if name not in own:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        calls = own.get("_shardwright_calls")
+        if calls is None or calls.running.now or calls.inside():
+            return own[name]
+        return own["_shardwright"].wholes.get(name, own[name])
+
+    def put(self: Any, value: Any) -> None:
+        own = self.__dict__
+        own[name] = value
+        if (state := own.get("_shardwright")) is not None:  # a copy has none yet
+            state.wholes.pop(name, None)
+
+    return property(get, put, doc=f"`{name}` as the code that asks should see it.")
+
+
 def _size(name: str, dim: int) -> property:
     """What a layer of torch says of a size of its weight: the whole one, but in a call."""
 
@@ -267,13 +288,18 @@ class Seeing(Settled):
 
 @functools.cache
 def seeing_class(
-    original: type, names: tuple[str, ...], front: type = Seeing, split: tuple[str, ...] = ()
+    original: type,
+    names: tuple[str, ...],
+    front: type = Seeing,
+    split: tuple[str, ...] = (),
+    numbers: tuple[str, ...] = (),
 ) -> type:
     """`original` with the parameters `names` seen as local ones, and `front` before it.
 
-    And with the buffers `split`, in no call, as DTensors.
+    And, in no call, with the buffers `split` as DTensors, and attributes with whole `numbers`.
     """
     members: dict[str, Any] = {name: _seen_buffer(name) for name in split}
+    members.update((name, _seen_number(name)) for name in numbers)
     for name in names:
         members[name] = _seen(name, used=isinstance(getattr(original, name, None), property))
     for kind, sizes in SIZES if "weight" in names else ():
@@ -323,7 +349,10 @@ def see_locals(
         if isinstance(module, nn.RNNBase):
             module.__dict__.pop("_flat_weights", None)
         front, split = root if module is model else Seeing, buffers.names(module)
-        if names or split or module is model or REFUSED.keys() & set(dir(type(module))):
-            module.__class__ = seeing_class(type(module), names, front, split)
+        state: Any = vars(module).get("_shardwright")
+        numbers = tuple(state.wholes) if state is not None else ()
+        refuses = REFUSED.keys() & set(dir(type(module)))
+        if names or split or numbers or module is model or refuses:
+            module.__class__ = seeing_class(type(module), names, front, split, numbers)
         else:
             module.__class__ = subclass(type(module), Settled)
