@@ -243,9 +243,15 @@ class Recorder(OnMeta):
             func = ROWS
         apart = self.table.get(func) or (func.decompose if func._can_decompose() else None)
         if apart is not None and func is not aten.detach.default and not is_leaf(func):
-            with self:  # decompositions look at devices
-                there, named = self.moved(func, args, kwargs, partial(aten._to_copy, device="meta"))
-                parts = apart(*there, **named)
+            with self:
+                try:
+                    parts = apart(*args, **kwargs)
+                except RuntimeError:  # some want all on one device
+                    to_meta = partial(aten._to_copy, device="meta")
+                    there, named = self.moved(func, args, kwargs, to_meta)
+                    if there is args:
+                        raise
+                    parts = apart(*there, **named)
             if parts is not NotImplemented:
                 return parts
         asked = False

@@ -70,7 +70,9 @@ def contents(model: nn.Module, asks: Callable[[str], bool]) -> Iterator[Content]
     """What modules of a model keep, of which code `asks` by name; each once."""
     found: set[int] = set()
     for path, module in model.named_modules():
-        for name, value in list(vars(module).items()):
+        own: dict[str, Any] = vars(module)
+        wholes: dict[str, Any] = getattr(own.get("_shardwright"), "wholes", {})
+        for name, value in [*own.items(), *wholes.items()]:
             if not may_change(name) and not name.startswith(OWN):
                 yield from _contents(value, f"{path}.{name}".lstrip("."), asks, found)
 

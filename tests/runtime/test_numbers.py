@@ -106,5 +106,9 @@ def test_others_that_are_set_are_refused() -> None:
         assert split[0].heads == 3
         with pytest.raises(UsageError, match="'0.heads' is 3"):
             split(X)
+        split = shardwright.apply(copy.deepcopy(BASE), PLAN, mesh)
+        split[0].config.scale = 1.0
+        with pytest.raises(UsageError, match="'0.config.scale' is 1.0"):
+            split(X)
 
     run_ranks(3, work)
