@@ -184,10 +184,11 @@ class Proven:
         """Check that what every call was given is given."""
         for name in self.always:
             if given.get(name) is None:
+                give = "give it by name" if any(n.startswith("*") for n in given) else "give it"
                 raise UsageError(
                     f"argument '{name}' of {self.model} is left out, and was given in each call "
                     "that the plan was made for: without it its code may do what nobody has "
-                    "proven: give it, or plan with example inputs (kwargs) without it"
+                    f"proven: {give}, or plan with example inputs (kwargs) without it"
                 )
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

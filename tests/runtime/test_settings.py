@@ -167,6 +167,31 @@ def test_flags_in_dicts_and_what_is_left_out_are_refused() -> None:
     on_ranks(model, plan, check)
 
 
+class Around(nn.Module):
+    """Hands on what it is given, as wrappers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Linear(24, WIDTH))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        (x,) = (*args, *kwargs.values())
+        return self.net(x)
+
+
+def test_what_was_given_by_name_is_to_be_given_so() -> None:
+    torch.manual_seed(0)
+    model, x = Around().double(), torch.randn(2, 5, WIDTH).double()
+    plan = planning.plan(model, tp=2, kwargs={"x": x})
+
+    def check(local: Any) -> None:
+        torch.testing.assert_close(local(x=x), model(x=x), rtol=0, atol=1e-9)
+        with pytest.raises(UsageError, match="'x' of Around is left out, .*: give it by name"):
+            local(x)
+
+    on_ranks(model, plan, check)
+
+
 class Flagged(Act):
     def forward(
         self, h: Tensor, mode: str | None = None, over: bool = False, by: Tensor | None = None
