@@ -191,7 +191,7 @@ class GuardedRoot(Seeing):
         if (BEFORE_ALL or BEHIND_ALL) and not compiling:
             check_hooks_on_all()
         forward = super().forward  # type: ignore[misc]
-        if is_transforming():
+        if not compiling and is_transforming():
             forward = as_one_function(self, forward)
         running = calls.running
         outer, running.now = running.now, True
