@@ -188,10 +188,7 @@ class _Seen:
         for variables, name, value, parts in self.containers:
             if variables.get(name) is not value or [*map(id, _parts(value))] != parts:
                 return False
-        for holder, kind in self.sealed:
-            if type(holder) is not kind:
-                return False
-        return True
+        return not [holder for holder, kind in self.sealed if type(holder) is not kind]
 
 
 class _Walk:
