@@ -127,7 +127,7 @@ def compiled_anew(
 def _changed(
     method: FunctionType, change: Callable[[ast.FunctionDef, str], bool]
 ) -> CodeType | None:
-    """The code of `method` once the body of its definition is changed, in its file as it is kept."""
+    """The code of `method` once the body of its definition is changed, in its file as kept."""
     file = _file(method)
     tree = _definition(file, method)
     if file is None or tree is None:
