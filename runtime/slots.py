@@ -157,7 +157,7 @@ def state_of(output: Any, module: nn.Module) -> dict[str, Any]:
 
 def named(output: Any) -> Mapping[str, Any] | None:
     """The parts of an output by name; None where they have none."""
-    if isinstance(output, Mapping):
+    if isinstance(output, (dict, Mapping)):  # a dict is known for one at once
         return output
     return vars(output) if _is_record(output) else None
 
@@ -206,7 +206,7 @@ def joined(slot: str, key: object) -> str:
 def is_own(value: Any) -> bool:
     """Whether `value` is an object of a class of one's own, and no record of tensors."""
     known = (Tensor, tuple, list, set, frozenset, Mapping, *PLAIN)
-    return value is not None and not isinstance(value, known) and not _is_record(value)
+    return not (value is None or isinstance(value, known) or dataclasses.is_dataclass(value))
 
 
 def _names(slots: Any) -> tuple[str, ...]:

@@ -14,7 +14,10 @@ ITS_OWN = ("__doc__", "__module__", "__qualname__")
 def subclass_with(original: type, members: Mapping[str, Any], *front: type) -> type:
     """`original` under its name, with `front` before it and `members` of its own."""
     kept = {name: getattr(original, name) for name in ITS_OWN}
-    return type(original)(original.__name__, (*front, original), {**kept, **members})
+    made: Any = type(original)(original.__name__, (*front, original), {**kept, **members})
+    if "forward" in vars(made) and "forward" not in members:
+        del made.forward  # a class that wraps those of its subclasses has wrapped this one before
+    return made
 
 
 @functools.cache

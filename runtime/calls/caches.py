@@ -46,16 +46,18 @@ class Caches:
         self.compiled = False
         """Whether a call was compiled: such calls leave what they put into a cache as it is."""
 
-    def open(self, given: Iterable[Any]) -> AbstractContextManager[list[Any] | None]:
+    def open(
+        self, given: Iterable[Any], compiling: bool
+    ) -> AbstractContextManager[list[Any] | None]:
         """Within, which is a call, code sees what is in the caches `given`.
 
-        Gives what is hidden when it ends: them, and the outputs that are added. None where it is
-        compiled: dynamo cannot go on with a list of a context behind a break of its graph.
+        Gives what is hidden when it ends: them, and the outputs that are added. None where one is
+        `compiling`: dynamo cannot go on with a list of a context behind a break of its graph.
 
         Raises:
             UsageError: another model filled one.
         """
-        if torch.compiler.is_compiling():
+        if compiling:
             self.compiled = True
             return nullcontext()
         return _Open(self, [v for v in given if v is not None])
@@ -166,7 +168,7 @@ class _Open:
     def __exit__(self, *_: object) -> None:
         for holder, kind in self.shown:
             holder.__class__ = kind
-        for value in {id(value): value for value in self.known}.values():
+        for value in dict(zip(map(id, self.known), self.known, strict=True)).values():
             seen = vars(value).get(SEEN) if hasattr(value, "__dict__") else None
             if seen is None or seen.by is not self.caches or not seen.still():
                 self.caches.hide(value)

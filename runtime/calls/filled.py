@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from shardwright.errors import UsageError
@@ -30,12 +29,7 @@ class Given(NamedTuple):
 
 
 def may_be_filled(given: Mapping[str, Any], known: Container[str]) -> list[Given]:
-    """Those of the arguments `given` that may be, but for caches that are `known` by name.
-
-    None in compiled code.
-    """
-    if torch.compiler.is_compiling():
-        return []
+    """Those of the arguments `given` that may be, but for caches that are `known` by name."""
     return [
         Given(name, value, frozenset(id(x) for _, x in leaves(value)))
         for name, value in given.items()

@@ -142,8 +142,10 @@ class Proven:
                 or number had another value in each; or what each was given is left out.
         """
         given = self._named(args, kwargs)
-        self.plain.check(self.model, given)
-        self._check_all_there(given)
+        if self.plain.known:
+            self.plain.check(self.model, given)
+        if self.always:
+            self._check_all_there(given)
         if self.state and not self.several:
             self._check_tokens(given)
         new = list(self._new(given))
@@ -237,7 +239,8 @@ class Proven:
             UsageError: it was not.
         """
         for slot, leaf in returned(output, self.arguments):
-            if slot_pattern(slot) not in self.slots or not isinstance(leaf, Tensor):
+            known = slot in self.slots or slot_pattern(slot) in self.slots
+            if not (known and isinstance(leaf, Tensor)):
                 raise UsageError(
                     f"output '{slot}' of {self.model} was given in no call that the plan was made "
                     "for, so a rank may have a part of it or of its gradient: plan with example "

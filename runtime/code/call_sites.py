@@ -17,7 +17,7 @@ import inspect
 import linecache
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
@@ -84,8 +84,34 @@ def name_of(method: FunctionType, code: CodeType, at: int) -> str | None:
 
 def with_local_sizes(method: FunctionType, calls: Collection[str]) -> FunctionType | None:
     """`method` with local sizes in `calls`; None if its source has no such calls."""
+
+    def ask(tree: ast.FunctionDef, owner: str) -> bool:
+        found = dict(_named(tree))
+        if not found.keys() >= set(calls):
+            return False
+        for name in calls:
+            call = found[name]
+            ask = ast.Attribute(ast.Name(owner, ast.Load()), LOCAL_SIZES, ast.Load())
+            asked = ast.Call(ask, [ast.Constant(name), *call.args], [])
+            call.args = [ast.Starred(asked, ast.Load())]
+            ast.copy_location(call.args[0], call)
+        return True
+
+    return compiled_anew(method, ask)
+
+
+def compiled_anew(
+    method: FunctionType, change: Callable[[ast.FunctionDef, str], bool]
+) -> FunctionType | None:
+    """`method` as its source has it once that is changed; None where that cannot be.
+
+    Args:
+        method: The method.
+        change: Given its definition, whose body it changes, and what `self` is called there;
+            whether it could.
+    """
     with _ALONE:
-        code = _changed(method, calls)
+        code = _changed(method, change)
     if code is None or code.co_freevars != method.__code__.co_freevars:
         return None
     made = FunctionType(
@@ -98,21 +124,23 @@ def with_local_sizes(method: FunctionType, calls: Collection[str]) -> FunctionTy
     return made
 
 
-def _changed(method: FunctionType, calls: Collection[str]) -> CodeType | None:
-    """The code of `method` with `calls` that ask for local sizes."""
-    file = copy.deepcopy(_file(method))
+def _changed(
+    method: FunctionType, change: Callable[[ast.FunctionDef, str], bool]
+) -> CodeType | None:
+    """The code of `method` once the body of its definition is changed, in its file as kept."""
+    file = _file(method)
     tree = _definition(file, method)
-    found = dict(_named(tree)) if tree is not None else {}
-    if file is None or tree is None or not found.keys() >= set(calls):
+    if file is None or tree is None:
         return None
-    owner = [*tree.args.posonlyargs, *tree.args.args][0].arg
-    for name in calls:
-        call = found[name]
-        ask = ast.Attribute(ast.Name(owner, ast.Load()), LOCAL_SIZES, ast.Load())
-        asked = ast.Call(ask, [ast.Constant(name), *call.args], [])
-        call.args = [ast.Starred(asked, ast.Load())]
-        ast.copy_location(call.args[0], call)
-    return _code(ast.fix_missing_locations(file), method)
+    takes = [*tree.args.posonlyargs, *tree.args.args]
+    kept, tree.body = tree.body, copy.deepcopy(tree.body)  # of the whole file it takes long
+    try:
+        if not takes or not change(tree, takes[0].arg):
+            return None
+        ast.fix_missing_locations(tree)
+        return _code(file, method)
+    finally:
+        tree.body = kept
 
 
 def _named(tree: ast.FunctionDef) -> Iterator[tuple[str, ast.Call]]:

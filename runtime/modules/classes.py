@@ -9,6 +9,7 @@ from torch import nn
 
 from shardwright.errors import PlanError
 from shardwright.runtime.code import call_sites
+from shardwright.runtime.code.own_attributes import past_properties
 from shardwright.runtime.modules.given_sizes import local_sizes
 from shardwright.runtime.modules.local import LocalModule
 from shardwright.runtime.subclasses import ITS_OWN, like, subclass_with
@@ -51,6 +52,14 @@ def with_local_sizes(original: type, calls: tuple[str, ...]) -> type:
                 f"source cannot be read: it has no {', '.join(named)}; plan again"
             )
     return subclass_with(original, members)
+
+
+@functools.cache
+def with_own_numbers(original: type, names: tuple[str, ...]) -> type:
+    """`original` whose forward reads its numbers `names` as they are, past `seen.py`; if it can."""
+    forward = call_sites.method_of(original, "forward")
+    reads = forward and past_properties(forward, names)
+    return original if reads is None else subclass_with(original, {"forward": reads})
 
 
 def _seen(name: str) -> property:

@@ -144,7 +144,7 @@ def watch_registrations() -> None:
                 note(module, name, new)
             elif new is not None:
                 welcome(new, module._modules[name], calls, name)
-        elif new is not None and "_shardwright_calls" in vars(new):
+        elif isinstance(new, nn.Linear) and "_shardwright_calls" in vars(new):
             taken_in(module, new)
 
     def note_parameter(module: nn.Module, name: str, new: Any) -> Any:
@@ -191,7 +191,7 @@ class GuardedRoot(Seeing):
         if (BEFORE_ALL or BEHIND_ALL) and not compiling:
             check_hooks_on_all()
         forward = super().forward  # type: ignore[misc]
-        if is_transforming():
+        if not compiling and is_transforming():
             forward = as_one_function(self, forward)
         running = calls.running
         outer, running.now = running.now, True
@@ -203,7 +203,7 @@ class GuardedRoot(Seeing):
         finally:
             running.now = outer
             running.shown = ()
-            if not compiling and settings.contents_changed():
+            if not compiling and settings.contents.changed():
                 settings.keep_contents()
 
     def __reduce_ex__(self, protocol: Any) -> Any:

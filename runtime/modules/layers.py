@@ -29,6 +29,7 @@ from shardwright.runtime.modules.classes import (
     check_forward,
     local_class,
     with_local_sizes,
+    with_own_numbers,
 )
 from shardwright.runtime.modules.given_sizes import GivenSizes
 from shardwright.runtime.modules.local import Change, LocalModule, LocalState
@@ -208,6 +209,8 @@ def apply_module(
     if spec.sizes:
         state.sizes = {c: GivenSizes(c, d, mesh.coords, path) for c, d in spec.sizes.items()}
         own_code = with_local_sizes(original, tuple(sorted(spec.sizes)))
+    if state.wholes:
+        own_code = with_own_numbers(own_code, tuple(sorted(state.wholes)))
     if spec.draws:
         parts = [Part(drawn, mesh, lengths) for drawn in spec.draws]
         module._shardwright_parts = parts  # type: ignore[assignment]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -80,6 +79,7 @@ class RootModule:
                 "of its own heads, never those of all: take them from the unsplit model"
             )
         as_tuple, proven = False, self._shardwright_proven
+        compiling = torch.compiler.is_compiling()
         known = proven is not None and proven.check_given(args, kwargs)
         if proven is not None:
             proven.check_modes(self._shardwright_members)
@@ -88,30 +88,33 @@ class RootModule:
         scope, outer = self._shardwright_scope, self._shardwright_scope.seal
         labels = given.get("labels")
         # Dynamo takes nn.CrossEntropyLoss for its own business and wants a tensor: gather, then.
-        whole = labels is None or (torch.compiler.is_compiling() and not scope.traceable)
+        whole = labels is None or (compiling and not scope.traceable)
         scope.seal = seal = None if whole else Seal()
         draws: Any = self._shardwright_draws
         draws = draws == "always" or (draws and any_trains(self._shardwright_members))
-        if draws and not torch.compiler.is_compiling():
+        if draws and not compiling:
             self._shardwright_draw_alike()
         if self._shardwright_arrays and any_trains(self._shardwright_members):
-            if torch.compiler.is_compiling():
+            if compiling:
                 raise UsageError(COMPILED_ARRAYS)
             self._shardwright_draw_alike(draw_arrays_alike)
         running, caches = self._shardwright_running, self._shardwright_caches
         within, running.now = running.now, True
-        filled = may_be_filled(given, caches.names)
+        filled = [] if compiling else may_be_filled(given, caches.names)
         try:
             takes = () if proven is None else proven.arguments  # what no plan proves is not hidden
             if not (lengths.axes or caches.names):
                 output = super().forward(*args, **kwargs)  # type: ignore[misc]
-                if not torch.compiler.is_compiling():
+                if not compiling:
                     for cache in caches.among(output, takes):
                         caches.hide(cache)
             else:
-                along = lengths.forward() if lengths.axes else nullcontext()
-                with along, caches.open(map(given.get, caches.names)) as left:
-                    output = super().forward(*args, **kwargs)  # type: ignore[misc]
+                with caches.open(map(given.get, caches.names), compiling) as left:
+                    if lengths.axes:
+                        with lengths.forward():
+                            output = super().forward(*args, **kwargs)  # type: ignore[misc]
+                    else:
+                        output = super().forward(*args, **kwargs)  # type: ignore[misc]
                     if left is not None:
                         left += caches.among(output, takes)
         finally:

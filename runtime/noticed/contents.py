@@ -7,8 +7,9 @@ objects those matter that hold plain values alone, and that code asks for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice, repeat
+from operator import ne
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -53,9 +54,25 @@ class Content(NamedTuple):
 
     def changed(self) -> bool:
         """Whether something else is in it."""
+        return Contents([self]).changed()
+
+
+class Contents:
+    """All that a model keeps, in columns: no Python runs for each where they are compared."""
+
+    def __init__(self, every: Iterable[Content]) -> None:
+        self.every = [*every]
+        lists = [content for content in self.every if type(content.kept) in CHANGEABLE]
+        others = [content for content in self.every if type(content.kept) not in CHANGEABLE]
+        self.lists, self.were = [c.kept for c in lists], [c.before for c in lists]
+        self.others, self.had = [c.kept for c in others], [c.before for c in others]
+
+    def changed(self) -> bool:
+        """Whether something else is in one of them."""
+        tables = map(object.__getattribute__, self.others, repeat("__dict__"))
         try:
-            return bool(self.now != self.before)
-        except (TypeError, ValueError, RuntimeError):  # of tensors that came into it
+            return any(map(ne, self.lists, self.were)) or any(map(ne, tables, self.had))
+        except (TypeError, ValueError, RuntimeError):  # of tensors that came into one
             return True
 
 

@@ -30,7 +30,7 @@ from shardwright.runtime.noticed.changes import (
     may_change,
     refused,
 )
-from shardwright.runtime.noticed.contents import Content, contents, snapshot
+from shardwright.runtime.noticed.contents import Content, Contents, contents, snapshot
 from shardwright.runtime.tensors import buffers
 
 IN_TURN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -140,26 +140,22 @@ class Settings:
 
     def __init__(self, model: nn.Module) -> None:
         self.asked = Asked(model)
-        self.contents = [*contents(model, self._asks)]
+        self.contents = Contents(contents(model, self._asks))
         self.classes = Classes(model)
 
     def changed(self) -> bool:
         """Whether what a class or the model keeps is not what it was; asked for each call."""
         classes = self.classes
-        return any(map(ne, classes.now, classes.before)) or self.contents_changed()  # all in C
-
-    def contents_changed(self) -> bool:
-        """Whether what the model keeps is not what it was."""
-        return any(content.changed() for content in self.contents)
+        return any(map(ne, classes.now, classes.before)) or self.contents.changed()  # all in C
 
     def keep_contents(self) -> None:
         """Take configs as they are, which the model's own code has changed; the rest is its own."""
-        known = (c for c in self.contents if is_config(c.kept) or not c.changed())
-        self.contents = [content.again() for content in known]
+        known = (c for c in self.contents.every if is_config(c.kept) or not c.changed())
+        self.contents = Contents(content.again() for content in known)
 
     def keep(self, model: nn.Module) -> None:
         """Take all as it is, which was looked at."""
-        self.contents = [*contents(model, self._asks)]
+        self.contents = Contents(contents(model, self._asks))
         self.classes.before[:] = map(snapshot, self.classes.now)
 
     def check(self, model: nn.Module, changes: list[Change]) -> None:
@@ -178,7 +174,7 @@ class Settings:
             if runs or (not (drops and now == 0) and self._matters(name, before, now)):
                 path = next((n for n, m in model.named_modules() if m is module), "")
                 raise refused(f"{path}.{name}".lstrip("."), before, now)
-        for content in self.contents:
+        for content in self.contents.every:
             self._check_content(content)
         for kind, name, before, now in self.classes.changes():
             if name == "forward" or (not may_change(name) and self._matters(name, before, now)):

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
@@ -86,7 +87,7 @@ class Alone(Again, Interface):
         """
         if self.never is not None:
             raise UsageError(f"'{self.path}' is called by itself: {self.never}")
-        if is_transforming():
+        if not torch.compiler.is_compiling() and is_transforming():
             refuse(PART)
         self.called = True
         given = self._given(args, kwargs)
@@ -105,12 +106,15 @@ class Alone(Again, Interface):
     ) -> AbstractContextManager[list[Any] | None]:
         """What `Caches.open` is for those among the arguments."""
         given = self._given(args, kwargs)
-        return caches.open(given.get(name) for name in caches.names)
+        names = [given.get(name) for name in caches.names]
+        return caches.open(names, torch.compiler.is_compiling())
 
     def may_be_filled(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], caches: Caches
     ) -> list[Given]:
-        """What code may put tensors into, among the arguments."""
+        """What code may put tensors into, among the arguments; not known where it is compiled."""
+        if torch.compiler.is_compiling():
+            return []
         return may_be_filled(self._given(args, kwargs), caches.names)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -41,13 +41,11 @@ WITHIN = "whose parameters its own code reads within a transform"
 
 
 def is_transforming() -> bool:
-    """Whether a transform of torch.func is around what runs now; torch.compile asks for none.
+    """Whether a transform of torch.func is around what runs now, which is not compiled.
 
     Raises:
         UsageError: forward-mode differentiation is.
     """
-    if torch.compiler.is_compiling():
-        return False
     if peek_interpreter_stack() is not None:
         return True
     if forward_ad._current_level >= 0:

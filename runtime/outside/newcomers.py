@@ -148,12 +148,12 @@ def _of_model(new: nn.Module, calls: Any) -> Iterator[nn.Module]:
             yield from _of_model(child, calls)
 
 
-def taken_in(outer: nn.Module, layer: nn.Module) -> None:
+def taken_in(outer: nn.Module, layer: nn.Linear) -> None:
     """Let `outer`, a new module around a `layer` of a split model, know its whole sizes.
 
     peft asks for them by a method of its own, which takes a DTensor for what a layer computes with.
     """
-    if isinstance(layer, nn.Linear) and hasattr(type(outer), "_get_in_out_features"):
+    if hasattr(type(outer), "_get_in_out_features"):
         vars(outer)["_get_in_out_features"] = _sizes
 
 

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
 import shardwright
 from benchmarks.speed_counts import Counts, counted
@@ -29,6 +36,11 @@ SIZES: dict[str, Any] = {
 
 def llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+
+
+def phi3() -> Any:
+    """Its projections are fused, so its own code reads numbers that are local ones in a call."""
+    return Phi3ForCausalLM(Phi3Config(**SIZES)).eval()
 
 
 def mixtral() -> Any:
@@ -57,7 +69,7 @@ def at_once(
     return x if spent else x.clone()
 
 
-@pytest.mark.parametrize("made", [llama, mixtral])
+@pytest.mark.parametrize("made", [llama, phi3, mixtral])
 def test_a_step_takes_few_more_calls_than_unsplit(
     made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,9 +83,24 @@ def test_a_step_takes_few_more_calls_than_unsplit(
         return of_a_step(shardwright.apply(copy.deepcopy(base), plan, mesh))
 
     for got in run_ranks(2, work):
-        assert got["python_calls"] <= 1.15 * want["python_calls"]
+        assert got["python_calls"] <= 1.12 * want["python_calls"]
         assert got["aten_calls"] <= 1.1 * want["aten_calls"]
         # All-reduces of what a linear layer gives are in its memory. There are an embedding, the
         # logits, and where there are experts what they give.
         others = 2 + sum(name.endswith("experts") for name, _ in base.named_modules())
         assert got["copies"] <= want["copies"] + others
+
+
+def test_a_forward_that_its_class_wraps_is_wrapped_once() -> None:
+    """As transformers wraps those of checkpointed layers, and of what inherits from them."""
+    base = llama()
+    plan = planning.plan(copy.deepcopy(base), tp=2, phase="prefill,decode")
+
+    def work(mesh: Mesh) -> Any:
+        split: Any = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        return type(split.model.layers[0])
+
+    for kind in run_ranks(2, work):
+        own = type(base.model.layers[0])
+        assert kind is not own
+        assert kind.forward is own.forward
