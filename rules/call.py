@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -91,7 +92,13 @@ def make_rule(entry: str | RuleMaker, call: OpCall) -> Rule | None:
         LookupError: the rule asks for an argument that the overload does not have.
     """
     text = entry if isinstance(entry, str) else entry(call)
-    return None if text is None else bind(parse(text), call.operands, call.results)
+    return None if text is None else _bound(text, call.operands, call.results)
+
+
+@lru_cache(maxsize=4096)
+def _bound(text: str, operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> Rule:
+    """Each layer of a model asks for the same."""
+    return bind(parse(text), operands, results)
 
 
 def axis_names(n: int) -> list[str]:

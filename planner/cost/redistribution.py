@@ -88,13 +88,7 @@ class RedistributionCosts:
         """
         if source == target:
             return Traffic()
-        if not (self._plain(name, source) and self._plain(name, target)):
-            return None
-        covered = self.states.covered(name, source.shards), self.states.covered(name, target.shards)
-        at, sub = (source, target, covered), self.states.sub
-        if at not in self._steps:
-            self._steps[at] = steps(*at, sub.bits, sub.along)
-        if (found := self._steps[at]) is None:
+        if (found := self._way(name, source, target)) is None:
             return None
         work = [self._work(name, step, run or self.sizes.passes[0]) for step in found]
         forward, copied = _done((s.transition.forward, w) for s, w in zip(found, work, strict=True))
@@ -105,9 +99,26 @@ class RedistributionCosts:
         )
         return Traffic(forward, back, copied, copied_back)
 
+    def possible(self, name: str, before: State, source: State, target: State) -> bool:
+        """Whether what `inner` prices can be."""
+        start = before if _instead(before, source, target) else source
+        return start == target or self._way(name, start, target) is not None
+
+    def _way(self, name: str, source: State, target: State) -> list[MaskStep] | None:
+        """The steps from one state of a tensor to another; None if there are none."""
+        if not (self._plain(name, source) and self._plain(name, target)):
+            return None
+        covered = self.states.covered(name, source.shards), self.states.covered(name, target.shards)
+        at, sub = (source, target, covered), self.states.sub
+        if at not in self._steps:
+            self._steps[at] = steps(*at, sub.bits, sub.along)
+        return self._steps[at]
+
     def _plain(self, name: str, state: State) -> bool:
         """Whether no axis of run-time size is sharded within a larger dim; it could not be cut."""
-        opened = self.states.sequence.axes if self.states.sequence else ()
+        if self.states.sequence is None:
+            return True
+        opened = self.states.sequence.axes
         dims = self.sizes.axes.dims[name]
         return all(a not in opened or find(dims[d]).id == a for d, a, _ in state.shards)
 
@@ -139,14 +150,14 @@ class RedistributionCosts:
         Where that made a Partial sum of it (a residual that is added to Partial sums, all in one
         all-reduce), what it was before is still there. Second: whether that is taken instead.
         """
-        at = (self._kind(name), before, source, target, run)
+        at = (self.kind(name), before, source, target, run)
         if at not in self._known:
-            instead = made_partial(before, source) and target != source
+            instead = _instead(before, source, target)
             start = before if instead else source
             self._known[at] = self.traffic(name, start, target, run), instead
         return self._known[at]
 
-    def _kind(self, name: str) -> tuple[object, ...]:
+    def kind(self, name: str) -> tuple[object, ...]:
         """What is the same of tensors whose changes of placement take the same."""
         if (found := self._kinds.get(name)) is None:
             tensor = self.graph.tensors[name]
@@ -175,7 +186,7 @@ class RedistributionCosts:
 
     def cost(self, name: str, before: State, source: State, target: State) -> TransitionCost | None:
         """What `inner` takes in all passes; None if it cannot be."""
-        at = self._kind(name), before, source, target
+        at = self.kind(name), before, source, target
         if at not in self._costs:
             self._costs[at] = self._cost(name, before, source, target)
         return self._costs[at]
@@ -253,6 +264,11 @@ def edges(graph: Graph) -> list[Edge]:
         before = around.source if around else boundary.source
         out.append((before, boundary.source, boundary.target))
     return out
+
+
+def _instead(before: State, source: State, target: State) -> bool:
+    """Whether a tensor is taken as it was before a module around made a Partial sum of it."""
+    return made_partial(before, source) and target != source
 
 
 def _done(work: Iterable[tuple[Action, Work]]) -> tuple[tuple[Collective, ...], int]:

@@ -301,13 +301,24 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
     for name in graph.inputs:
         for at, dim in enumerate(out.dims[name]):
             dim.unshardable = (name, at) not in graph.marks.sized
+    bound: dict[tuple[str, ...], Op] = {}
     for op in graph.ops:
+        like = bound.setdefault(tuple(map(graph.one, (*op.inputs, *op.outputs))), op)
+        if like is not op and like.call == op.call and like.name in out.axes:
+            _copy(op, like, out)
+            continue
         rule = out.rules[op.name] = rule_for(op.call)
         if rule is not None:
             _bind(op, rule, out)
         else:
             _follow(op, graph.inputs, out)
     return out
+
+
+def _copy(op: Op, like: Op, out: Axes) -> None:
+    """The axes of an op of a folded block are those of its like: their tensors have the same."""
+    out.rules[op.name], out.axes[op.name] = out.rules[like.name], out.axes[like.name]
+    out.conflicts += [(op, text) for of, text in out.conflicts if of is like]
 
 
 def _follow(op: Op, inputs: Sequence[str], out: Axes) -> None:

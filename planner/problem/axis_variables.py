@@ -19,6 +19,11 @@ from shardwright.planner.strategies.states import States
 VALUE, GRADIENT = 1, 2
 """What is Partial over a sub-axis; 0 where nothing is. Both would be their sum: no state is so."""
 
+AxisMasks = dict[tuple[int, int], list[int]]
+"""(Dim, axis) -> the sub-axes that split it, in each state of a domain."""
+PartialKinds = dict[str, list[int]]
+"""Sub-axis -> what is Partial over it, in each state of a domain."""
+
 
 def axis_variables(graph: Graph, states: States) -> dict[str, tuple[Part, ...]]:
     """Tensor that has a variable -> the parts of its states, of those that differ between states.
@@ -28,38 +33,52 @@ def axis_variables(graph: Graph, states: States) -> dict[str, tuple[Part, ...]]:
     the output of a module is over that mesh dim.
     """
     first: dict[int, str] = {}
+    known: dict[int, tuple[AxisMasks, PartialKinds]] = {}
     out = {}
     for name, title in tensor_names(graph).items():
         domain = states.domain(name)
-        split = _split(title, states.axes.dims[name], domain, first)
-        out[name] = (*split, *_partial(title, domain, states))
+        if id(domain) not in known:  # many tensors have the same
+            known[id(domain)] = _masks(domain), _kinds(domain, states)
+        masks, kinds = known[id(domain)]
+        split = _split(title, states.axes.dims[name], masks, first)
+        out[name] = (*split, *(Part(f"{title} partial on {on}", of) for on, of in kinds.items()))
     return out
 
 
 def _split(
-    title: str, dims: Sequence[Dim], domain: Sequence[State], first: dict[int, str]
+    title: str, dims: Sequence[Dim], masks: AxisMasks, first: dict[int, str]
 ) -> Iterator[Part]:
     """For each axis of a tensor that any state splits, over which sub-axes.
 
     `first` is the name of each axis in the first tensor that has it.
     """
-    found = {(d, a) for state in domain for d, a, _ in state.shards}
-    for d, axis, place in places(dims) if found else ():
-        if (d, axis) in found:
-            found.remove((d, axis))  # several parts of a dim may be one axis
+    left = {*masks}
+    for d, axis, place in places(dims, {d for d, _ in left}):
+        if (d, axis) in left:
+            left.remove((d, axis))  # several parts of a dim may be one axis
             label = f"{title}[{place}]"
             known = first.setdefault(axis, label)
             if known != label:
                 label = f"{title}[{place}: {known}]"
-            masks = [sum(m for e, a, m in s.shards if (e, a) == (d, axis)) for s in domain]
-            yield Part(label, masks)
+            yield Part(label, masks[d, axis])
 
 
-def _partial(title: str, domain: Sequence[State], states: States) -> Iterator[Part]:
+def _masks(domain: Sequence[State]) -> AxisMasks:
+    """For each (dim, axis) that any state splits, over which sub-axes each does."""
+    out: AxisMasks = {}
+    for i, state in enumerate(domain):
+        for d, axis, mask in state.shards:
+            out.setdefault((d, axis), [0] * len(domain))[i] += mask
+    return out
+
+
+def _kinds(domain: Sequence[State], states: States) -> PartialKinds:
     """For each sub-axis over which any state is Partial, what is."""
+    out: PartialKinds = {}
     for bit in states.sub.bits:
         kinds = [
             VALUE * bool(s.partial & bit) + GRADIENT * bool(s.grad_partial & bit) for s in domain
         ]
         if any(kinds):
-            yield Part(f"{title} partial on {states.sub.text(bit)}", kinds)
+            out[states.sub.text(bit)] = kinds
+    return out

@@ -21,7 +21,7 @@ from shardwright.planner.graph.marks import Demand
 from shardwright.planner.graph.repeated_calls import Sizes, repeats
 from shardwright.planner.problem.axis_variables import axis_variables
 from shardwright.planner.solvers.problem import Problem, Row
-from shardwright.planner.strategies.op_strategies import strategies
+from shardwright.planner.strategies.op_strategies import Strategies
 from shardwright.planner.strategies.state import REPLICATED, State
 from shardwright.planner.strategies.states import States
 
@@ -34,6 +34,7 @@ BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
 T = TypeVar("T")
 Vector = tuple[int, ...]
 FREE: Vector = (0,) * len(COMPONENTS)
+FREELY = TransitionCost(0, 0)
 
 MEETS: Mapping[Demand, Callable[[State], bool]] = {
     Demand.REPLICATED: lambda state: state == REPLICATED,
@@ -94,10 +95,13 @@ class _Builder:
         self.movable = 0
         self.variables: dict[str, int] = {}
         self.index: dict[str, dict[State, int]] = {}
+        numbered: dict[int, dict[State, int]] = {}
         for name, parts in axis_variables(graph, states).items():
             domain = states.domain(name)
             self.variables[name] = self.problem.variable(name, len(domain), parts)
-            self.index[name] = {s: i for i, s in enumerate(domain)}
+            if id(domain) not in numbered:  # many tensors have the same
+                numbered[id(domain)] = {s: i for i, s in enumerate(domain)}
+            self.index[name] = numbered[id(domain)]
         for name, one in graph.alike.items():
             self.variables[name], self.index[name] = self.variables[one], self.index[one]
 
@@ -170,6 +174,7 @@ class _Builder:
     def add_ops(self) -> None:
         """Each op's strategies, and the time that each takes; ops of blocks that are alike once."""
         ops = (((*op.inputs, *op.outputs), op, self.graph.times(op.name)) for op in self.graph.ops)
+        strategies = Strategies(self.states)
         for scope, (op, times) in self.added_up(ops).items():
             index = [self.index[n] for n in (*op.inputs, *op.outputs)]
             rows = [
@@ -177,7 +182,7 @@ class _Builder:
                     tuple([i[s] for i, s in zip(index, strategy.states, strict=True)]),
                     (0, times * self.costs.ops.compute(op, strategy), 0, 0, 0),
                 )
-                for strategy in strategies(self.states, op)
+                for strategy in strategies.of(op)
             ]
             self.problem.factor(f"op {op.name}", scope, rows)
 
@@ -205,38 +210,65 @@ class _Builder:
 
     def add_boundaries(self, rigid: frozenset[str]) -> None:
         """What changes of placement cost."""
-        outer, sequence = self.graph.outer(), self.states.sequence
+        outer = self.graph.outer()
         crossed: list[tuple[tuple[str, ...], tuple[Boundary, tuple[str, ...]], int]] = []
         for boundary in self.graph.boundaries:
             around = outer.get(boundary.target)
             names = (*([around.source] if around else []), boundary.source, boundary.target)
             crossed.append((names, (boundary, names), self.graph.times(boundary.target)))
+        known: dict[object, list[Row]] = {}
         for scope, ((boundary, names), times) in self.added_up(crossed).items():
-            # Where several would do, the module that makes a tensor, not a dropout behind it.
-            action = 4 if not boundary.has_parameters else 2 if boundary.side == "out" else 3
-            overwritten = boundary.target in self.graph.marks.overwritten
-            looped = boundary.target in self.graph.marks.looped
             rigidly = boundary.module in rigid and boundary.side != KEEPS
-            priced = self.graph.priced(boundary)
-            rows = []
-            for chosen in product(*(self.index[n].items() for n in names)):
-                (s, _), (t, _) = chosen[-2:]
-                before = chosen[0][0] if len(names) > 2 else s
-                cost = self.costs.redistributions.cost(boundary.source, before, s, t)
-                if sequence and sequence.misplaced(boundary, s.shards, t.shards):
-                    continue
-                if boundary.side == ATTENDS and not self.states.attends(boundary.slot, s, t):
-                    continue
-                if overwritten and not self.states.writable(s, t):
-                    continue
-                if looped and self.costs.redistributions.sends(boundary, before, s, t):
-                    continue
-                if cost is not None and not (rigidly and s != t):
-                    spent = cost if priced else TransitionCost(0, 0)
-                    price = paid(spent, action * (s != t), times)
-                    rows.append(Row(tuple([i for _, i in chosen]), price))
+            at = self._like(boundary, names), rigidly, times
+            if at not in known:
+                known[at] = self._changes(boundary, names, rigidly, times)
             label = f"boundary {boundary.module} {boundary.side} {boundary.slot}"
-            self.problem.factor(label, scope, rows)
+            self.problem.factor(label, scope, known[at])
+
+    def _like(self, boundary: Boundary, names: tuple[str, ...]) -> object:
+        """What boundaries have in common at which the same changes cost the same."""
+        marks, priced = self.graph.marks, self.graph.priced(boundary)
+        looped = boundary.target in marks.looped
+        return (
+            *(id(self.index[n]) for n in names),
+            self.states.dims(boundary.source),
+            self.costs.redistributions.kind(boundary.source) if priced or looped else None,
+            (priced, looped, boundary.target in marks.overwritten),
+            (_action(boundary), boundary.side == ATTENDS and boundary.slot),
+            boundary if self.states.sequence else None,
+        )
+
+    def _changes(
+        self, boundary: Boundary, names: tuple[str, ...], rigidly: bool, times: int
+    ) -> list[Row]:
+        """The changes of placement that may be at a boundary, between tensors of these names."""
+        sequence, redistributions = self.states.sequence, self.costs.redistributions
+        overwritten = boundary.target in self.graph.marks.overwritten
+        looped = boundary.target in self.graph.marks.looped
+        action, priced = _action(boundary), self.graph.priced(boundary)
+        rows = []
+        for chosen in product(*(self.index[n].items() for n in names)):
+            (s, _), (t, _) = chosen[-2:]
+            before = chosen[0][0] if len(names) > 2 else s
+            if rigidly and s != t:
+                continue
+            if sequence and sequence.misplaced(boundary, s.shards, t.shards):
+                continue
+            if boundary.side == ATTENDS and not self.states.attends(boundary.slot, s, t):
+                continue
+            if overwritten and not self.states.writable(s, t):
+                continue
+            if looped and redistributions.sends(boundary, before, s, t):
+                continue
+            change = boundary.source, before, s, t
+            if priced:
+                cost = redistributions.cost(*change)
+            else:
+                cost = FREELY if redistributions.possible(*change) else None
+            if cost is not None:
+                price = paid(cost, action * (s != t), times)
+                rows.append(Row(tuple([i for _, i in chosen]), price))
+        return rows
 
     def add_repeats(self) -> None:
         """A module that is called again changes the placement of a tensor alike, or never."""
@@ -257,6 +289,11 @@ class _Builder:
                 same = [(third[s], fourth[t])] if alike and s in third and t in fourth else []
                 rows += [Row((i, j, *pair), FREE) for pair in (never if s == t else same)]
             self.problem.factor(label, self.scope(ends), rows)
+
+
+def _action(boundary: Boundary) -> int:
+    """Where several would do, the module that makes a tensor, not a dropout behind it."""
+    return 4 if not boundary.has_parameters else 2 if boundary.side == "out" else 3
 
 
 def paid(cost: TransitionCost, action: int, times: int) -> Vector:

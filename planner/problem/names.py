@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.axes import ATOM, CONCAT, PRODUCT, Axes, Dim, atoms_of, find
@@ -67,9 +67,16 @@ def tensor_names(graph: Graph) -> dict[str, str]:
     return out
 
 
-def places(dims: Sequence[Dim]) -> Iterator[tuple[int, int, str]]:
-    """The axes of a tensor: number of the dim, id of the axis, and where it stands (0, 0.1)."""
+def places(
+    dims: Sequence[Dim], which: Collection[int] | None = None
+) -> Iterator[tuple[int, int, str]]:
+    """The axes of a tensor: number of the dim, id of the axis, and where it stands (0, 0.1).
+
+    Of its dims `which`, or of all.
+    """
     for d, dim in enumerate(dims):
+        if which is not None and d not in which:
+            continue
         for place, atom in _places(dim, f"{d}"):
             yield d, atom.id, place
 

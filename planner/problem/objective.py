@@ -12,7 +12,7 @@ allows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.planner.problem.builder import ACTIONS, BACKWARD, BYTES, TIE, TIME
 from shardwright.planner.solvers.problem import CostVector, Factor, Problem, Row
@@ -112,7 +112,7 @@ class Digits:
         def digits(cost: int) -> int:
             return self.first(cost, price) * self.below + cost % self.below
 
-        out = problem.without_factors(problem.components)
+        out = replace(problem.without_factors(problem.components), ties=self.below)
         for f in problem.factors:
             rows = [Row(r.values, (digits(r.costs[0]), *r.costs[1:])) for r in f.rows]
             out.factors.append(Factor(f.name, f.scope, rows))

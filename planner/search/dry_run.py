@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from shardwright.errors import ModelError
-from shardwright.planner.contract.dims import Dim, dim_size
-from shardwright.planner.contract.mesh import CP, TP, Coords
+from shardwright.planner.contract.dims import Dim, atoms, dim_size
+from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 from shardwright.planner.dry_run.attributes import Unsolvable, local_sizes
 from shardwright.planner.dry_run.conflict import Conflict, of_module, of_size
@@ -68,13 +68,21 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
         Unsolvable: no attributes give some size, and no call can be given it.
         Differs: a module would take a tensor in one call as it is, in another as it was.
     """
-    every = task.ranks(layouts.states)
-    if layouts.states.sub.table():
-        every = [*{(at[TP], at.get(CP)): at for at in every}.values()]
-    else:
-        every = corners(task, layouts)
-    attributes, sizes = local_sizes(task.graph, _traced(layouts), every, layouts.dim)
+    several = bool(layouts.states.sub.table())
+    every = task.ranks(layouts.states) if several else corners(task, layouts)
+    dims = _traced(layouts)
+    attributes, sizes = local_sizes(task.graph, dims, _unlike(every, dims), layouts.dim)
     return module_plans(task.source.module, layouts, attributes, sizes)
+
+
+def _unlike(every: Sequence[Coords], dims: Mapping[str, tuple[Dim, ...]]) -> list[Coords]:
+    """Of ranks that hold parts of the same lengths, the first."""
+    distinct = {id(d): d for each in dims.values() for d in each}.values()
+    split = {atom for d in distinct for atom in atoms(d) if atom.mesh is not None}
+    found: dict[tuple[int | None, ...], Coords] = {}
+    for at in every:
+        found.setdefault(tuple([dim_size(atom, at) for atom in split]), at)
+    return [*found.values()]
 
 
 def corners(task: Task, layouts: Layouts) -> list[Coords]:

@@ -61,7 +61,8 @@ class Problem:
     """Variables (name, size of the domain, parts) and factors; `components` names the costs.
 
     A variable is its own only part where none are named. What is taken of `limits` is no component:
-    these bound it themselves.
+    these bound it themselves. What costs of component 0 leave over multiples of `ties` only breaks
+    ties: no assignment's remainders add up to as much.
     """
 
     components: tuple[str, ...]
@@ -70,6 +71,7 @@ class Problem:
     factors: list[Factor] = field(default_factory=list)
     parts: list[tuple[Part, ...]] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
+    ties: int = 1
 
     def __post_init__(self) -> None:
         if not self.parts:

@@ -34,8 +34,36 @@ Kinds = tuple[Kind, ...]
 """What each tensor of an op is on one sub-axis."""
 
 
-def strategies(states: States, op: Op) -> list[Strategy]:
-    """Every way to run `op`, in a fixed order."""
+class Strategies:
+    """The ways to run ops; those of ops that are alike are worked out once."""
+
+    def __init__(self, states: States) -> None:
+        self.states = states
+        self._known: dict[object, list[Strategy]] = {}
+
+    def of(self, op: Op) -> list[Strategy]:
+        """Every way to run `op`, in a fixed order; the same list for all that are like it."""
+        at = self._kind(op)
+        if at not in self._known:
+            self._known[at] = _strategies(self.states, op)
+        return self._known[at]
+
+    def _kind(self, op: Op) -> object:
+        """All that the ways to run `op` hang on."""
+        states, rule = self.states, self.states.axes.rules.get(op.name)
+        names = (*op.inputs, *op.outputs)
+        tensors = [
+            (id(states.domain(n)), states.dims(n), states.graph.tensors[n].differentiable)
+            for n in names
+        ]
+        if rule is None:
+            return len(op.inputs), *tensors
+        trees = states.axes.axes[op.name]
+        moved = str(op.call) if op.literals else "", op.literals, op.name in states.replaceable
+        return str(rule), *moved, *((x, states.root(tree)) for x, tree in trees.items()), *tensors
+
+
+def _strategies(states: States, op: Op) -> list[Strategy]:
     names = (*op.inputs, *op.outputs)
     domains = [set(states.domain(n)) for n in names]
     known = [{s.shards for s in domain} for domain in domains]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
 
-from shardwright.planner.graph.axes import Axes, find
+from shardwright.planner.graph.axes import Axes, Dim, atoms_of, find
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.strategies.cuts import covers, cut_at_run_time, cuts
 from shardwright.planner.strategies.sequence import OpenSequence
@@ -44,8 +44,9 @@ class States:
         self._splits: dict[str, list[Shards]] = {}
         self._cuts: dict[tuple[int, frozenset[int]], list[frozenset[int]]] = {}
         self._ways: dict[object, list[Shards]] = {}
-        self._covered: dict[tuple[tuple[int, ...], Shards], int] = {}
-        self._roots: dict[str, tuple[int, ...]] = {}
+        self._covered: dict[tuple[tuple[int | None, ...], Shards], int] = {}
+        self._roots: dict[str, tuple[int | None, ...]] = {}
+        self._known: dict[object, tuple[State, ...]] = {}
 
     @cached_property
     def allowed(self) -> dict[int, frozenset[int]]:
@@ -89,17 +90,32 @@ class States:
         if name not in self._splits:
             fixed = self.graph.marks.fixed
             kept = tuple((name, i) in fixed for i in range(len(self.axes.dims[name])))
-            at = self._dims(name), kept, name if self.sequence else ""
+            at = self.dims(name), kept, name if self.sequence else ""
             if at not in self._ways:
                 self._ways[at] = self._all(name)
             self._splits[name] = [s for s in self._ways[at] if (name, s) not in self.forbidden]
         return self._splits[name]
 
-    def _dims(self, name: str) -> tuple[int, ...]:
-        """The dims of a tensor, by which it is known how it may be split; many have the same."""
+    def dims(self, name: str) -> tuple[int | None, ...]:
+        """The dims of a tensor, None for those that stay whole; many tensors have the same."""
         if name not in self._roots:
-            self._roots[name] = tuple([find(dim).id for dim in self.axes.dims[name]])
+            self._roots[name] = tuple(map(self.root, self.axes.dims[name]))
         return self._roots[name]
+
+    def root(self, dim: Dim) -> int | None:
+        """What a dim and all that are the same have in common; None if it stays whole."""
+        found = find(dim).id
+        return found if found in self._splittable else None
+
+    @cached_property
+    def _splittable(self) -> frozenset[int]:
+        """The dims with an axis that may be split."""
+        opened = self.sequence.axes if self.sequence else ()
+        axes = frozenset[int]().union(*self.allowed.values(), opened)
+        dims = {id(found): found for found in self.axes.dims.values()}  # like blocks share them
+        trees = {id(found): found.values() for found in self.axes.axes.values()}
+        roots = {find(d).id: d for found in (*dims.values(), *trees.values()) for d in found}
+        return frozenset(n for n, d in roots.items() if any(a.id in axes for a in atoms_of(d)))
 
     def handed(self) -> dict[str, tuple[State, ...]]:
         """The states that hidden states may have where blocks hand them on.
@@ -178,7 +194,7 @@ class States:
 
     def covered(self, name: str, shards: Shards) -> int:
         """Mask of the sub-axes over which every element of the tensor is split."""
-        at = self._dims(name), shards
+        at = self.dims(name), shards
         if at not in self._covered:
             self._covered[at] = sum(
                 bit
@@ -191,18 +207,27 @@ class States:
         return self._covered[at]
 
     def domain(self, name: str) -> tuple[State, ...]:
-        """Every state that tensor `name` can have between ops, in a fixed order."""
+        """Every state that tensor `name` can have between ops, in a fixed order.
+
+        It is one object for all tensors that can have the same.
+        """
         name = self.graph.one(name)
         if name not in self._domains:
             self._domains[name] = self._make_domain(name)
         return self._domains[name]
 
     def _make_domain(self, name: str) -> tuple[State, ...]:
-        if name in self.graph.inputs or name in self.rigid:
-            return (REPLICATED,)
-        split = self.splits(name)
-        if name in self._stored or not self.graph.tensors[name].differentiable:
-            return (REPLICATED, *(State(s) for s in split))
+        fixed = name in self.graph.inputs or name in self.rigid
+        split = () if fixed else tuple(self.splits(name))
+        pends = not fixed and name not in self._stored and self.graph.tensors[name].differentiable
+        at = pends, split, self.dims(name)
+        if at not in self._known:
+            whole = (REPLICATED, *(State(s) for s in split))
+            self._known[at] = tuple(self._pending(name, split)) if pends else whole
+        return self._known[at]
+
+    def _pending(self, name: str, split: Sequence[Shards]) -> Iterator[State]:
+        """The states of a tensor of which the value or the gradient may be Partial."""
         out = [REPLICATED]
         for mask in self.allowed:  # pending over all sub-axes, or over those that split heads
             if mask and (mask == self.sub.full or mask & 1):
@@ -215,7 +240,9 @@ class States:
             # Where an axis is split the rest, if there is any, has a Partial gradient.
             rest = cut & ~covered
             out += [State(shards, 0, rest | free) for free in _subsets(self.sub.full & ~cut)]
-        return tuple(out) if not along else (*out, *self._along(out, split))
+        yield from out
+        if along:
+            yield from self._along(out, split)
 
     def _along(self, across: Sequence[State], split: Iterable[Shards]) -> Iterator[State]:
         """What tensors in the states `across` tp can be over cp: in parts, or the gradient Partial.

@@ -91,6 +91,14 @@ def test_without_elimination_hint_or_bound_every_toy_is_proven():
             check(problem, 0, {}, best.bound, cpsat.solve(problem, 0, {}, None, SECONDS))
 
 
+def test_what_breaks_ties_never_decides_more():
+    for name in TOYS:
+        for price in (BYTE_PRICES.start, BYTE_PRICES[-1]):
+            problem = question(toy(name).network.problem, price, False)
+            rests = (max(r.costs[0] % problem.ties for r in f.rows) for f in problem.factors)
+            assert 0 < sum(rests) < problem.ties
+
+
 def test_cpsat_gives_the_same_assignment_with_one_worker_or_two(monkeypatch):
     problem = Problem(("a",))
     for i in range(6):

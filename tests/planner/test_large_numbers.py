@@ -47,6 +47,22 @@ def test_digits_of_few_bits_carry(problem: Problem, bits: int, cap: int):
     check(problem, 0, caps, brute_force(problem, 0, caps), result)
 
 
+@settings(max_examples=50)
+@given(problems((30, 1000)), st.integers(1, 40))
+def test_what_breaks_ties_is_minimised_by_itself(problem: Problem, bits: int):
+    """To the same least sum as if it were not said that it does."""
+    apart = Problem(problem.components, problem.names, problem.domains, parts=problem.parts)
+    apart.ties = 1 + sum(max((r.costs[1] % 7 for r in f.rows), default=0) for f in problem.factors)
+    for f in problem.factors:
+        rows = [Row(x, (apart.ties * c[0] + c[1] % 7, *c[1:])) for x, c in f.rows]
+        apart.factor(f.name, f.scope, rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digits, "BITS", bits)
+        patch.setattr(digits, "DIGIT", bits)
+        result = cpsat.solve(apart, 0, {}, None, SECONDS)
+    check(apart, 0, {}, brute_force(apart, 0, {}), result)
+
+
 def test_what_a_float_does_not_show_is_a_difference():
     """Two assignments of ten bits more than a float has, one apart."""
     large = 2**59

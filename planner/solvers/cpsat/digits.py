@@ -1,15 +1,16 @@
 """Sums of any size in the 64 bits of CP-SAT: written in digits, with carries, exactly.
 
-A sum that is small enough is an expression as it stands. Of others each cost is written in digits
-of a base B, and so is the sum: what the digits of one place add up to is a digit of the sum and B
-times a carry to the next. The first place has no end. So two sums are compared by their places, the
-first one first: to minimise a sum is to minimise its places in turn, and a cap on it is the sum of
-these costs and of what is left under the cap.
+A sum that is small enough is an expression as it stands. Of others what breaks ties alone is a sum
+of its own. If that does not do, each cost is written in digits of a base B, and so is the sum: what
+the digits of one place add up to is a digit of the sum and B times a carry to the next. The first
+place has no end. So two sums are compared by their places, the first one first: to minimise a sum
+is to minimise its places in turn, and a cap on it is the sum of these costs and of what is left
+under the cap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -45,11 +46,18 @@ class Sum(NamedTuple):
         return count, -(-size // count)
 
 
-def sum_of(model: PartModel, component: int) -> Sum:
-    """What a component of a problem adds up to."""
+class Place(NamedTuple):
+    """A part of a sum, and what one of it stands for there: more than all places below."""
+
+    expression: Any
+    worth: int
+
+
+def sum_of(model: PartModel, component: int, part: Callable[[int], int] = int) -> Sum:
+    """What a component of a problem adds up to, or a `part` of each of its costs."""
     least, found = 0, []
     for factor, literals in zip(model.problem.factors, model.rows, strict=True):
-        costs = [row.costs[component] for row in factor.rows]
+        costs = [part(row.costs[component]) for row in factor.rows]
         low = min(costs)
         least += low
         pairs = zip(literals, costs, strict=True)
@@ -58,11 +66,26 @@ def sum_of(model: PartModel, component: int) -> Sum:
     return Sum(least, unit, [(literal, cost // unit) for literal, cost in found])
 
 
-def places(model: PartModel, total: Sum, name: str) -> list[Any]:
-    """The sum's terms as expressions, the first place first; each further one is below the base."""
+def places(model: PartModel, component: int) -> tuple[int, list[Place]]:
+    """A component's least sum, and what a sum is beyond that, the first place first."""
+    whole, name = sum_of(model, component), model.problem.components[component]
+    ties = model.problem.ties if component == 0 else 1
+    most = sum(max(r.costs[component] % ties for r in f.rows) for f in model.problem.factors)
+    if whole.digits[0] == 1 or not 0 < most < ties:
+        return whole.least, _places(model, whole, name)
+    first = sum_of(model, component, lambda cost: cost // ties)
+    rest = sum_of(model, component, lambda cost: cost % ties)
+    above = [place._replace(worth=ties * place.worth) for place in _places(model, first, name)]
+    below = _places(model, rest, f"{name} ties")
+    return ties * first.least + rest.least, above + below
+
+
+def _places(model: PartModel, total: Sum, name: str) -> list[Place]:
+    """The places of a sum; each but the first is below the base."""
     count, bits = total.digits
     first, rest = _carried(model, total.terms, bits, [(1 << bits) - 1] * (count - 1), name)
-    return [first, *reversed(rest)]
+    places = enumerate([*rest, first])
+    return [Place(found, total.unit << k * bits) for k, found in places][::-1]
 
 
 def limit(model: PartModel, total: Sum, cap: int, name: str) -> bool:

@@ -12,10 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from shardwright.errors import SolverError
-from shardwright.planner.solvers.cpsat.digits import Sum, limit, places, sum_of
+from shardwright.planner.solvers.cpsat.digits import Place, limit, places, sum_of
 from shardwright.planner.solvers.cpsat.model import PartModel
 from shardwright.planner.solvers.problem import Problem, Result
 
@@ -25,11 +24,11 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Posed:
-    """A problem as a model, what is to be minimised, and its places, the first one first."""
+    """A problem as a model; the least sum of what is to be minimised, and the places of the sum."""
 
     model: PartModel
-    total: Sum
-    places: list[Any]
+    least: int
+    places: list[Place]
 
 
 def posed(problem: Problem, component: int, caps: Mapping[int, int]) -> Posed | None:
@@ -47,10 +46,9 @@ def posed(problem: Problem, component: int, caps: Mapping[int, int]) -> Posed | 
         if not limit(model, sum_of(model, c), cap, problem.components[c]):
             return None
     problem.limits.add_to(model.model, model.values)
-    total = sum_of(model, component)
-    found = places(model, total, problem.components[component])
-    model.model.minimize(found[0])
-    return Posed(model, total, found)
+    least, found = places(model, component)
+    model.model.minimize(found[0].expression)
+    return Posed(model, least, found)
 
 
 def as_text(problem: Problem, component: int, caps: Mapping[int, int]) -> str:
@@ -81,10 +79,9 @@ def solve(
     asked = posed(problem, component, caps)
     if asked is None:
         return Result("infeasible", None, 0)
-    best, above = None if hint is None else tuple(hint), 0
+    best, least = None if hint is None else tuple(hint), asked.least
     told = None
-    count, bits = asked.total.digits
-    for k, place in enumerate(asked.places):
+    for k, (place, worth) in enumerate(asked.places):
         if k:
             asked.model.model.minimize(place)
         if best is not None and best != told:
@@ -93,20 +90,18 @@ def solve(
         status, found, bound = _ask(asked.model, end - time.monotonic())
         if found is not None or k == 0:  # a hint need not be an answer
             best = found
+        least += worth * bound
         if status == "optimal":
             asked.model.model.add(place == bound)
-            above = (above << bits) + bound
             continue
         if status == "infeasible" and k == 0:
             return Result("infeasible", None, 0)
-        rest = (count - 1 - k) * bits
-        least = asked.total.least + asked.total.unit * (((above << bits) + bound) << rest)
         if best is None:
             return Result("unknown", None, least)
         return Result("feasible", best, min(least, problem.accept(best, caps)[component]))
     cost = problem.accept(best or (), caps)[component]
-    if cost != asked.total.least + asked.total.unit * above:
-        raise SolverError(f"cpsat claims {above}, its answer costs {cost}: please report it")
+    if cost != least:
+        raise SolverError(f"cpsat claims {least}, its answer costs {cost}: please report it")
     return Result("optimal", best, cost)
 
 
