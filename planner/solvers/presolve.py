@@ -60,15 +60,14 @@ class Presolved(Reduction):
 def presolve(problem: Problem) -> Presolved | None:
     """The smaller problem; None where no value is left to a variable: it is infeasible."""
     domains = [set(d) for d in problem.domains]
-    factors = _one_a_scope(problem.factors)
+    factors = _join(_one_a_scope(problem.factors))
     parent = list(range(len(domains)))
     maps = [{v: v for v in d} for d in domains]  # value of the parent -> own value
     while True:
         if not _prune(domains, factors):
             return None
-        count = len(factors)
+        merged, count = _merge_once(domains, factors, parent, maps), len(factors)
         factors = _join(factors)
-        merged = _merge_once(domains, factors, parent, maps)
         # A join removes rows too: values may have lost their support.
         if not merged and len(factors) == count:
             break
