@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
 from types import FunctionType
@@ -171,20 +171,24 @@ def leaves(value: Any, slot: str = "", around: tuple[int, ...] = ()) -> Iterator
         if isinstance(value, Tensor):
             yield slot, value
         return
-    parts: Any
-    if isinstance(value, (tuple, list, set, frozenset)):
-        parts = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
-    elif isinstance(value, Mapping):
-        parts = value.items()
-    elif hasattr(value, "__dict__"):
-        parts = [*vars(value).items()]
-        slots = {s for c in type(value).__mro__ for s in _names(c.__dict__.get("__slots__", ()))}
-        parts += [(s, getattr(value, s)) for s in sorted(slots) if hasattr(value, s)]
-    else:
+    if (found := parts(value)) is None:
         yield slot, value
         return
-    for key, part in parts:
+    for key, part in found:
         yield from leaves(part, joined(slot, key), (*around, id(value)))
+
+
+def parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """What is in `value`, which is nothing plain, by where; None where nobody can look."""
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return zip(getattr(value, "_fields", range(len(value))), value, strict=True)
+    if isinstance(value, Mapping):
+        return value.items()
+    if not hasattr(value, "__dict__"):
+        return None
+    slots = {s for c in type(value).__mro__ for s in _names(c.__dict__.get("__slots__", ()))}
+    more = [(s, getattr(value, s)) for s in sorted(slots) if hasattr(value, s)]
+    return [*vars(value).items(), *more]
 
 
 class StandsForTensor:

@@ -26,6 +26,8 @@ from shardwright.planner.trace.attribute_looks import (
 from shardwright.planner.trace.data_dependent.unknown import Unproven
 from shardwright.planner.trace.hidden_attributes import HIDDEN, hidden_until_asked
 from shardwright.planner.trace.hidden_numbers import Decided, Shows, hidden
+from shardwright.planner.trace.kept_contents import NOT_KEPT
+from shardwright.planner.trace.provenance import for_users
 from shardwright.planner.trace.traced_calls import Run, in_mode
 
 MOST = 100_000
@@ -133,7 +135,7 @@ class KeptState:
         self.modules, self.entered = dict(root.named_modules()), entered
         self.numbers, self.keeps, self.read = numbers, keeps, set[Place]()
         self.left, self.contained = set[Place](), list[Contained]()
-        self._start = look(self.modules, HIDDEN)
+        self._start, self._first = look(self.modules, HIDDEN), dict(self._attributes())
         self._from_start = {id(x) for found in self._start.values() for _, x in found}
         self._made: list[Made] = []
         self._made_calls = made_calls
@@ -164,10 +166,21 @@ class KeptState:
         )
         self._note(self._made[-1].after)
 
+    def _attributes(self) -> Iterator[tuple[Place, Any]]:
+        """What modules have in attributes where numbers may be."""
+        for path, module in self.modules.items():
+            for name, value in vars(module).items():
+                if name not in NOT_KEPT and name != HIDDEN:
+                    yield Place(path, name), value
+
     def _note(self, now: Look) -> None:
         """Note where something else is than before the first run."""
         places, start = {**self._start, **now}, self._start
-        self.left |= {p for p in places if not alike(start.get(p), now.get(p), same)}
+        left = {p for p in places if not alike(start.get(p), now.get(p), same)}
+        for place, value in self._attributes():  # users may read them: numbers of the whole
+            if place in left or value is not self._first.get(place):
+                for_users(value)
+        self.left |= left
         self.contained += [
             Contained(place, slot, x, self._made_calls())
             for place, found in now.items()

@@ -25,7 +25,8 @@ from shardwright.planner.trace.expressions import (
     attributes_of,
     reads_of,
 )
-from shardwright.runtime.slots import named
+from shardwright.runtime.noticed.changes import is_config
+from shardwright.runtime.slots import PLAIN, parts
 
 
 @dataclass
@@ -78,16 +79,6 @@ class Provenance:
         self.pinned |= attributes_of(expression)
         self.fixed |= reads_of(expression)
 
-    def given_out(self, output: Any) -> None:
-        """Note that users see the integers in `output`: they are to be those of the whole."""
-        if isinstance(output, SourcedInt):
-            self.as_number(output.expression)
-        elif isinstance(output, (tuple, list)):
-            for part in output:
-                self.given_out(part)
-        elif (by_name := named(output)) is not None:
-            self.given_out([*by_name.values()])
-
     def close(self) -> None:
         """Keep, of all tensors that were read, those that something hangs on."""
         numbers = {n for _, fact in self.sizes for n, _ in reads_of(fact.expression)}
@@ -118,6 +109,18 @@ class SourcedInt(int):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return int, (int(self),)
+
+
+def for_users(value: Any, around: tuple[int, ...] = ()) -> None:
+    """Note that users see the integers in `value`: they are to be those of the whole.
+
+    Objects of classes of one's own are looked at by their attributes, but for configs.
+    """
+    if isinstance(value, SourcedInt):
+        value.provenance.as_number(value.expression)
+    elif not (isinstance(value, (torch.Tensor, *PLAIN)) or is_config(value) or id(value) in around):
+        for _, part in [*(parts(value) or ())]:
+            for_users(part, (*around, id(value)))
 
 
 def expression_of(value: int) -> Expression:

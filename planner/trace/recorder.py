@@ -30,12 +30,13 @@ from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.one_at_a_time import exporting
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.own_gradients import OwnGradients
+from shardwright.planner.trace.provenance import for_users
 from shardwright.planner.trace.record import Call, Record
 from shardwright.planner.trace.recording_modes import ATTENTION, Functional, Recorder
 from shardwright.planner.trace.states import States
 from shardwright.planner.trace.traced_calls import Run, Runner, State, dtype_of
 from shardwright.planner.trace.values import pairs
-from shardwright.runtime.slots import returned
+from shardwright.runtime.slots import is_own, named, returned
 
 
 def record(
@@ -77,6 +78,7 @@ def record(
         given_out: list[torch.Tensor] = []
 
         def end(state: State, result: Any) -> None:
+            for_users(_but_state(module.get_submodule(runs[len(found)].module), result))
             gave = _given(module.get_submodule(runs[len(found)].module), result)
             states.end(state, [x for _, x in gave])
             found.append([(slot, inner(x)) for slot, x in gave])
@@ -214,6 +216,14 @@ def _given(module: nn.Module, result: Any) -> list[tuple[str, torch.Tensor]]:
                 "hide tensors: let it give tensors, in containers or in a class of its own"
             )
     return found
+
+
+def _but_state(module: nn.Module, result: Any) -> list[Any]:
+    """What a call of `module` gave out, but for caches: what it takes by the same name."""
+    takes, by_name = signature(module.forward).parameters, named(result)
+    if by_name is None:
+        return [result]
+    return [v for name, v in by_name.items() if not (name in takes and is_own(v))]
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

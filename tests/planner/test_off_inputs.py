@@ -94,6 +94,58 @@ class GivesSizes(nn.Module):
         return self.down(h.relu()), {"sizes": (h.shape[-1], h.view(-1, self.width).shape)}
 
 
+class Notes:
+    """What code notes of its sizes."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.width, self.shapes = x.shape[-1], [x.shape]
+
+
+class GivesNotes(GivesSizes):
+    """In an object of a class of its own."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.up(x)
+        return self.down(h.relu()), Notes(h)
+
+
+class KeepsSizes(GivesSizes):
+    """In attributes: in the place of what was there, in a list, in a table and in an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.like, self.listed, self.notes = None, 96, [0], Notes(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.up(x)
+        self.seen, self.like, self.listed[0] = h.shape, h.shape[-1], h.shape[-1] // 2
+        self.notes.width = h.shape[-1] + 1
+        return self.down(h.relu())
+
+    def kept(self) -> Any:
+        return self.seen, self.like, self.listed, self.notes.width
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_numbers_in_objects_and_attributes_are_those_of_the_whole(tp: int) -> None:
+    torch.manual_seed(0)
+    (x,) = features(64)(2, 7)
+    gives, keeps = GivesNotes().double(), KeepsSizes().double()
+    plans = [planned(copy.deepcopy(m), features(64), tp) for m in (gives, keeps)]
+    assert all({*plan.modules} == {"up", "down"} for plan in plans)
+
+    def found(gives: Any, keeps: Any) -> Any:
+        keeps(x)
+        return vars(gives(x)[1]), keeps.kept()
+
+    def rank(mesh: Mesh) -> Any:
+        made = zip((gives, keeps), plans, strict=True)
+        return found(*(apply(copy.deepcopy(m), plan, mesh) for m, plan in made))
+
+    want = found(copy.deepcopy(gives), copy.deepcopy(keeps))
+    assert run_ranks(tp, rank) == [want] * tp
+
+
 @pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize("cls", [Helped, InLambda, Shared, GivesSizes, lambda: Attention(64, 4)])
 def test_modules_are_equal(cls: Any, tp: int) -> None:
