@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch.overrides import TorchFunctionMode
 
 from shardwright.planner.trace import given_again
-from shardwright.planner.trace.size_functions import COUNTING, LITERAL, SIZED, SPLIT
+from shardwright.planner.trace.size_functions import COUNTING, LITERAL, SIZED, SPLIT, numbers_of
 
 MOVING = {*LITERAL, *SPLIT} | set(
     """
@@ -77,6 +77,7 @@ class Notes(TorchFunctionMode):
         if name not in MOVING and self.entered and not _from_runtime():
             counts = name in COUNTING or name in SIZED
             numbers = tuple(_numbers([*args, *kwargs.values()], float if counts else (int, float)))
+            numbers += tuple(_numbers(numbers_of(name, args, kwargs), int))
             self.found.setdefault(self.entered[-1], []).append(Call(name, numbers))
         return given_again.call(func, args, kwargs)
 

@@ -26,6 +26,7 @@ from shardwright.planner.trace.one_at_a_time import alone
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.scripted import as_python
 from shardwright.planner.trace.traced_calls import Run, Runner, cast
+from shardwright.planner.trace.users_values import UsersValues
 from shardwright.planner.trace.values import pairs
 from shardwright.runtime.modules.attention import by_heads, split_by_heads
 from shardwright.runtime.modules.parametrized import in_place
@@ -82,7 +83,7 @@ def follow(
 def run_and_note(module: nn.Module, runs: Sequence[Run], entered: Entered, opaque: Opaque) -> Calls:
     """Make `runs` of `module`, which `follow` looks at; what its code called meanwhile."""
     with Notes(entered) as notes:
-        run_on_fake(module, runs, opaque)
+        run_on_fake(module, runs, opaque, UsersValues(module, runs, notes.found))
     return notes.found
 
 
@@ -140,8 +141,13 @@ def _converted_anew() -> Iterator[None]:
         nn.Module._apply = before
 
 
-def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
-    """Make `runs` of `module`, which is on meta, for what `follow` sees.
+def run_on_fake(
+    module: nn.Module,
+    runs: Sequence[Run],
+    opaque: Opaque,
+    users: UsersValues | None = None,
+) -> None:
+    """Make `runs` of `module`, which is on meta, for what `follow` sees, and `users` would see.
 
     Modules in `opaque` do not run. What runs in another dtype than its own has that from then on.
 
@@ -175,4 +181,4 @@ def run_on_fake(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> None:
         autocast.known_on_meta(),
         in_place(),
     ):
-        Runner(module, on_fake=True)(given)
+        (Runner(module, on_fake=True) if users is None else users.runner())(given)

@@ -35,8 +35,9 @@ from shardwright.planner.trace.record import Call, Record
 from shardwright.planner.trace.recording_modes import ATTENTION, Functional, Recorder
 from shardwright.planner.trace.states import States
 from shardwright.planner.trace.traced_calls import Run, Runner, State, dtype_of
+from shardwright.planner.trace.users_values import but_state
 from shardwright.planner.trace.values import pairs
-from shardwright.runtime.slots import is_own, named, returned
+from shardwright.runtime.slots import returned
 
 
 def record(
@@ -78,7 +79,7 @@ def record(
         given_out: list[torch.Tensor] = []
 
         def end(state: State, result: Any) -> None:
-            for_users(_but_state(module.get_submodule(runs[len(found)].module), result))
+            for_users(but_state(module.get_submodule(runs[len(found)].module), result))
             gave = _given(module.get_submodule(runs[len(found)].module), result)
             states.end(state, [x for _, x in gave])
             found.append([(slot, inner(x)) for slot, x in gave])
@@ -216,14 +217,6 @@ def _given(module: nn.Module, result: Any) -> list[tuple[str, torch.Tensor]]:
                 "hide tensors: let it give tensors, in containers or in a class of its own"
             )
     return found
-
-
-def _but_state(module: nn.Module, result: Any) -> list[Any]:
-    """What a call of `module` gave out, but for caches: what it takes by the same name."""
-    takes, by_name = signature(module.forward).parameters, named(result)
-    if by_name is None:
-        return [result]
-    return [v for name, v in by_name.items() if not (name in takes and is_own(v))]
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,5 +1,10 @@
 """Functions of torch by what they do with the integers that they are given."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
 SIZED = set(
     """
 view reshape expand unflatten new_zeros new_ones new_empty new_full zeros ones full empty
@@ -24,3 +29,32 @@ select sum mean tril triu scaled_dot_product_attention
 
 CREATING = {"arange", "zeros", "ones", "full", "empty", "eye", "linspace", "rand", "randn"}
 """Functions that make a tensor of nothing but sizes."""
+
+
+class Argument(NamedTuple):
+    """One argument of a function: its place, and its name."""
+
+    place: int
+    name: str
+
+
+COMPUTED_WITH = {
+    "full": (Argument(1, "fill_value"),),
+    "new_full": (Argument(2, "fill_value"),),
+    "pad": (Argument(3, "value"),),
+    "tril": (Argument(1, "diagonal"),),
+    "triu": (Argument(1, "diagonal"),),
+    "roll": (Argument(1, "shifts"),),
+    "__setitem__": (Argument(2, "value"),),
+    "arange": (Argument(0, "start"), Argument(1, "end"), Argument(2, "step")),
+}
+"""Of functions of sizes and counts: what is a number, which the values of the result hang on."""
+
+
+def numbers_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """The arguments of a call that its function computes with (`COMPUTED_WITH`)."""
+    for place, key in COMPUTED_WITH.get(name, ()):
+        if place < len(args):
+            yield args[place]
+        elif key in kwargs:
+            yield kwargs[key]

@@ -1,0 +1,109 @@
+"""Plain values that users see: what a run gives out beside tensors, and leaves in attributes.
+
+On a rank code makes them of sizes of its parts. So they are noted like calls (`calls.py`), and a
+trial compares them with those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from inspect import signature
+from numbers import Number
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.planner.trace.calls import Call, Calls
+from shardwright.planner.trace.kept_contents import NOT_KEPT
+from shardwright.planner.trace.traced_calls import Run, Runner, State
+from shardwright.runtime.noticed.changes import is_config
+from shardwright.runtime.slots import PLAIN, is_own, named, parts
+
+GIVES, KEEPS = "gives", "keeps"
+"""What values are noted as: those that a run gives out, and those in an attribute."""
+
+MOST = 1000
+"""Values that are looked at in one."""
+
+
+class UsersValues:
+    """Notes in `calls`, with those of modules, what users see of `runs` of `root`."""
+
+    def __init__(self, root: nn.Module, runs: Sequence[Run], calls: Calls) -> None:
+        self.root, self._runs, self._calls = root, runs, calls
+        self._modules = [*root.named_modules()]
+        self._attributes = [_attributes(module) for _, module in self._modules]
+        self._path = ""
+
+    def runner(self) -> Runner:
+        """What makes the runs."""
+        return Runner(self.root, self._begin, self._end, on_fake=True)
+
+    def _begin(self, traced_call: int, _: State) -> None:
+        self._path = self._runs[traced_call].module
+
+    def _end(self, _: State, output: Any) -> None:
+        module = self.root.get_submodule(self._path)
+        self._note(self._path, GIVES, (), but_state(module, output))
+        for i, (path, module) in enumerate(self._modules):
+            before, values = self._attributes[i], vars(module)
+            if not before.held and _same(before.values, values):
+                continue
+            now = self._attributes[i] = _attributes(module)
+            for name, value in now.values.items():
+                other = value is not before.values.get(name)
+                if other or now.held.get(name) != before.held.get(name):
+                    self._note(path, KEEPS, (name,), value)
+
+    def _note(self, path: str, kind: str, at: tuple[str, ...], value: Any) -> None:
+        self._calls.setdefault(path, []).append(Call(kind, (*at, *_values(value))))
+
+
+class _Attributes:
+    """What a module has in its attributes, and what is in those that may change."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+        self.held = {
+            name: [*_values(value)]
+            for name, value in values.items()
+            if not isinstance(value, (Tensor, *PLAIN)) and value is not None
+        }
+
+
+def _attributes(module: nn.Module) -> _Attributes:
+    return _Attributes({n: v for n, v in vars(module).items() if _is_own_name(n)})
+
+
+def _is_own_name(name: str) -> bool:
+    return name not in NOT_KEPT and not name.startswith("_shardwright")
+
+
+def _same(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    mine = {n: v for n, v in now.items() if _is_own_name(n)}
+    return len(mine) == len(before) and all(map(is_, mine.values(), before.values()))
+
+
+def _values(value: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
+    """The plain values in one, and the shapes of tensors of integers, in order."""
+    if isinstance(value, Tensor):
+        with torch._C.DisableTorchFunction():
+            if not (value.is_floating_point() or value.is_complex()):
+                yield tuple(value.shape)
+    elif isinstance(value, int) and type(value) is not bool:
+        yield int.__add__(value, 0)  # some of ours note who asks what they are
+    elif isinstance(value, (Number, str, bytes)):
+        yield value
+    elif not (isinstance(value, PLAIN) or is_config(value) or id(value) in around):
+        for _, part in [*(parts(value) or ())][:MOST]:
+            yield from _values(part, (*around, id(value)))
+
+
+def but_state(module: nn.Module, output: Any) -> list[Any]:
+    """What a call of `module` gave out, but for caches: what it takes by the same name."""
+    takes, by_name = signature(module.forward).parameters, named(output)
+    if by_name is None:
+        return [output]
+    return [v for name, v in by_name.items() if not (name in takes and is_own(v))]
