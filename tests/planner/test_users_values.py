@@ -1,0 +1,114 @@
+"""Plain values that a model gives out, or leaves in attributes, and numbers that it computes with.
+
+Code makes them of sizes, of which a rank has parts: they are those of the whole all the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.runtime.api import apply
+from tests.planner.equal import assert_equal, features, planned
+from tests.ranks import run_ranks
+
+
+class Mlp(nn.Module):
+    """Up, something of what is split, and down."""
+
+    def __init__(self, of: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.up, self.down, self.of = nn.Linear(16, 64), nn.Linear(64, 16), of
+        self.table: dict[str, Any] = {"seen": None}
+
+    def forward(self, x: Tensor) -> Any:
+        raise NotImplementedError
+
+
+class Gives(Mlp):
+    def forward(self, x: Tensor) -> Any:
+        h = self.up(x)
+        return self.down(h), self.of(h)
+
+
+class Keeps(Mlp):
+    def forward(self, x: Tensor) -> Any:
+        h = self.up(x)
+        self.table["seen"] = self.of(h)
+        return self.down(h), None
+
+
+class Computes(Mlp):
+    def forward(self, x: Tensor) -> Any:
+        h = self.up(x)
+        return self.down(h * self.of(h))
+
+
+SEEN: dict[str, Callable[[Tensor], Any]] = {
+    "comparison": lambda h: h.shape[-1] > 40,
+    "text": lambda h: f"{h.shape[-1]} features",
+    "number of elements": lambda h: h.numel(),
+    "stride": lambda h: h.stride(0),
+    "length": lambda h: len(h[0, 0]),
+    "rest": lambda h: [h.shape[-1] % 40],
+    "root": lambda h: math.isqrt(h.shape[-1]),
+    "list": lambda h: ["x"] * h.shape[-1],
+    "positions": lambda h: torch.arange(h.shape[-1]),
+    "which": lambda h: h.detach() > 0,
+}
+
+
+@pytest.mark.parametrize("what", SEEN)
+@pytest.mark.parametrize("kind", [Gives, Keeps])
+def test_what_users_see_is_of_the_whole(kind: type[Mlp], what: str) -> None:
+    torch.manual_seed(0)
+    model = kind(SEEN[what]).double()
+    plan = planned(copy.deepcopy(model), features(16), 2)
+    (x,) = features(16)(2, 7)
+
+    def seen(model: nn.Module) -> Any:
+        out = model(x)[1]
+        return out if kind is Gives else model.table["seen"]  # type: ignore[index]
+
+    want = seen(copy.deepcopy(model))
+    for found in run_ranks(2, lambda mesh: seen(apply(copy.deepcopy(model), plan, mesh))):
+        assert torch.equal(found, want) if isinstance(want, Tensor) else found == want
+
+
+def put(h: Tensor) -> Tensor:
+    out = h.new_zeros(1)
+    out[:] = h.shape[-1]
+    return out
+
+
+NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "full": lambda h: torch.full((1,), h.shape[-1]),
+    "new_full": lambda h: h.new_full((1,), fill_value=h.shape[-1]),
+    "put": put,
+    "arange": lambda h: torch.arange(h.shape[-1]).sum(),
+    "arange of many": lambda h: torch.arange(1, 2 + h.numel() // h.shape[0]).prod(0).sum() % 7 + 1,
+    "triu": lambda h: torch.ones(4, 4).triu(h.shape[-1] - 63).sum(),
+    "roll": lambda h: torch.arange(8.0).roll(h.shape[-1] // 21)[0],
+}
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("what", NUMBERS)
+def test_numbers_that_functions_compute_with_are_of_the_whole(what: str, tp: int) -> None:
+    model = Computes(NUMBERS[what]).double()
+    plan = planned(copy.deepcopy(model), features(16), tp)
+    assert_equal(model, features(16), plan, collectives=False)
+
+
+def test_sizes_of_new_tensors_still_become_local() -> None:
+    model = Computes(lambda h: h.new_full((h.shape[-1],), 2.0) + torch.zeros(h.shape)).double()
+    plan = planned(copy.deepcopy(model), features(16), 2)
+    assert plan.predicted.parameter_bytes[0] < 0.55 * plan.predicted.unsharded_bytes
+    assert [c.kind for c in plan.predicted.collectives if c.phase == "forward"] == ["all_reduce"]
+    assert_equal(model, features(16), plan)
