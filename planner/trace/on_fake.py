@@ -83,7 +83,7 @@ def follow(
 def run_and_note(module: nn.Module, runs: Sequence[Run], entered: Entered, opaque: Opaque) -> Calls:
     """Make `runs` of `module`, which `follow` looks at; what its code called meanwhile."""
     with Notes(entered) as notes:
-        run_on_fake(module, runs, opaque, UsersValues(module, runs, notes.found))
+        run_on_fake(module, runs, opaque, UsersValues(module, notes.found))
     return notes.found
 
 
@@ -181,4 +181,4 @@ def run_on_fake(
         autocast.known_on_meta(),
         in_place(),
     ):
-        (Runner(module, on_fake=True) if users is None else users.runner())(given)
+        (Runner(module, on_fake=True) if users is None else users.runner(given))(given)

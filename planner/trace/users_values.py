@@ -29,24 +29,25 @@ MOST = 1000
 
 
 class UsersValues:
-    """Notes in `calls`, with those of modules, what users see of `runs` of `root`."""
+    """Notes in `calls`, with those of modules, what users see of runs of `root`."""
 
-    def __init__(self, root: nn.Module, runs: Sequence[Run], calls: Calls) -> None:
-        self.root, self._runs, self._calls = root, runs, calls
+    def __init__(self, root: nn.Module, calls: Calls) -> None:
+        self.root, self._calls = root, calls
         self._modules = [*root.named_modules()]
         self._attributes = [_attributes(module) for _, module in self._modules]
-        self._path = ""
+        self._paths: list[str] = []
 
-    def runner(self) -> Runner:
-        """What makes the runs."""
-        return Runner(self.root, self._begin, self._end, on_fake=True)
+    def runner(self, runs: Sequence[Run]) -> Runner:
+        """What makes `runs`."""
 
-    def _begin(self, traced_call: int, _: State) -> None:
-        self._path = self._runs[traced_call].module
+        def begin(traced_call: int, _: State) -> None:
+            self._paths.append(runs[traced_call].module)
+
+        return Runner(self.root, begin, self._end, on_fake=True)
 
     def _end(self, _: State, output: Any) -> None:
-        module = self.root.get_submodule(self._path)
-        self._note(self._path, GIVES, (), but_state(module, output))
+        module = self.root.get_submodule(self._paths[-1])
+        self._note(self._paths[-1], GIVES, (), but_state(module, output))
         for i, (path, module) in enumerate(self._modules):
             before, values = self._attributes[i], vars(module)
             if not before.held and _same(before.values, values):
