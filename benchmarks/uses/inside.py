@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from benchmarks.uses.subject import Subject, Unfit, blocks, tensors, use, weigh
+
+OF_TORCH = {*vars(nn.Module()), "forward"}
+"""Attributes that are none of a module's own."""
 
 
 @use()
@@ -176,6 +180,31 @@ def weight_decay_of_whole_numbers(s: Subject) -> Any:
     loss = weigh(s.call()) + 0.1 * penalty
     loss.backward()
     return loss
+
+
+@use()
+def numbers_of_modules(s: Subject) -> Any:
+    """Numbers and flags that modules have in attributes behind a call, and those given out."""
+    out = s.call()
+    found = [
+        getattr(module, name)
+        for module in s.model.modules()
+        for name in sorted(vars(module).keys() - OF_TORCH)
+        if not name.startswith("_shardwright")
+    ]
+    return torch.tensor([float(x) for value in (*found, out) for x in _numbers(value)])
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    """The numbers in a value, and in lists and dicts."""
+    if isinstance(value, (bool, int, float)):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _numbers(part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _numbers(part)
 
 
 @use(may_refuse=True)
