@@ -3,7 +3,8 @@
 Shapes do not show a number that changed. `x / x.shape[-1]` on a part divides by less, and so do a
 loop over `range(self.num_heads)`, a branch on it, `len(x[0])`. So the calls that a module's own
 code makes are noted in the whole model and in a part of it, and compared: all but those that only
-move elements, whose shapes are compared anyway, and the sizes and positions that others take.
+move elements, whose shapes are compared anyway, and the sizes that others take. Places and counts
+are compared where a part is given a tensor of the whole's shape: the same elements are to be taken.
 """
 
 from __future__ import annotations
@@ -12,10 +13,20 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from shardwright.planner.trace import given_again
-from shardwright.planner.trace.size_functions import COUNTING, LITERAL, SIZED, SPLIT, numbers_of
+from shardwright.planner.trace.size_functions import (
+    AT_PLACES,
+    COUNTING,
+    LITERAL,
+    REPEATING,
+    SIZED,
+    SPLIT,
+    numbers_of,
+)
 
 MOVING = {*LITERAL, *SPLIT} | set(
     """
@@ -48,6 +59,9 @@ HAND_ON = ("forward", "wrapper", "__torch_function__", "_call_impl")
 RUNS = "runs"
 """What a call of another module is noted as; a part may have that done by other code."""
 
+AT = "at places: "
+"""What is before the function of a call that is noted for its places, and the operand's shape."""
+
 
 class Entered(list[str]):
     """The paths of the modules that run now, the innermost last."""
@@ -74,18 +88,37 @@ class Notes(TorchFunctionMode):
         """Note the call if it comes from model code."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
-        if name not in MOVING and self.entered and not _from_runtime():
+        places = (name in AT_PLACES or name in REPEATING) and args and isinstance(args[0], Tensor)
+        if not self.entered or (name in MOVING and not places) or _from_runtime():
+            return given_again.call(func, args, kwargs)
+        if places:
+            self._note_places(name, args, kwargs)
+        if name not in MOVING:
             counts = name in COUNTING or name in SIZED
             numbers = tuple(_numbers([*args, *kwargs.values()], float if counts else (int, float)))
             numbers += tuple(_numbers(numbers_of(name, args, kwargs), int))
             self.found.setdefault(self.entered[-1], []).append(Call(name, numbers))
         return given_again.call(func, args, kwargs)
 
+    def _note_places(self, name: str, args: Any, kwargs: Any) -> None:
+        """Note which elements of a tensor are taken."""
+        with torch._C.DisableTorchFunction():
+            shape = tuple(args[0].shape)
+        numbers = [*_numbers([*args[1:], *kwargs.values()], int)]
+        if name in REPEATING:  # what is made of a dim of length 1 is a size of the result
+            lengths = (*((1,) * (len(numbers) - len(shape))), *shape)[-len(numbers) :]
+            numbers = [n for n, length in zip(numbers, lengths, strict=True) if length > 1]
+        elif name == "repeat_interleave" and len(numbers) > 1 and shape[numbers[1]] == 1:
+            numbers = numbers[1:]
+        self.found.setdefault(self.entered[-1], []).append(Call(AT + name, (shape, *numbers)))
+
 
 def _numbers(values: Any, kind: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, (tuple, list)):
             yield from _numbers(value, kind)
+        elif isinstance(value, slice):
+            yield from _numbers((value.start, value.stop, value.step), kind)
         elif isinstance(value, kind):
             yield value
 
@@ -113,10 +146,18 @@ def difference(
         for a, b in zip(calls, mine, strict=False):
             if a != b:
                 return module, f"its code calls {b} on a part, {a} on the whole"
+        taken, here = _at_places(noted), _at_places(local.get(module, []))
+        for a, b in zip(taken, here, strict=True) if len(taken) == len(here) else ():
+            if a.function == b.function and a.numbers[0] == b.numbers[0] and a != b:
+                return module, f"its code takes {b} on a part, {a} on the whole"
         if len(calls) != len(mine):
             return module, f"its code makes {len(mine)} calls on a part, {len(calls)} on the whole"
     return None
 
 
 def _computed(calls: Sequence[Call]) -> list[Call]:
-    return [call for call in calls if call.function != RUNS]
+    return [call for call in calls if call.function != RUNS and not call.function.startswith(AT)]
+
+
+def _at_places(calls: Sequence[Call]) -> list[Call]:
+    return [call for call in calls if call.function.startswith(AT)]

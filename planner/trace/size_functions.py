@@ -30,6 +30,12 @@ select sum mean tril triu scaled_dot_product_attention
 CREATING = {"arange", "zeros", "ones", "full", "empty", "eye", "linspace", "rand", "randn"}
 """Functions that make a tensor of nothing but sizes."""
 
+AT_PLACES = {"__getitem__", "select", "narrow", "chunk", "topk", "pad", "repeat_interleave"}
+"""Functions that take elements at places, or so many: of one tensor not the same with others."""
+
+REPEATING = {"repeat", "tile"}
+"""Functions that take counts for dims, the last one last: those of length 1 may become local."""
+
 
 class Argument(NamedTuple):
     """One argument of a function: its place, and its name."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from shardwright.runtime.api import apply
 from tests.planner.equal import assert_equal, features, planned
@@ -87,6 +88,8 @@ def put(h: Tensor) -> Tensor:
     return out
 
 
+RANGE = torch.arange(128.0)
+
 NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "full": lambda h: torch.full((1,), h.shape[-1]),
     "new_full": lambda h: h.new_full((1,), fill_value=h.shape[-1]),
@@ -94,6 +97,14 @@ NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "arange": lambda h: torch.arange(h.shape[-1]).sum(),
     "arange of many": lambda h: torch.arange(1, 2 + h.numel() // h.shape[0]).prod(0).sum() % 7 + 1,
     "triu": lambda h: torch.ones(4, 4).triu(h.shape[-1] - 63).sum(),
+    "at a place": lambda h: RANGE[h.shape[-1]],
+    "narrow": lambda h: RANGE.narrow(0, 0, h.shape[-1]).sum(),
+    "chunk": lambda h: RANGE.chunk(h.shape[-1] // 16)[0].sum(),
+    "topk": lambda h: RANGE.topk(h.shape[-1])[0].sum(),
+    "repeat": lambda h: torch.ones(2).repeat(h.shape[-1]).sum(),
+    "tile": lambda h: torch.ones(2).tile(h.shape[-1]).sum(),
+    "repeat_interleave": lambda h: torch.ones(2).repeat_interleave(h.shape[-1], 0).sum(),
+    "pad": lambda h: F.pad(torch.ones(2), (0, h.shape[-1]), value=1.0).sum(),
     "roll": lambda h: torch.arange(8.0).roll(h.shape[-1] // 21)[0],
 }
 
@@ -106,8 +117,15 @@ def test_numbers_that_functions_compute_with_are_of_the_whole(what: str, tp: int
     assert_equal(model, features(16), plan, collectives=False)
 
 
-def test_sizes_of_new_tensors_still_become_local() -> None:
-    model = Computes(lambda h: h.new_full((h.shape[-1],), 2.0) + torch.zeros(h.shape)).double()
+NEW: dict[str, Callable[[Tensor], Tensor]] = {
+    "full": lambda h: h.new_full((h.shape[-1],), 2.0) + torch.zeros(h.shape),
+    "repeat": lambda h: torch.full((1, 1, 1), 2.0).repeat(1, 1, h.shape[-1]),
+}
+
+
+@pytest.mark.parametrize("what", NEW)
+def test_sizes_of_new_tensors_still_become_local(what: str) -> None:
+    model = Computes(NEW[what]).double()
     plan = planned(copy.deepcopy(model), features(16), 2)
     assert plan.predicted.parameter_bytes[0] < 0.55 * plan.predicted.unsharded_bytes
     assert [c.kind for c in plan.predicted.collectives if c.phase == "forward"] == ["all_reduce"]
