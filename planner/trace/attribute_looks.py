@@ -60,7 +60,8 @@ def same(one: Any, other: Any) -> bool:
     if one is other or isinstance(one, Tensor) or isinstance(other, Tensor):
         return one is other
     try:
-        return type(one) is type(other) and bool(one == other)
+        equal = bool(one == other) or bool(one != one and other != other)  # neither is a number
+        return type(one) is type(other) and equal
     except (TypeError, ValueError, RuntimeError):  # of arrays, say
         return False
 

@@ -27,7 +27,7 @@ from shardwright.planner.trace.data_dependent.unknown import Unproven
 from shardwright.planner.trace.hidden_attributes import HIDDEN, hidden_until_asked
 from shardwright.planner.trace.hidden_numbers import Decided, Shows, hidden
 from shardwright.planner.trace.kept_contents import NOT_KEPT
-from shardwright.planner.trace.provenance import for_users
+from shardwright.planner.trace.provenance import seen_by_users
 from shardwright.planner.trace.traced_calls import Run, in_mode
 
 MOST = 100_000
@@ -179,7 +179,7 @@ class KeptState:
         left = {p for p in places if not alike(start.get(p), now.get(p), same)}
         for place, value in self._attributes():  # users may read them: numbers of the whole
             if place in left or value is not self._first.get(place):
-                for_users(value)
+                seen_by_users(value)
         self.left |= left
         self.contained += [
             Contained(place, slot, x, self._made_calls())

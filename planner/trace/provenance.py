@@ -111,7 +111,7 @@ class SourcedInt(int):
         return int, (int(self),)
 
 
-def for_users(value: Any, around: tuple[int, ...] = ()) -> None:
+def seen_by_users(value: Any, around: tuple[int, ...] = ()) -> None:
     """Note that users see the integers in `value`: they are to be those of the whole.
 
     Objects of classes of one's own are looked at by their attributes, but for configs.
@@ -120,7 +120,7 @@ def for_users(value: Any, around: tuple[int, ...] = ()) -> None:
         value.provenance.as_number(value.expression)
     elif not (isinstance(value, (torch.Tensor, *PLAIN)) or is_config(value) or id(value) in around):
         for _, part in [*(parts(value) or ())]:
-            for_users(part, (*around, id(value)))
+            seen_by_users(part, (*around, id(value)))
 
 
 def expression_of(value: int) -> Expression:

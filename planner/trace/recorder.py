@@ -30,7 +30,7 @@ from shardwright.planner.trace.made_up_data import Spec
 from shardwright.planner.trace.one_at_a_time import exporting
 from shardwright.planner.trace.opaque import Opaque
 from shardwright.planner.trace.own_gradients import OwnGradients
-from shardwright.planner.trace.provenance import for_users
+from shardwright.planner.trace.provenance import seen_by_users
 from shardwright.planner.trace.record import Call, Record
 from shardwright.planner.trace.recording_modes import ATTENTION, Functional, Recorder
 from shardwright.planner.trace.states import States
@@ -79,7 +79,7 @@ def record(
         given_out: list[torch.Tensor] = []
 
         def end(state: State, result: Any) -> None:
-            for_users(but_state(module.get_submodule(runs[len(found)].module), result))
+            seen_by_users(but_state(module.get_submodule(runs[len(found)].module), result))
             gave = _given(module.get_submodule(runs[len(found)].module), result)
             states.end(state, [x for _, x in gave])
             found.append([(slot, inner(x)) for slot, x in gave])

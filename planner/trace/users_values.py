@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from inspect import signature
+from itertools import islice
 from numbers import Number
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,20 +63,17 @@ class UsersValues:
         self._calls.setdefault(path, []).append(Call(kind, (*at, *_values(value))))
 
 
-class _Attributes:
-    """What a module has in its attributes, and what is in those that may change."""
+class Attributes(NamedTuple):
+    """What a module has in its attributes, and the plain values in those that may change."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.values = values
-        self.held = {
-            name: [*_values(value)]
-            for name, value in values.items()
-            if not isinstance(value, (Tensor, *PLAIN)) and value is not None
-        }
+    values: dict[str, Any]
+    held: dict[str, list[Any]]
 
 
-def _attributes(module: nn.Module) -> _Attributes:
-    return _Attributes({n: v for n, v in vars(module).items() if _is_own_name(n)})
+def _attributes(module: nn.Module) -> Attributes:
+    found = {n: v for n, v in vars(module).items() if _is_own_name(n)}
+    held = {n: v for n, v in found.items() if v is not None and not isinstance(v, (Tensor, *PLAIN))}
+    return Attributes(found, {name: [*_values(value)] for name, value in held.items()})
 
 
 def _is_own_name(name: str) -> bool:
@@ -96,9 +94,9 @@ def _values(value: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
     elif isinstance(value, int) and type(value) is not bool:
         yield int.__add__(value, 0)  # some of ours note who asks what they are
     elif isinstance(value, (Number, str, bytes)):
-        yield value
+        yield value if value == value else "nan"
     elif not (isinstance(value, PLAIN) or is_config(value) or id(value) in around):
-        for _, part in [*(parts(value) or ())][:MOST]:
+        for _, part in [*islice(parts(value) or (), MOST)]:
             yield from _values(part, (*around, id(value)))
 
 
