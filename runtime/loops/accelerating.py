@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP, TP
+from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.modules.local import mesh_of
 from shardwright.runtime.rows.own_rows import takes_own_rows
 from shardwright.runtime.state.gather import full_tensors
@@ -33,6 +34,7 @@ class SplitAccelerator(Accelerator):
     """
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
+        _mesh(model)  # what is refused leaves nothing of accelerate's, whose state is for all
         super().__init__(**options)
         self.count_copies(model)
 
@@ -42,11 +44,7 @@ class SplitAccelerator(Accelerator):
         Raises:
             UsageError: no plan was applied to `model`, or its ranks pass their own rows.
         """
-        mesh = mesh_of(model)
-        if mesh is None:
-            raise UsageError(f"this {type(model).__name__} is not split: use accelerate's own")
-        if takes_own_rows(model):
-            raise UsageError('ranks of a copy get the same batches: apply the plan with cp="whole"')
+        mesh = _mesh(model)
         mine = dist.get_rank()
         for group in mesh.process_groups(mesh.groups.keys() & {TP, CP}):
             mine = min(_of_each(mine, group))
@@ -99,6 +97,20 @@ class SplitAccelerator(Accelerator):
         """Parameters and buffers, whole on every rank; all ranks call it."""
         inner: Any = self.unwrap_model(model) if unwrap else model
         return full_tensors(inner, inner.state_dict())
+
+
+def _mesh(model: nn.Module) -> Mesh:
+    """The ranks that share `model`.
+
+    Raises:
+        UsageError: as `SplitAccelerator.count_copies`.
+    """
+    mesh = mesh_of(model)
+    if mesh is None:
+        raise UsageError(f"this {type(model).__name__} is not split: use accelerate's own")
+    if takes_own_rows(model):
+        raise UsageError('ranks of a copy get the same batches: apply the plan with cp="whole"')
+    return mesh
 
 
 def _of_each(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
