@@ -133,19 +133,19 @@ def tensors(value: Any) -> list[tuple[str, Tensor]]:
 
 
 def returned(output: Any, takes: Container[str]) -> Iterator[tuple[str, Any]]:
-    """The `leaves` of what a module gives out that takes arguments of these names.
+    """The `leaves` of what a module gives out, which takes these arguments, but for state."""
+    return (found for slot, value in but_state(output, takes) for found in leaves(value, slot))
 
-    But for state: an object of a class of its own that it also takes, by the name under which it
-    gives it. What ranks put into such a cache is what they get back, each its part.
+
+def but_state(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
+    """What a module gives out that takes arguments of these names, by its slots, but for state.
+
+    That is an object of a class of its own that it also takes, by the name under which it gives it.
+    What ranks put into such a cache is what they get back, each its part.
     """
     if (by_name := named(output)) is None:
-        return leaves(output)
-    return (
-        found
-        for name, value in by_name.items()
-        if not (name in takes and is_own(value))
-        for found in leaves(value, str(name))
-    )
+        return [("", output)]
+    return [(str(n), v) for n, v in by_name.items() if not (n in takes and is_own(v))]
 
 
 def state_of(output: Any, module: nn.Module) -> dict[str, Any]:

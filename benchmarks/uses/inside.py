@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from benchmarks.uses.subject import Subject, Unfit, blocks, tensors, use, weigh
-
-OF_TORCH = {*vars(nn.Module()), "forward"}
-"""Attributes that are none of a module's own."""
+from shardwright.runtime.noticed.changes import OF_TORCH
 
 
 @use()

@@ -35,9 +35,8 @@ from shardwright.planner.trace.record import Call, Record
 from shardwright.planner.trace.recording_modes import ATTENTION, Functional, Recorder
 from shardwright.planner.trace.states import States
 from shardwright.planner.trace.traced_calls import Run, Runner, State, dtype_of
-from shardwright.planner.trace.users_values import but_state
 from shardwright.planner.trace.values import pairs
-from shardwright.runtime.slots import returned
+from shardwright.runtime.slots import but_state, returned
 
 
 def record(
@@ -79,8 +78,9 @@ def record(
         given_out: list[torch.Tensor] = []
 
         def end(state: State, result: Any) -> None:
-            seen_by_users(but_state(module.get_submodule(runs[len(found)].module), result))
-            gave = _given(module.get_submodule(runs[len(found)].module), result)
+            called = module.get_submodule(runs[len(found)].module)
+            seen_by_users(but_state(result, signature(called.forward).parameters))
+            gave = _given(called, result)
             states.end(state, [x for _, x in gave])
             found.append([(slot, inner(x)) for slot, x in gave])
             given_out.extend(x for _, x in gave)

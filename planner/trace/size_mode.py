@@ -58,11 +58,11 @@ class SizeMode(TorchFunctionMode):
             for value in tree_leaves((args, kwargs)):
                 if isinstance(value, SourcedInt):
                     notes.counted |= reads_of(value.expression)
-                    if name == "arange":  # positions are of the whole
-                        notes.fixed |= reads_of(value.expression)
-        for value in () if name == "arange" else numbers_of(name, args, kwargs):
-            if isinstance(value, SourcedInt):
+        for value in numbers_of(name, args, kwargs):
+            if isinstance(value, SourcedInt) and name != "arange":
                 notes.as_number(value.expression)
+            elif isinstance(value, SourcedInt):  # the trial sees to attributes
+                notes.fixed |= reads_of(value.expression)
         if name in SIZED:
             return notes.sized(out, size_facts.of_sizes(name, args, kwargs, out))
         if name == "repeat" and not kwargs:

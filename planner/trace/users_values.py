@@ -20,7 +20,7 @@ from shardwright.planner.trace.calls import Call, Calls
 from shardwright.planner.trace.kept_contents import NOT_KEPT
 from shardwright.planner.trace.traced_calls import Run, Runner, State
 from shardwright.runtime.noticed.changes import is_config
-from shardwright.runtime.slots import PLAIN, is_own, named, parts
+from shardwright.runtime.slots import PLAIN, but_state, parts
 
 GIVES, KEEPS = "gives", "keeps"
 """What values are noted as: those that a run gives out, and those in an attribute."""
@@ -47,8 +47,9 @@ class UsersValues:
         return Runner(self.root, begin, self._end, on_fake=True)
 
     def _end(self, _: State, output: Any) -> None:
-        module = self.root.get_submodule(self._paths[-1])
-        self._note(self._paths[-1], GIVES, (), but_state(module, output))
+        takes = signature(self.root.get_submodule(self._paths[-1]).forward).parameters
+        given = [value for _, value in but_state(output, takes)]
+        self._note(self._paths[-1], GIVES, (), given)
         for i, (path, module) in enumerate(self._modules):
             before, values = self._attributes[i], vars(module)
             if not before.held and _same(before.values, values):
@@ -98,11 +99,3 @@ def _values(value: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
     elif not (isinstance(value, PLAIN) or is_config(value) or id(value) in around):
         for _, part in [*islice(parts(value) or (), MOST)]:
             yield from _values(part, (*around, id(value)))
-
-
-def but_state(module: nn.Module, output: Any) -> list[Any]:
-    """What a call of `module` gave out, but for caches: what it takes by the same name."""
-    takes, by_name = signature(module.forward).parameters, named(output)
-    if by_name is None:
-        return [output]
-    return [v for name, v in by_name.items() if not (name in takes and is_own(v))]
