@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.made.modules import sources
+from tests.made.modules import ROOMS, sources
 from tests.made.outcome import BUGS, Outcome, outcome
 
 
@@ -25,11 +25,18 @@ from tests.made.outcome import BUGS, Outcome, outcome
 @click.option("--seed", "number", default=0, help="Of hypothesis.")
 @click.option("--count", default=200, help="Modules.")
 @click.option("--longest", default=9, help="Statements in the model's own code.")
+@click.option("--often", default="parts", type=click.Choice([*ROOMS]), help="What is drawn often.")
 @click.option("--tp", "ranks", multiple=True, type=int, help="Ranks; by default 2, and 3.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where sources are written.")
 @click.option("--one", type=click.Path(path_type=Path), help="A source, in place of others.")
 def main(
-    number: int, count: int, longest: int, ranks: tuple[int, ...], folder: Path | None, one: Path
+    number: int,
+    count: int,
+    longest: int,
+    often: str,
+    ranks: tuple[int, ...],
+    folder: Path | None,
+    one: Path,
 ) -> None:
     """Run made modules, split and whole."""
     tps = ranks or (2, 3)
@@ -48,7 +55,7 @@ def main(
         max_examples=count, database=None, phases=[Phase.generate], deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )  # fmt: skip
-    @given(sources(longest))
+    @given(sources(longest, often))
     def each(source: str) -> None:
         tp = tps[sum(counts.values()) % len(tps)]
         with tempfile.TemporaryDirectory() as place:

@@ -29,6 +29,24 @@ class Var(NamedTuple):
         return number(self.dims[-1]) if self.dims else None
 
 
+class Block(NamedTuple):
+    """A class of blocks that may be used."""
+
+    kind: str
+    width: int
+    """Of what comes in."""
+
+    out: int
+    takes: bool
+    """Whether it is given a number, too."""
+
+    gives: bool
+    """Whether it gives one, too."""
+
+    keeps: tuple[str, ...]
+    """Its attributes with numbers."""
+
+
 class Unfit(Exception):
     """There is nothing that the drawn statement could be about."""
 
@@ -39,13 +57,19 @@ class Code:
     Args:
         draw: What draws.
         inputs: The tensors that it is given.
-        blocks: Names of classes of blocks that may be used, and their widths in and out.
+        blocks: What blocks may be used.
+        numbers: Names of numbers that it is given.
     """
 
     def __init__(
-        self, draw: Draw, inputs: Sequence[Var], blocks: Sequence[tuple[str, int, int]] = ()
+        self,
+        draw: Draw,
+        inputs: Sequence[Var],
+        blocks: Sequence[Block] = (),
+        numbers: Sequence[str] = (),
     ) -> None:
         self.draw, self.vars, self.blocks = draw, list(inputs), blocks
+        self.numbers = ["b", "t", *numbers]
         self.init: list[str] = []
         self.lines: list[str] = []
         self.count = 0

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from benchmarks.uses.subject import tensors
 from shardwright.errors import ShardwrightError
@@ -82,8 +81,11 @@ def _wanted(model: nn.Module, args: tuple[Tensor, ...], trains: bool) -> Any:
     return None if _apart(found, other, 1e2 * EXACT) else found
 
 
-def _shown(model: nn.Module, args: tuple[Tensor, ...], trains: bool) -> dict[str, Tensor]:
-    """Outputs, gradients of all that is given and owned, and buffers, after two passes."""
+def _shown(model: nn.Module, args: tuple[Tensor, ...], trains: bool) -> dict[str, Any]:
+    """What is given out, gradients of all that is given and owned, and what is left behind.
+
+    That is after two passes: in buffers, and in attributes for users to see.
+    """
     for module in model.modules():
         for name in [
             n for n in vars(module) if n[0] == "p" and isinstance(getattr(module, n), float)
@@ -93,22 +95,40 @@ def _shown(model: nn.Module, args: tuple[Tensor, ...], trains: bool) -> dict[str
     given = [x.clone().requires_grad_(x.is_floating_point()) for x in args]
     results = [model(*given) for _ in range(2)]
     outputs = [tensors(result) for result in results]
-    sizes = [x for x in tree_leaves(results) if isinstance(x, int)]
+    left = [
+        (f"{path}.{name}", value)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name.startswith("seen")
+    ]
     (weigh(outputs) / 10).backward()
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     held = {n: x.clone() for n, x in model.named_buffers() if x.is_floating_point()}
     out = {f"output {i}.{k}": x for i, o in enumerate(outputs) for k, x in enumerate(o)}
-    out |= {f"number {i}": torch.tensor(x) for i, x in enumerate(sizes)}
+    out |= {f"in {name} {i}": x for name, value in left for i, x in enumerate(tensors(value))}
     out |= {f"gradient of input {i}": x.grad for i, x in enumerate(given) if x.grad is not None}
-    return {n: x.detach() for n, x in (out | full_tensors(model, grads | held)).items()}
+    out |= full_tensors(model, grads | held)
+    plain = {"plain values": _plain(results)} | {f"in {n}": _plain(value) for n, value in left}
+    return {n: x.detach() for n, x in out.items()} | plain
 
 
-def _run(model: nn.Module, source: str, plan: Plan, wanted: list[dict[str, Tensor]]) -> Outcome:
+def _plain(value: Any) -> str:
+    """What is around tensors, as text."""
+    if isinstance(value, Tensor):
+        return str(value.dtype)
+    if isinstance(value, dict):
+        return str({_plain(k): _plain(v) for k, v in value.items()})
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__}({', '.join(map(_plain, value))})"
+    return _plain(vars(value)) if hasattr(value, "__dict__") else repr(value)
+
+
+def _run(model: nn.Module, source: str, plan: Plan, wanted: list[dict[str, Any]]) -> Outcome:
     share = plan.predicted.parameter_bytes[0] / max(plan.predicted.unsharded_bytes, 1)
     refused = ""
     for (sizes, trains), want in zip(CALLS, wanted, strict=True):
 
-        def rank(mesh: Mesh, sizes: Any = sizes, trains: bool = trains) -> dict[str, Tensor]:
+        def rank(mesh: Mesh, sizes: Any = sizes, trains: bool = trains) -> dict[str, Any]:
             return _shown(apply(copy.deepcopy(model), plan, mesh), _given(source, *sizes), trains)
 
         try:
@@ -124,12 +144,17 @@ def _run(model: nn.Module, source: str, plan: Plan, wanted: list[dict[str, Tenso
     return Outcome("refused" if refused else "equal", refused, share)
 
 
-def _apart(found: dict[str, Tensor], want: dict[str, Tensor], allowed: float) -> str:
+def _apart(found: dict[str, Any], want: dict[str, Any], allowed: float) -> str:
     """What differs, if something does."""
     if found.keys() != want.keys():
         return f"here or there alone: {', '.join(sorted(found.keys() ^ want.keys()))}"
     for name, x in want.items():
         y = found[name]
+        if isinstance(x, str):
+            if x != y:
+                return f"{name}: {y} for {x}"
+            continue
+        x, y = x.double(), y.double()
         if y.shape != x.shape:
             return f"{name} is {list(y.shape)} for {list(x.shape)}"
         scale = max(float(x.abs().max()), 1.0) if x.numel() else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.made.code import Code, Unfit, Var, is_number, number, plain
+from tests.made.numbers import a_number
 
 WIDTHS = (12, 12, 24, 24, 48, 18, 10, 7)
 """Most of them divide by 2 and 3."""
@@ -184,19 +185,32 @@ def block(code: Code) -> None:
     """A block, several of a kind behind each other, or one twice."""
     if not code.blocks:
         raise Unfit
-    kind, n, m = code.draw.pick(*code.blocks)
+    block = code.draw.pick(*code.blocks)
+    n, m, new = block.width, block.out, f"{block.kind}()"
     x = code.pick(lambda v: plain(v) and v.last == n)
+    k = code.name("k")
+    given = f", {k}" if block.takes else ""
+    given_out = f", {k}" if block.gives else ""
+    if block.takes:
+        code.lines.append(f"{k} = {a_number(code)}")
     if n == m and code.draw.flag():
-        layers = code.own(
-            "layers", f"nn.ModuleList({kind}() for _ in range({code.draw.size(2, 3)}))"
-        )
+        layers = code.own("layers", f"nn.ModuleList({new} for _ in range({code.draw.size(2, 3)}))")
+        layer = f"{layers}[0]"
         y = code.let(x.name, x.dims)
-        code.lines += [f"for layer in {layers}:", f"    {y.name} = layer({y.name})"]
-        return
-    layer = code.own("block", f"{kind}()")
-    y = code.let(f"{layer}({x.name})", (*x.dims[:2], (m,)))
-    if n == m and code.draw.flag():
-        code.let(f"{layer}({y.name} * 0.5)", y.dims)
+        code.lines += [
+            f"for layer in {layers}:",
+            f"    {y.name}{given_out} = layer({y.name}{given})",
+        ]
+    else:
+        layer = code.own("block", new)
+        y = Var(code.name("v"), (*x.dims[:2], (m,)))
+        code.lines.append(f"{y.name}{given_out} = {layer}({x.name}{given})")
+        if n == m and code.draw.flag():
+            code.lines.append(f"{y.name}{given_out} = {layer}({y.name} * 0.5{given})")
+        code.vars.append(y)
+    code.numbers += [f"{layer}.{name}" for name in block.keeps]
+    if block.takes or block.gives:
+        code.numbers.append(k)
 
 
 STATEMENTS = (
