@@ -119,8 +119,9 @@ def seen_by_users(value: Any, around: tuple[int, ...] = ()) -> None:
     if isinstance(value, SourcedInt):
         value.provenance.as_number(value.expression)
     elif not (isinstance(value, (torch.Tensor, *PLAIN)) or is_config(value) or id(value) in around):
-        for _, part in [*(parts(value) or ())]:
-            seen_by_users(part, (*around, id(value)))
+        for pair in [*(parts(value) or ())]:  # numbers may be keys, too
+            for part in pair:
+                seen_by_users(part, (*around, id(value)))
 
 
 def expression_of(value: int) -> Expression:

@@ -96,6 +96,9 @@ def _values(value: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
         yield int.__add__(value, 0)  # some of ours note who asks what they are
     elif isinstance(value, (Number, str, bytes)):
         yield value if value == value else "nan"
+    elif isinstance(value, (slice, range)):
+        yield from _values((value.start, value.stop, value.step))
     elif not (isinstance(value, PLAIN) or is_config(value) or id(value) in around):
-        for _, part in [*islice(parts(value) or (), MOST)]:
-            yield from _values(part, (*around, id(value)))
+        for pair in [*islice(parts(value) or (), MOST)]:  # numbers may be keys, too
+            for part in pair:
+                yield from _values(part, (*around, id(value)))

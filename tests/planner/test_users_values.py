@@ -61,6 +61,9 @@ SEEN: dict[str, Callable[[Tensor], Any]] = {
     "root": lambda h: math.isqrt(h.shape[-1]),
     "no number": lambda h: (float("nan"), h.numel()),
     "list": lambda h: ["x"] * h.shape[-1],
+    "key": lambda h: {h.shape[-1] % 40: "x"},
+    "slice": lambda h: slice(0, h.shape[-1]),
+    "range": lambda h: range(h.shape[-1]),
     "positions": lambda h: torch.arange(h.shape[-1]),
     "which": lambda h: h.detach() > 0,
 }
