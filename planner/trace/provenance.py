@@ -23,10 +23,20 @@ from shardwright.planner.trace.expressions import (
     Expression,
     SizeFact,
     attributes_of,
+    is_mixed,
+    is_product,
     reads_of,
 )
 from shardwright.runtime.noticed.changes import is_config
 from shardwright.runtime.slots import PLAIN, parts
+
+
+ASKING = """
+__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __mod__ __rmod__ __divmod__ __rdivmod__ __int__ __round__
+__floor__ __ceil__ __trunc__ __abs__ __repr__ __str__ __format__ __and__ __rand__ __or__ __ror__
+__xor__ __rxor__ __lshift__ __rlshift__ __rshift__ __rrshift__ __invert__
+""".split()
+"""Methods of integers whose results remember nothing."""
 
 
 @dataclass
@@ -79,6 +89,14 @@ class Provenance:
         self.pinned |= attributes_of(expression)
         self.fixed |= reads_of(expression)
 
+    def as_question(self, expression: Expression) -> None:
+        """Note that code asks for the value of `expression`, of which the trial compares one.
+
+        Where it hangs on sizes of the model and on those of a call, other calls have others.
+        """
+        if is_mixed(expression):
+            self.as_number(expression)
+
     def close(self) -> None:
         """Keep, of all tensors that were read, those that something hangs on."""
         numbers = {n for _, fact in self.sizes for n, _ in reads_of(fact.expression)}
@@ -105,7 +123,7 @@ class SourcedInt(int):
 
     def __neg__(self) -> SourcedInt:
         expression = ("-", ("constant", 0), self.expression)
-        return SourcedInt.make(-int(self), expression, self.provenance)
+        return SourcedInt.make(int.__neg__(self), expression, self.provenance)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return int, (int(self),)
@@ -133,6 +151,8 @@ def _keep(symbol: str, method: str, swapped: bool) -> Any:
     def apply(self: SourcedInt, other: Any) -> Any:
         result = getattr(int, method)(self, other)
         if type(other) not in (int, SourcedInt) or result is NotImplemented:
+            if isinstance(other, float):
+                self.provenance.as_question(self.expression)
             return result
         left, right = (other, self) if swapped else (self, other)
         expression = (symbol, expression_of(left), expression_of(right))
@@ -149,8 +169,23 @@ def _pin(method: str) -> Any:
     return apply
 
 
+def _ask(method: str) -> Any:
+    def apply(self: SourcedInt, *others: Any) -> Any:
+        other = others[0] if others else None
+        if not isinstance(other, SourcedInt):
+            if type(other) is not int or other or not is_product(self.expression):
+                self.provenance.as_question(self.expression)
+        elif method not in ("__eq__", "__ne__"):  # two that are equal are so in all calls
+            self.provenance.as_question(("-", self.expression, other.expression))
+        return getattr(int, method)(self, *others)
+
+    return apply
+
+
 for _symbol, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordiv")):
     setattr(SourcedInt, f"__{_name}__", _keep(_symbol, f"__{_name}__", False))
     setattr(SourcedInt, f"__r{_name}__", _keep(_symbol, f"__r{_name}__", True))
 for _name in ("__pow__", "__rpow__", "__truediv__", "__rtruediv__", "__float__"):
     setattr(SourcedInt, _name, _pin(_name))
+for _name in ASKING:
+    setattr(SourcedInt, _name, _ask(_name))

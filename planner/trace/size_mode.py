@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from shardwright.planner.trace.size_functions import (
 )
 
 
+COUNTS = {"numel", "nelement"}
+
+
 class SizeMode(TorchFunctionMode):
     """Hands plain integers to torch's functions, and notes in `provenance` what they were."""
 
@@ -39,6 +43,10 @@ class SizeMode(TorchFunctionMode):
             found = notes.read(args[0], func(args[0]))
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
             return found if dim is None else found[int(dim)]
+        if name in COUNTS and not args[1:] and not kwargs:
+            return math.prod(notes.read(args[0], args[0].shape))
+        if name == "stride" and args[0].is_contiguous():
+            return _stride(notes.read(args[0], args[0].shape), *args[1:], **kwargs)
         if name == "__getitem__":
             args = (args[0], _lists_to_slices(args[1]))
         if name == "one_hot":
@@ -92,13 +100,19 @@ class SizeMode(TorchFunctionMode):
             self.provenance.sized(channels, [fact])
 
 
+def _stride(sizes: tuple[Any, ...], dim: int | None = None) -> Any:
+    """The strides of a contiguous tensor of these sizes, or that of one dim."""
+    strides = tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
+    return strides if dim is None else strides[dim]
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, SourcedInt):
-        return int(value)
+        return int.__int__(value)
     if type(value) in (tuple, list):
         return type(value)(_plain(v) for v in value)
     if isinstance(value, torch.Size):
-        return torch.Size(int(v) for v in value)
+        return torch.Size(_plain(v) for v in value)
     if isinstance(value, slice):
         return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
     return value

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shardwright.runtime.api import apply
-from tests.planner.equal import assert_equal, features, planned
+from tests.planner.equal import RUN, TRACED, assert_equal, features, planned
 from tests.ranks import run_ranks
 
 
@@ -124,6 +124,30 @@ NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_numbers_that_functions_compute_with_are_of_the_whole(what: str, tp: int) -> None:
     model = Computes(NUMBERS[what]).double()
     plan = planned(copy.deepcopy(model), features(16), tp)
+    assert_equal(model, features(16), plan, collectives=False)
+
+
+ASKED: dict[str, Callable[[Tensor], bool]] = {
+    "elements": lambda h: h.numel() > 600,
+    "product": lambda h: math.prod(h.shape) > 600,
+    "plain": lambda h: int(h.numel()) > 600,
+    "half": lambda h: h.numel() * 0.5 > 300,
+    "stride": lambda h: h.stride(0) >= 300,
+    "rest": lambda h: h.shape[1] * h.shape[2] % 19 == 15,
+    "text": lambda h: "9" in f"{h.numel()}",
+    "merged": lambda h: h.flatten(1).shape[-1] > 280,
+    "longer": lambda h: h.shape[1] > h.shape[2] // 8,
+}
+"""Of the whole the same as of half in the trace, and not in a call."""
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_questions_about_sizes_of_run_time_and_of_the_model_are_of_the_whole(what: str) -> None:
+    ask = ASKED[what]
+    answers = [[ask(torch.empty(*sizes, n)) for n in (32, 64)] for sizes in (TRACED, RUN)]
+    assert answers[0][0] == answers[0][1] and answers[1][0] != answers[1][1]
+    model = Computes(lambda h: torch.tensor(2.0 if ask(h) else 1.0)).double()
+    plan = planned(copy.deepcopy(model), features(16), 2)
     assert_equal(model, features(16), plan, collectives=False)
 
 
