@@ -92,7 +92,9 @@ class Objects:
             if isinstance(value, torch.device):
                 out.put(Change(place, device, False))
             elif isinstance(value, int) and type(value) not in (int, bool):
-                out.put(Change(place, int.__int__(value), False))  # it remembers where it comes from
+                out.put(
+                    Change(place, int.__int__(value), False)
+                )  # it remembers where it comes from
         out.take_stock()
         return out
 

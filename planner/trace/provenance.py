@@ -30,11 +30,10 @@ from shardwright.planner.trace.expressions import (
 from shardwright.runtime.noticed.changes import is_config
 from shardwright.runtime.slots import PLAIN, parts
 
-
 ASKING = """
 __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __mod__ __rmod__ __divmod__ __rdivmod__ __int__ __round__
-__floor__ __ceil__ __trunc__ __abs__ __repr__ __str__ __format__ __and__ __rand__ __or__ __ror__
-__xor__ __rxor__ __lshift__ __rlshift__ __rshift__ __rrshift__ __invert__
+__floor__ __ceil__ __trunc__ __abs__ __hash__ __repr__ __str__ __format__ __and__ __rand__
+__or__ __ror__ __xor__ __rxor__ __lshift__ __rlshift__ __rshift__ __rrshift__ __invert__
 """.split()
 """Methods of integers whose results remember nothing."""
 

@@ -22,7 +22,6 @@ from shardwright.planner.trace.size_functions import (
     numbers_of,
 )
 
-
 COUNTS = {"numel", "nelement"}
 
 
@@ -45,6 +44,8 @@ class SizeMode(TorchFunctionMode):
             return found if dim is None else found[int(dim)]
         if name in COUNTS and not args[1:] and not kwargs:
             return math.prod(notes.read(args[0], args[0].shape))
+        if name == "__len__" and args[0].dim():  # len() forgets where it comes from
+            notes.as_question(expression_of(notes.read(args[0], args[0].shape)[0]))
         if name == "stride" and args[0].is_contiguous():
             return _stride(notes.read(args[0], args[0].shape), *args[1:], **kwargs)
         if name == "__getitem__":

@@ -170,7 +170,13 @@ SEEN = (
 )
 """What users see of numbers `n` and `m`."""
 
-OF_TENSORS = ("{x}.shape", "tuple({x}.shape)", "[*{x}.size()]", "{x}.detach() > 0", "{x}.argmax(-1)")
+OF_TENSORS = (
+    "{x}.shape",
+    "tuple({x}.shape)",
+    "[*{x}.size()]",
+    "{x}.detach() > 0",
+    "{x}.argmax(-1)",
+)
 """What users see of a tensor."""
 
 

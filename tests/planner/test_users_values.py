@@ -136,6 +136,8 @@ ASKED: dict[str, Callable[[Tensor], bool]] = {
     "rest": lambda h: h.shape[1] * h.shape[2] % 19 == 15,
     "text": lambda h: "9" in f"{h.numel()}",
     "merged": lambda h: h.flatten(1).shape[-1] > 280,
+    "length": lambda h: len(h.flatten(1)[0]) > 280,
+    "key": lambda h: h.numel() in {896},
     "longer": lambda h: h.shape[1] > h.shape[2] // 8,
 }
 """Of the whole the same as of half in the trace, and not in a call."""
