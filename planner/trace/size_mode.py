@@ -38,6 +38,8 @@ class SizeMode(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.shape:
             return notes.read(args[0], func(*args))
+        if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.nbytes:
+            return math.prod(notes.read(args[0], args[0].shape)) * args[0].element_size()
         if name == "size" and isinstance(args[0], torch.Tensor):
             found = notes.read(args[0], func(args[0]))
             dim = args[1] if len(args) > 1 else kwargs.get("dim")

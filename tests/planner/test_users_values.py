@@ -56,6 +56,7 @@ SEEN: dict[str, Callable[[Tensor], Any]] = {
     "text": lambda h: f"{h.shape[-1]} features",
     "number of elements": lambda h: h.numel(),
     "stride": lambda h: h.stride(0),
+    "bytes": lambda h: h.nbytes > 600 * h.element_size(),
     "length": lambda h: len(h[0, 0]),
     "rest": lambda h: [h.shape[-1] % 40],
     "root": lambda h: math.isqrt(h.shape[-1]),
