@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from shardwright.planner.graph.trace_sizes import TRACE_ROWS
 from shardwright.planner.trace import size_facts
 from shardwright.planner.trace.expressions import SizeFact, reads_of
 from shardwright.planner.trace.provenance import Provenance, SourcedInt, expression_of
@@ -21,8 +22,6 @@ from shardwright.planner.trace.size_functions import (
     SPLIT,
     numbers_of,
 )
-
-COUNTS = {"numel", "nelement"}
 
 
 class SizeMode(TorchFunctionMode):
@@ -38,18 +37,12 @@ class SizeMode(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.shape:
             return notes.read(args[0], func(*args))
-        if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.nbytes:
-            return math.prod(notes.read(args[0], args[0].shape)) * args[0].element_size()
         if name == "size" and isinstance(args[0], torch.Tensor):
             found = notes.read(args[0], func(args[0]))
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
             return found if dim is None else found[int(dim)]
-        if name in COUNTS and not args[1:] and not kwargs:
-            return math.prod(notes.read(args[0], args[0].shape))
-        if name == "__len__" and args[0].dim():  # len() forgets where it comes from
-            notes.as_question(expression_of(notes.read(args[0], args[0].shape)[0]))
-        if name == "stride" and args[0].is_contiguous():
-            return _stride(notes.read(args[0], args[0].shape), *args[1:], **kwargs)
+        if (asked := _asked(name, func)) and (sizes := _known(args[0])) is not None:
+            return asked(notes.read(args[0], sizes), args[0], *args[1:], **kwargs)
         if name == "__getitem__":
             args = (args[0], _lists_to_slices(args[1]))
         if name == "one_hot":
@@ -103,10 +96,42 @@ class SizeMode(TorchFunctionMode):
             self.provenance.sized(channels, [fact])
 
 
-def _stride(sizes: tuple[Any, ...], dim: int | None = None) -> Any:
-    """The strides of a contiguous tensor of these sizes, or that of one dim."""
+def _count(sizes: tuple[Any, ...], x: torch.Tensor) -> Any:
+    return math.prod(sizes)
+
+
+def _bytes(sizes: tuple[Any, ...], x: torch.Tensor) -> Any:
+    return math.prod(sizes) * x.element_size()
+
+
+def _length(sizes: tuple[Any, ...], x: torch.Tensor) -> int:
+    if sizes and isinstance(size := sizes[0], SourcedInt):  # len() forgets where it comes from
+        size.provenance.as_question(size.expression)
+    return len(x)
+
+
+def _stride(sizes: tuple[Any, ...], x: torch.Tensor, dim: int | None = None) -> Any:
+    if not x.is_contiguous():
+        return x.stride() if dim is None else x.stride(dim)
     strides = tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
     return strides if dim is None else strides[dim]
+
+
+ASKED = {"numel": _count, "nelement": _count, "__len__": _length, "stride": _stride}
+"""What is asked of a tensor by name: a function of its sizes, which know where they come from."""
+
+
+def _asked(name: str, func: Any) -> Any:
+    """What answers a question about sizes other than these themselves."""
+    if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.nbytes:
+        return _bytes
+    return ASKED.get(name)
+
+
+def _known(x: torch.Tensor) -> tuple[int, ...] | None:
+    """The sizes of `x`, where only data has none of them."""
+    sizes = x.shape
+    return None if any(n and n % TRACE_ROWS == 0 for n in sizes) else sizes
 
 
 def _plain(value: Any) -> Any:
