@@ -33,6 +33,8 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plans")
 
 
+# Uses ignore warnings, but that is of the process, and ranks are threads: one ends as another runs.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("model", "tp", "use"), CASES)
 def test_equals_the_whole_model_or_is_refused(plans: Path, model: str, tp: int, use: str) -> None:
     case = partial(compared, str(plans))
