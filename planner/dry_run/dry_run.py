@@ -13,6 +13,7 @@ from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.like_blocks import LikeBlocks, like_earlier
 from shardwright.planner.dry_run.local_run import Mismatch, run_local
+from shardwright.planner.dry_run.repeats import Repeat, as_planned
 from shardwright.planner.trace.calls import Calls
 from shardwright.planner.trace.hollow import Hollow
 from shardwright.planner.trace.on_fake import calls_of
@@ -34,6 +35,7 @@ class DryRun:
     opaque: Opaque
     watched: Sequence[tuple[str, str, str]]
     alike: Sequence[Stack] = ()
+    repeats: Sequence[Repeat] = ()
     _whole: dict[bool, Whole] = field(default_factory=dict, init=False)
 
     def mismatch(
@@ -57,7 +59,7 @@ class DryRun:
             spoken = {n: m for n, m in plan.modules.items() if "*" in n or n in here}
             part = plan.model_copy(update={"modules": spoken}) if self.stacks or hollow else plan
             blocks = LikeBlocks(self.alike, whole.left_out, Hollow(hollow.values()))
-            how = (self.opaque, whole.calls, blocks)
+            how = (self.opaque, as_planned(self.repeats, sizes), whole.calls, blocks)
             found = run_local(self.root, self.runs, part, coords, predicted, *how)
         wrong = found is not None or blocks.hollow.asked
         if wrong and whole.left_out:  # what was left out may be why

@@ -18,7 +18,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.like_blocks import LikeBlocks
-from shardwright.planner.trace.calls import Calls, difference
+from shardwright.planner.trace.calls import Calls, Repeats, difference
 from shardwright.planner.trace.duplicate import duplicated
 from shardwright.planner.trace.on_fake import follow, run_and_note
 from shardwright.planner.trace.opaque import Opaque
@@ -43,12 +43,14 @@ def run_local(
     coords: Coords,
     predicted: Mapping[tuple[str, str], list[tuple[int, ...]]],
     opaque: Opaque,
+    repeats: Repeats,
     whole_calls: Calls | None,
     blocks: LikeBlocks,
 ) -> Mismatch | None:
     """Apply `plan` to a copy of `root` without a process group, make `runs`, compare shapes.
 
-    With `whole_calls`, compare what its code calls as well. Of `blocks`, like ones run once.
+    With `whole_calls`, compare what its code calls, and `repeats`, as well. Of `blocks`, like ones
+    run once.
     """
     training = [c.model_copy(update={"training": True}) for c in plan.calls]
     drawing = plan.model_copy(update={"calls": training})  # whatever ranks draw random numbers for
@@ -63,7 +65,8 @@ def run_local(
         try:
             with blocks.hollow.guarded(entered):
                 noted = run_and_note(local, runs, entered, opaque)
-            if whole_calls is not None and (other := difference(whole_calls, noted)) is not None:
+            other = whole_calls and difference(whole_calls, noted, repeats)
+            if other is not None:
                 found.append(Mismatch(*other))
         except Exception as error:  # whatever model code raises on sizes it does not expect
             first = str(error).strip().split("\n")[0]

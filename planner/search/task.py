@@ -16,6 +16,7 @@ from shardwright.planner.contract.mesh import CP, TP, Coords, coords_of
 from shardwright.planner.contract.plan_file import Workload
 from shardwright.planner.dry_run.between_blocks import between_blocks
 from shardwright.planner.dry_run.dry_run import DryRun
+from shardwright.planner.dry_run.repeats import repeats_of
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin
@@ -131,11 +132,13 @@ class Task:
         brief = len(self.source.further) if stacks else 0
         origin = self.unfolded.origin
         watched = [(m, slot, origin[t]) for m, slot, t in self.unfolded.graph.watched]
-        full = DryRun(root, (), runs[: len(runs) - brief], self.untraced, watched, stacks)
+        again = [*repeats_of(self.unfolded.graph, origin)]
+        full = DryRun(root, (), runs[: len(runs) - brief], self.untraced, watched, stacks, again)
         if not stacks:
             return [full]
         opaque = self._opaque({n: n for n in self.graph.untraced})
-        return [full, DryRun(root, stacks, runs, opaque, self.graph.watched)]
+        again = [*repeats_of(self.graph)]
+        return [full, DryRun(root, stacks, runs, opaque, self.graph.watched, (), again)]
 
     @property
     def numbered(self) -> bool:

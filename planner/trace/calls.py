@@ -10,7 +10,8 @@ are compared where a part is given a tensor of the whole's shape: the same eleme
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from shardwright.planner.trace.size_functions import (
     REPEATING,
     SIZED,
     SPLIT,
+    counts_of,
     numbers_of,
 )
 
@@ -61,6 +63,14 @@ RUNS = "runs"
 
 AT = "at places: "
 """What is before the function of a call that is noted for its places, and the operand's shape."""
+
+REPEATED = {AT + name for name in REPEATING}
+
+
+Numbers = tuple[Any, ...]
+
+Repeats = Mapping[tuple[str, Numbers], Container[Numbers]]
+"""What a call of `REPEATED` may be noted for on a part, by module and what it is on the whole."""
 
 
 class Entered(list[str]):
@@ -104,13 +114,22 @@ class Notes(TorchFunctionMode):
         """Note which elements of a tensor are taken."""
         with torch._C.DisableTorchFunction():
             shape = tuple(args[0].shape)
-        numbers = [*_numbers([*args[1:], *kwargs.values()], int)]
-        if name in REPEATING:  # what is made of a dim of length 1 is a size of the result
-            lengths = (*((1,) * (len(numbers) - len(shape))), *shape)[-len(numbers) :]
-            numbers = [n for n, length in zip(numbers, lengths, strict=True) if length > 1]
-        elif name == "repeat_interleave" and len(numbers) > 1 and shape[numbers[1]] == 1:
-            numbers = numbers[1:]
-        self.found.setdefault(self.entered[-1], []).append(Call(AT + name, (shape, *numbers)))
+        if name in REPEATING:
+            numbers = repeated(shape, counts_of(args, kwargs))
+        else:
+            numbers = (shape, *_numbers([*args[1:], *kwargs.values()], int))
+            if name == "repeat_interleave" and len(numbers) > 2 and shape[numbers[2]] == 1:
+                numbers = (shape, *numbers[2:])
+        self.found.setdefault(self.entered[-1], []).append(Call(AT + name, numbers))
+
+
+def repeated(shape: Sequence[int], counts: Sequence[int]) -> Numbers:
+    """What is noted of a tensor of a `shape` of which dims, the last ones, are repeated so often.
+
+    What dims of length 1 become is a size of the result.
+    """
+    pairs = zip(reversed(shape), reversed(counts), strict=False)
+    return tuple(shape), *[count for length, count in pairs if length > 1][::-1]
 
 
 def _numbers(values: Any, kind: Any) -> Iterator[Any]:
@@ -138,9 +157,14 @@ def _from_runtime() -> bool:
 
 
 def difference(
-    whole: Mapping[str, list[Call]], local: Mapping[str, list[Call]]
+    whole: Mapping[str, list[Call]],
+    local: Mapping[str, list[Call]],
+    repeats: Repeats = MappingProxyType({}),
 ) -> tuple[str, str] | None:
-    """The first module whose code computes otherwise on a part, and what it does there."""
+    """The first module whose code computes otherwise on a part, and what it does there.
+
+    Tensors are to be repeated as a plan has it; one that `repeats` does not have, nobody uses.
+    """
     for module, noted in whole.items():
         calls, mine = _computed(noted), _computed(local.get(module, []))
         for a, b in zip(calls, mine, strict=False):
@@ -148,7 +172,11 @@ def difference(
                 return module, f"its code calls {b} on a part, {a} on the whole"
         taken, here = _at_places(noted), _at_places(local.get(module, []))
         for a, b in zip(taken, here, strict=True) if len(taken) == len(here) else ():
-            if a.function == b.function and a.numbers[0] == b.numbers[0] and a != b:
+            if a.function in REPEATED:
+                right = b.numbers in repeats.get((module, a.numbers), [b.numbers])
+            else:
+                right = a == b or a.numbers[0] != b.numbers[0]
+            if a.function == b.function and not right:
                 return module, f"its code takes {b} on a part, {a} on the whole"
         if len(calls) != len(mine):
             return module, f"its code makes {len(mine)} calls on a part, {len(calls)} on the whole"

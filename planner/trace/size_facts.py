@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -45,15 +45,22 @@ def of_classes(out: Any, x: Any, num_classes: int = -1) -> list[SizeFact]:
     return [SizeFact(expression_of(num_classes), out.dim() - 1)] if num_classes >= 0 else []
 
 
-def of_repeats(x: torch.Tensor, counts: Any, out: torch.Tensor) -> list[SizeFact]:
-    """What is known of the dims that `x.repeat(*counts)` made of dims of length 1."""
-    flat = list(counts[0]) if counts and isinstance(counts[0], (tuple, list)) else list(counts)
-    skip, facts = out.dim() - x.dim(), list[SizeFact]()
-    for dim, count in enumerate(flat):
-        alone = dim < skip or x.shape[dim - skip] == 1
-        if isinstance(count, SourcedInt) and alone:
-            facts.append(SizeFact(count.expression, dim, place=dim))
-    return facts
+def of_repeats(
+    x: torch.Tensor, counts: Sequence[Any], out: torch.Tensor, lengths: Sequence[int]
+) -> Iterator[SizeFact]:
+    """What is known of the dims that `x`, of these `lengths`, has when repeated so often.
+
+    Only what is made of a dim of length 1 is as long as the count says.
+    """
+    skip = out.dim() - len(counts)
+    for dim, count in enumerate(counts, skip):
+        if isinstance(count, SourcedInt):
+            length = x.dim() - out.dim() + dim
+            if length < 0 or x.shape[length] == 1:
+                yield SizeFact(count.expression, dim, place=dim - skip)
+            else:
+                of = expression_of(lengths[length])
+                yield SizeFact(("*", count.expression, of), dim)
 
 
 def of_parts(args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Tensor, list[SizeFact]]]:

@@ -34,7 +34,7 @@ AT_PLACES = {"__getitem__", "select", "narrow", "chunk", "topk", "pad", "repeat_
 """Functions that take elements at places, or so many: of one tensor not the same with others."""
 
 REPEATING = {"repeat", "tile"}
-"""Functions that take counts for dims, the last one last: those of length 1 may become local."""
+"""Functions that take counts for dims, the last one last."""
 
 
 class Argument(NamedTuple):
@@ -64,3 +64,10 @@ def numbers_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
             yield args[place]
         elif key in kwargs:
             yield kwargs[key]
+
+
+def counts_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """How often a call of one of `REPEATING` repeats each dim."""
+    given = [*args[1:], *kwargs.values()]
+    listed = given and isinstance(given[0], (tuple, list))
+    return list(given[0]) if listed else given

@@ -18,8 +18,10 @@ from shardwright.planner.trace.size_functions import (
     COUNTING,
     CREATING,
     LITERAL,
+    REPEATING,
     SIZED,
     SPLIT,
+    counts_of,
     numbers_of,
 )
 
@@ -69,8 +71,9 @@ class SizeMode(TorchFunctionMode):
                 notes.fixed |= reads_of(value.expression)
         if name in SIZED:
             return notes.sized(out, size_facts.of_sizes(name, args, kwargs, out))
-        if name == "repeat" and not kwargs:
-            return notes.sized(out, size_facts.of_repeats(args[0], args[1:], out))
+        if name in REPEATING and args:
+            x, counts = args[0], counts_of(args, kwargs)
+            return notes.sized(out, size_facts.of_repeats(x, counts, out, notes.read(x, x.shape)))
         if name in SPLIT:
             parts = size_facts.of_parts(args, kwargs, out)
             return type(out)(notes.sized(x, facts) for x, facts in parts)

@@ -34,6 +34,9 @@ SEEN = "_shardwright_seen"
 """The attribute by which a cache knows where what is hidden was when it was hidden."""
 
 
+Marks = list[tuple[int, type]]
+
+
 class Caches:
     """The caches that one model, and copies of it, fill.
 
@@ -121,7 +124,7 @@ class Caches:
                 holder.__class__ = _sealed(type(holder), frozenset(names))
         if hasattr(value, "__dict__") and not any(holder is value for holder in walk.holders):
             sealed = [Sealed(holder, type(holder)) for holder in walk.holders]
-            vars(value)[SEEN] = _Seen(self, walk.containers, sealed)
+            vars(value)[SEEN] = _Seen(self, walk.containers, walk.inside, sealed)
 
     def among(self, output: Any, takes: Container[str]) -> Iterator[Any]:
         """The caches that a call gave out: state of its own that it `takes`, by the argument.
@@ -179,14 +182,16 @@ class _Seen:
     """What was hidden in a cache, and where: a step finds it there again, and need not look."""
 
     by: Caches
-    containers: list[tuple[dict[str, Any], str, Any, list[int]]]
+    containers: list[tuple[dict[str, Any], str, Any, Marks]]
     """Attributes with containers or further objects: all of the object, name, value, and in it."""
+    inside: list[Any]
+    """What is in these, but for tensors: while it is there nothing else gets its id."""
     sealed: list[Sealed]
 
     def still(self) -> bool:
         """Whether all is as it was: nothing came or went, and what was hidden is."""
         for variables, name, value, parts in self.containers:
-            if variables.get(name) is not value or [*map(id, _parts(value))] != parts:
+            if variables.get(name) is not value or _marks(value) != parts:
                 return False
         return not [holder for holder, kind in self.sealed if type(holder) is not kind]
 
@@ -196,12 +201,13 @@ class _Walk:
 
     Attributes:
         holders: They.
-        containers: The other attributes on the way to them: see `_Seen`.
+        containers, inside: The other attributes on the way to them: see `_Seen`.
     """
 
     def __init__(self, value: Any) -> None:
         self.holders: list[Any] = []
-        self.containers: list[tuple[dict[str, Any], str, Any, list[int]]] = []
+        self.containers: list[tuple[dict[str, Any], str, Any, Marks]] = []
+        self.inside: list[Any] = []
         self._visit(value)
 
     def _visit(self, value: Any) -> None:
@@ -212,7 +218,8 @@ class _Walk:
             if name in (SEEN, OWNER) or isinstance(part, Tensor):
                 continue
             if isinstance(part, (list, tuple, dict)) or is_own(part):
-                self.containers.append((vars(value), name, part, [*map(id, _parts(part))]))
+                self.containers.append((vars(value), name, part, _marks(part)))
+                self.inside += [x for x in _parts(part) if not isinstance(x, Tensor)]
             for each in _parts(part) if isinstance(part, (list, tuple, dict)) else (part,):
                 self._visit(each)
         if hidden or any(_holds(part) for name, part in vars(value).items() if name != SEEN):
@@ -223,6 +230,11 @@ def _parts(value: Any) -> Collection[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, (list, tuple)) else ()
+
+
+def _marks(value: Any) -> Marks:
+    """What is in a container, each told by its id and its type."""
+    return [*zip(map(id, _parts(value)), map(type, _parts(value)), strict=True)]
 
 
 def _holds(value: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
+from weakref import ref
 
 from torch import Tensor
 
@@ -21,17 +22,24 @@ SIMPLE = frozenset({Tensor, type(None), bool, int, float, str, tuple})
 
 
 class Given(NamedTuple):
-    """What may be filled: its argument, and the tensors in it before the call."""
+    """What may be filled: its argument, and the tensors in it before the call, by their ids.
+
+    One that code takes out is free to go, and another may have its id then.
+    """
 
     name: str
     value: Any
-    before: frozenset[int]
+    before: dict[int, ref[Tensor]]
+
+    def had(self, x: Tensor) -> bool:
+        """Whether `x` was in it."""
+        return id(x) in self.before and self.before[id(x)]() is x
 
 
 def may_be_filled(given: Mapping[str, Any], known: Container[str]) -> list[Given]:
     """Those of the arguments `given` that may be, but for caches that are `known` by name."""
     return [
-        Given(name, value, frozenset(id(x) for _, x in leaves(value)))
+        Given(name, value, {id(x): ref(x) for _, x in leaves(value) if isinstance(x, Tensor)})
         for name, value in given.items()
         if type(value) not in SIMPLE and name not in known and _may_be_filled(value)
     ]
@@ -52,7 +60,7 @@ def check_filled(found: list[Given], output: Any) -> None:
         if id(one.value) in given_out:
             continue
         for slot, x in leaves(one.value):
-            if isinstance(x, Tensor) and x.is_floating_point() and id(x) not in one.before:
+            if isinstance(x, Tensor) and x.is_floating_point() and not one.had(x):
                 raise UsageError(
                     f"the model's code has put a tensor into argument '{one.name}' ('{slot}' of a "
                     f"{type(one.value).__name__}): it may be this rank's part of it: let it give "

@@ -113,6 +113,7 @@ NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "chunk": lambda h: RANGE.chunk(h.shape[-1] // 16)[0].sum(),
     "topk": lambda h: RANGE.topk(h.shape[-1])[0].sum(),
     "repeat": lambda h: torch.ones(2).repeat(h.shape[-1]).sum(),
+    "repeat part": lambda h: h.mean(-1).repeat(h.shape[-1], 1).sum(0, keepdim=True).mT[:1],
     "tile": lambda h: torch.ones(2).tile(h.shape[-1]).sum(),
     "repeat_interleave": lambda h: torch.ones(2).repeat_interleave(h.shape[-1], 0).sum(),
     "pad": lambda h: F.pad(torch.ones(2), (0, h.shape[-1]), value=1.0).sum(),
@@ -133,6 +134,7 @@ ASKED: dict[str, Callable[[Tensor], bool]] = {
     "product": lambda h: math.prod(h.shape) > 600,
     "plain": lambda h: int(h.numel()) > 600,
     "half": lambda h: h.numel() * 0.5 > 300,
+    "bytes": lambda h: h.nbytes > 600 * h.element_size(),
     "stride": lambda h: h.stride(0) >= 300,
     "rest": lambda h: h.shape[1] * h.shape[2] % 19 == 15,
     "text": lambda h: "9" in f"{h.numel()}",
@@ -157,6 +159,9 @@ def test_questions_about_sizes_of_run_time_and_of_the_model_are_of_the_whole(wha
 NEW: dict[str, Callable[[Tensor], Tensor]] = {
     "full": lambda h: h.new_full((h.shape[-1],), 2.0) + torch.zeros(h.shape),
     "repeat": lambda h: torch.full((1, 1, 1), 2.0).repeat(1, 1, h.shape[-1]),
+    "repeat pairs": lambda h: torch.ones(2).repeat(h.shape[-1] // 2),
+    "tile pairs": lambda h: torch.arange(2.0).tile((h.shape[-1] // 2,)),
+    "repeat for nobody": lambda h: (torch.ones(2).repeat(h.shape[-1]), h)[1],
 }
 
 

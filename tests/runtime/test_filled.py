@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.runtime.api import apply
+from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -69,6 +70,20 @@ def test_parts_are_not_left_in_what_was_given(kind: Callable[[], Any]) -> None:
         torch.testing.assert_close(filled(split.layers[1], kind()), whole)  # its modules, alone
 
     run_ranks(2, work)
+
+
+def test_one_in_the_place_in_memory_of_what_went_is_new() -> None:
+    found = SimpleNamespace(h=torch.ones(3))
+    given, place = may_be_filled({"found": found}, ()), id(found.h)
+    check_filled(given, None)
+    del found.h
+    others = [torch.ones(3)]
+    while id(others[-1]) != place and len(others) < 10_000:
+        others.append(torch.ones(3))
+    assert id(others[-1]) == place
+    found.h = others[-1]
+    with pytest.raises(UsageError, match="has put a tensor into argument 'found'"):
+        check_filled(given, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
