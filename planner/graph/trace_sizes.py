@@ -1,5 +1,7 @@
 """Sizes with which models are traced: primes, so that nothing splits them by accident."""
 
+from collections.abc import Iterable
+
 TRACE_BATCH, TRACE_SEQ = 3, 19
 
 TRACE_SOURCE = 23
@@ -10,3 +12,8 @@ TRACE_STEP = 5
 
 TRACE_ROWS = 1009
 """How many rows data selects of tokens."""
+
+
+def has_rows(sizes: Iterable[int]) -> bool:
+    """Whether one of these sizes is a number of rows that data selects."""
+    return any(n and n % TRACE_ROWS == 0 for n in sizes)

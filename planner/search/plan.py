@@ -35,7 +35,7 @@ from shardwright.planner.emit.module_plans import folded, shapes
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph, Use
-from shardwright.planner.graph.trace_sizes import TRACE_ROWS
+from shardwright.planner.graph.trace_sizes import has_rows
 from shardwright.planner.problem.pins import as_table
 from shardwright.planner.search.solution import Solution, predicted
 from shardwright.planner.search.task import Task
@@ -184,7 +184,7 @@ def in_step(task: Task, layouts: Layouts) -> bool:
     every = task.ranks(layouts.states)
     of_wholes = draws_of(layouts)
     for name, draw in marks.drawn:
-        if by_data and any(n and n % TRACE_ROWS == 0 for n in tensors[name].shape):
+        if by_data and has_rows(tensors[name].shape):
             return False
         if draw.module in of_wholes:
             continue

@@ -85,7 +85,7 @@ def is_number(look: Any) -> bool:
 def plain(value: Any) -> Any:
     """A number that remembers where it comes from, or is hidden, as others are."""
     value = value.value if isinstance(value, Hidden) else value
-    return int.__int__(value) if isinstance(value, SourcedInt) else value
+    return value.plain if isinstance(value, SourcedInt) else value
 
 
 def _leaves(value: Any, slot: str, depth: int = 0) -> Iterator[tuple[str, Any]]:

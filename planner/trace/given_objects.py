@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from shardwright.planner.trace.data_dependent.unknown import Unknown
+from shardwright.planner.trace.provenance import SourcedInt
 
 Path = tuple[Any, ...]
 
@@ -91,10 +92,8 @@ class Objects:
         for place, value in out.parts.items():
             if isinstance(value, torch.device):
                 out.put(Change(place, device, False))
-            elif isinstance(value, int) and type(value) not in (int, bool):
-                out.put(
-                    Change(place, int.__int__(value), False)
-                )  # it remembers where it comes from
+            elif isinstance(value, SourcedInt):
+                out.put(Change(place, value.plain, False))
         out.take_stock()
         return out
 

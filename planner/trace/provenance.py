@@ -120,6 +120,11 @@ class SourcedInt(int):
         out.expression, out.provenance = expression, provenance
         return out
 
+    @property
+    def plain(self) -> int:
+        """Its value, of which nothing is remembered or noted."""
+        return int.__int__(self)
+
     def __neg__(self) -> SourcedInt:
         expression = ("-", ("constant", 0), self.expression)
         return SourcedInt.make(int.__neg__(self), expression, self.provenance)

@@ -71,7 +71,7 @@ def of_parts(args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Tensor, l
     alike = isinstance(sizes, int)
     each = [sizes] * len(out) if alike else list(sizes)  # type: ignore[arg-type]
     for i, (x, size) in enumerate(zip(out, each, strict=True)):
-        if isinstance(size, SourcedInt) and int.__int__(size) == x.shape[dim]:
+        if isinstance(size, SourcedInt) and size.plain == x.shape[dim]:
             yield x, [SizeFact(size.expression, int(dim), place=0 if alike else i)]
         else:
             yield x, []

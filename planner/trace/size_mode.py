@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.graph.trace_sizes import TRACE_ROWS
+from shardwright.planner.graph.trace_sizes import has_rows
 from shardwright.planner.trace import size_facts
 from shardwright.planner.trace.expressions import SizeFact, reads_of
 from shardwright.planner.trace.provenance import Provenance, SourcedInt, expression_of
@@ -133,13 +133,12 @@ def _asked(name: str, func: Any) -> Any:
 
 def _known(x: torch.Tensor) -> tuple[int, ...] | None:
     """The sizes of `x`, where only data has none of them."""
-    sizes = x.shape
-    return None if any(n and n % TRACE_ROWS == 0 for n in sizes) else sizes
+    return None if has_rows(x.shape) else x.shape
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, SourcedInt):
-        return int.__int__(value)
+        return value.plain
     if type(value) in (tuple, list):
         return type(value)(_plain(v) for v in value)
     if isinstance(value, torch.Size):

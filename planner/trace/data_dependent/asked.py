@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from shardwright.planner.graph.trace_sizes import TRACE_ROWS
+from shardwright.planner.graph.trace_sizes import TRACE_ROWS, has_rows
 from shardwright.planner.trace.data_dependent.branch_paths import answer_for_all
 from shardwright.planner.trace.data_dependent.drawn_arrays import DrawnArray
 from shardwright.planner.trace.data_dependent.known import on_data
@@ -186,14 +186,14 @@ class Asked(TorchFunctionMode):
     def _lengths(self, name: str, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The sizes of `x`, those that only data has among them."""
         sizes = tuple(x.size())
-        if all(n % TRACE_ROWS or not n for n in sizes):
+        if not has_rows(sizes):
             return func(x, *args, **kwargs)
         if name == "__len__":
-            return self.questions.length(sizes[0]) if sizes[0] % TRACE_ROWS == 0 else sizes[0]
+            return self.questions.length(sizes[0]) if has_rows(sizes[:1]) else sizes[0]
         if name in ("numel", "nelement"):
             return Number(self.questions, int)
         number = Number(self.questions, int)
-        found = tuple(n if n % TRACE_ROWS or not n else number for n in sizes)
+        found = tuple(number if has_rows([n]) else n for n in sizes)
         dim = kwargs.get("dim", args[0] if args and name == "size" else None)
         return found if dim is None else found[dim]
 
@@ -237,9 +237,9 @@ def _masks(index: Any) -> list[Tensor]:
 def _refuse_joined(given: Any, made: Any) -> None:
     """Refuse a length that is neither one that data says nor one that was there before."""
     sizes = {n for leaf in tree_leaves(given) if isinstance(leaf, Tensor) for n in leaf.size()}
-    if not any(n and n % TRACE_ROWS == 0 for n in sizes) or not isinstance(made, Tensor):
+    if not has_rows(sizes) or not isinstance(made, Tensor):
         return
-    if any(n > 1 and n % TRACE_ROWS and n not in sizes for n in made.size()):
+    if any(n > 1 and not has_rows([n]) and n not in sizes for n in made.size()):
         raise Unknown("it joins rows that data selects, or takes some of them")
 
 
