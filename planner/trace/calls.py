@@ -119,7 +119,7 @@ class Notes(TorchFunctionMode):
         else:
             numbers = (shape, *_numbers([*args[1:], *kwargs.values()], int))
             if name == "repeat_interleave" and len(numbers) > 2 and shape[numbers[2]] == 1:
-                numbers = (shape, *numbers[2:])
+                numbers = (shape, numbers[2])  # the count is a size of the result
         self.found.setdefault(self.entered[-1], []).append(Call(AT + name, numbers))
 
 

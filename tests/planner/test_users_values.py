@@ -161,6 +161,9 @@ NEW: dict[str, Callable[[Tensor], Tensor]] = {
     "repeat": lambda h: torch.full((1, 1, 1), 2.0).repeat(1, 1, h.shape[-1]),
     "repeat pairs": lambda h: torch.ones(2).repeat(h.shape[-1] // 2),
     "tile pairs": lambda h: torch.arange(2.0).tile((h.shape[-1] // 2,)),
+    "repeat_interleave": lambda h: torch.full((1, 1), 2.0).repeat_interleave(
+        n := h.shape[-1], dim=1, output_size=n
+    ),
     "repeat for nobody": lambda h: (torch.ones(2).repeat(h.shape[-1]), h)[1],
 }
 
