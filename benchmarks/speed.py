@@ -12,7 +12,8 @@ the median and the range of the middle half. On a busy machine the least times s
     prefill    a prompt of 512 tokens, scores of the last one
     decode     a token with a KV cache, from 64 on
     train      forward and backward of 256 tokens
-    load       once more, until the model is there; transformers maps files, and reads them later
+    load       once more, until the model is there, in processes that do nothing else, as users load
+               before they do anything; transformers maps files, and reads them later
 
 "all cores" is one process with as many threads as there are cores. "stubbed" are our ranks with
 collectives that talk to nobody: their limit; "functional" with those that compiled graphs have,
@@ -115,6 +116,22 @@ def teams(ranks: int, common: dict[str, Any]) -> Iterator[dict[str, Team]]:
             team.end()
 
 
+def loads(
+    of: dict[str, Team], seconds: dict[str, list[float]] | None, rounds: int
+) -> dict[str, int]:
+    """Have each team load its model, so often again if `seconds` are wanted: of the slowest rank.
+
+    Gives the bytes of anonymous memory that the first time takes, of the rank that has most.
+    """
+    first = {way: of[way].ask("load") or [] for way in of}
+    for _ in range(rounds if seconds is not None else 0):
+        for way in of:
+            if answers := of[way].ask("load"):
+                assert seconds is not None
+                seconds[way].append(max(a["seconds"] for a in answers))
+    return {way: max(a["anonymous"] for a in found) for way, found in first.items() if found}
+
+
 def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All figures of one model."""
     begun, share = time.monotonic(), given.minutes * 60 / len(given.models)
@@ -133,31 +150,30 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     seconds: dict[str, dict[str, list[float]]]
     seconds = {phase: {way: [] for way in ways} for phase in given.phases}
     with teams(given.ranks, common) as of:
-        first = {way: of[way].ask("load") or [] for way in of}
-        anonymous = {way: max(a["anonymous"] for a in first[way]) for way in of if first[way]}
+        anonymous = loads(of, seconds.get("load"), given.rounds)
+        errors = {way: team.error for way, team in of.items() if team.error}
+    phases = [phase for phase in given.phases if phase != "load"]
+    with teams(given.ranks, common) as of:
+        for way in of if phases else ():
+            of[way].ask("load")
         round_ = 0.0
         for turn in range(given.rounds + 1):  # the first is to warm up
             started = time.monotonic()
             if turn > 1 and started + round_ - begun > share:
                 break
-            for phase in given.phases:
+            for phase in phases:
                 for way, (who, variant) in ways.items():
                     if variant == "compiled" and phase != "decode":
                         continue
-                    if phase == "load":
-                        answers = None if variant else of[who].ask("load")
-                        times = [a["seconds"] for a in answers or ()]
-                    else:
-                        times = of[who].ask("run", phase, variant)
+                    times = of[who].ask("run", phase, variant)
                     if times and turn:
                         seconds[phase][way].append(max(times))
             round_ = time.monotonic() - started
         counts = {
             phase: {way: (of[way].ask("count", phase) or [None])[0] for way in of}
-            for phase in given.phases
-            if phase != "load"
+            for phase in phases
         }
-        errors = {way: team.error for way, team in of.items() if team.error}
+        errors |= {way: team.error for way, team in of.items() if team.error}
     return {
         "model": name,
         "parameters": parameters,

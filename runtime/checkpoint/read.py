@@ -104,6 +104,7 @@ def read_shards(
                         _fill(target, reader, item.source, entry, ranges)
                     out[name] = target if mapped is None else mapped
                     advance(entry.nbytes)
+    room.trim()
     return out, Report(len(out), reader.read, sum(tensor.nbytes for tensor in out.values()))
 
 

@@ -43,9 +43,17 @@ class Room:
             return torch.empty(shape, dtype=dtype, device=self.device)
         start = -(-self._used // ALIGNED) * ALIGNED
         if self._block is None or start + size > len(self._block):
+            self.trim()
             start, self._block = 0, _block(max(size, BLOCK))
         self._used = start + size
         return torch.frombuffer(self._block, dtype=dtype, count=count, offset=start).view(shape)
+
+    def trim(self) -> None:
+        """Give back the end of a large page that no tensor has: all that were taken are filled."""
+        if self._block is not None:
+            end = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
+            if end < len(self._block):
+                self._block.madvise(mmap.MADV_DONTNEED, end)
 
 
 def _block(size: int) -> mmap.mmap:

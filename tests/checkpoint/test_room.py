@@ -19,9 +19,10 @@ def test_tensors_of_a_block_lie_apart() -> None:
         ((LEAST,), torch.complex64),
     ]
     made = [room.take(shape, dtype) for shape, dtype in wanted]
-    del room
     for i, tensor in enumerate(made):
         tensor.fill_(i % 2 if tensor.dtype == torch.bool else i)
+    room.trim()
+    del room
     gc.collect()
     for i, (tensor, (shape, dtype)) in enumerate(zip(made, wanted, strict=True)):
         assert (tensor.shape, tensor.dtype) == (shape, dtype)
