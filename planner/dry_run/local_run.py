@@ -65,7 +65,7 @@ def run_local(
         try:
             with blocks.hollow.guarded(entered):
                 noted = run_and_note(local, runs, entered, opaque)
-            other = whole_calls and difference(whole_calls, noted, repeats)
+            other = None if whole_calls is None else difference(whole_calls, noted, repeats)
             if other is not None:
                 found.append(Mismatch(*other))
         except Exception as error:  # whatever model code raises on sizes it does not expect

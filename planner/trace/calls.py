@@ -4,14 +4,14 @@ Shapes do not show a number that changed. `x / x.shape[-1]` on a part divides by
 loop over `range(self.num_heads)`, a branch on it, `len(x[0])`. So the calls that a module's own
 code makes are noted in the whole model and in a part of it, and compared: all but those that only
 move elements, whose shapes are compared anyway, and the sizes that others take. Places and counts
-are compared where a part is given a tensor of the whole's shape: the same elements are to be taken.
+are compared where a part is given a tensor of the whole's shape: the same elements are to be taken;
+counts of repeats are compared with those that the plan makes.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -159,7 +159,7 @@ def _from_runtime() -> bool:
 def difference(
     whole: Mapping[str, list[Call]],
     local: Mapping[str, list[Call]],
-    repeats: Repeats = MappingProxyType({}),
+    repeats: Repeats,
 ) -> tuple[str, str] | None:
     """The first module whose code computes otherwise on a part, and what it does there.
 
