@@ -34,13 +34,13 @@ EVENTS: dict[str, list[tuple[Any, str]]] = {
         (peers.Roll, "enter"),
         (peers.Roll, "read"),
         (dist, "init_process_group"),
-        (dist, "all_gather_object"),
+        (dist, "all_gather"),
         (processes, "init_device_mesh"),
     ],
     "load": [
         (source.Checkpoint, "open"),
         (source, "read_header"),
-        (dist, "all_gather_object"),
+        (dist, "all_gather"),
         (read, "stored"),
         (loading, "put"),
     ],
@@ -54,7 +54,7 @@ EVENTS: dict[str, list[tuple[Any, str]]] = {
         (os, "fsync"),
         (safetensors_torch, "save_file"),
         (collectives, "_run"),
-        (dist, "all_gather_object"),
+        (dist, "all_gather"),
     ],
 }
 """Stage -> what is called in it, and where it is looked up."""

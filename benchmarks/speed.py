@@ -132,6 +132,37 @@ def loads(
     return {way: max(a["anonymous"] for a in found) for way, found in first.items() if found}
 
 
+def runs(
+    of: dict[str, Team],
+    ways: dict[str, tuple[str, str]],
+    seconds: dict[str, dict[str, list[float]]],
+    rounds: int,
+    until: float,
+) -> None:
+    """Run each phase in each way in turn, and note how long the slowest rank took.
+
+    Args:
+        of: The processes, which have loaded.
+        ways: Those to measure: who runs, and how.
+        seconds: Of phases and ways, where the times go.
+        rounds: How often, behind one to warm up.
+        until: By the monotonic clock: no round is begun that would end later; one is run always.
+    """
+    last = 0.0
+    for turn in range(rounds + 1):
+        begun = time.monotonic()
+        if turn > 1 and begun + last > until:
+            break
+        for phase, times in seconds.items():
+            for way, (who, variant) in ways.items():
+                if variant == "compiled" and phase != "decode":
+                    continue
+                found = of[who].ask("run", phase, variant)
+                if found and turn:
+                    times[way].append(max(found))
+        last = time.monotonic() - begun
+
+
 def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All figures of one model."""
     begun, share = time.monotonic(), given.minutes * 60 / len(given.models)
@@ -152,28 +183,16 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     with teams(given.ranks, common) as of:
         anonymous = loads(of, seconds.get("load"), given.rounds)
         errors = {way: team.error for way, team in of.items() if team.error}
-    phases = [phase for phase in given.phases if phase != "load"]
-    with teams(given.ranks, common) as of:
-        for way in of if phases else ():
-            of[way].ask("load")
-        round_ = 0.0
-        for turn in range(given.rounds + 1):  # the first is to warm up
-            started = time.monotonic()
-            if turn > 1 and started + round_ - begun > share:
-                break
-            for phase in phases:
-                for way, (who, variant) in ways.items():
-                    if variant == "compiled" and phase != "decode":
-                        continue
-                    times = of[who].ask("run", phase, variant)
-                    if times and turn:
-                        seconds[phase][way].append(max(times))
-            round_ = time.monotonic() - started
-        counts = {
-            phase: {way: (of[way].ask("count", phase) or [None])[0] for way in of}
-            for phase in phases
-        }
-        errors |= {way: team.error for way, team in of.items() if team.error}
+    steps = {phase: times for phase, times in seconds.items() if phase != "load"}
+    counts: dict[str, Any] = {}
+    if steps:
+        with teams(given.ranks, common) as of:
+            for way in of:
+                of[way].ask("load")
+            runs(of, ways, steps, given.rounds, begun + share)
+            for phase in steps:
+                counts[phase] = {way: (of[way].ask("count", phase) or [None])[0] for way in of}
+            errors |= {way: team.error for way, team in of.items() if team.error}
     return {
         "model": name,
         "parameters": parameters,
@@ -214,7 +233,7 @@ def show(row: dict[str, Any]) -> None:
             f"{min(mine) * 1e3:.1f}" if mine else "-" for mine in row["seconds"][phase].values()
         )
         print(f"  {'  the least':24}" + "".join(f"{cell:>25}" for cell in least))
-    shown = (f"{way} {bytes_ >> 20} MiB" for way, bytes_ in row["anonymous"].items())
+    shown = (f"{way} {bytes_ / 2**20:.1f} MiB" for way, bytes_ in row["anonymous"].items())
     print(f"  anonymous memory after loading: {', '.join(shown)}")
     heads = ("python_calls", "aten_calls", "copies", "allocations", "collectives", "bytes")
     print(f"  {'counts':24}" + "".join(f"{head:>14}" for head in heads))

@@ -24,7 +24,12 @@ from shardwright.runtime.checkpoint.unread import without_weights
 from shardwright.runtime.code.closures import check_closures
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.communication.processes import device_mesh_for, end_in_order, pick_device
+from shardwright.runtime.communication.processes import (
+    end_in_order,
+    new_mesh,
+    pick_device,
+    start,
+)
 from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.loops.adapting import is_adapted, save_adapters
 from shardwright.runtime.model.build import building, empty_model, model_class
@@ -104,24 +109,30 @@ def load(
     plan = _unedited(plan)
     local = own_rows_wanted(cp, plan)
     where = pick_device(device)
-    ranks = Mesh.from_device_mesh(device_mesh_for(plan, mesh, where, timeout))
-    groups = _groups(plan, ranks)
+    failure, groups = None, None  # those of a new mesh are made when all ranks have agreed
+    if mesh is None:
+        failure = start(plan, where, timeout)
+    else:
+        end_in_order()
+        groups = _groups(plan, Mesh.from_device_mesh(mesh))
 
     hub = Hub(revision, cache_dir, local_files_only, token)
-    alike = {"dtype": str(dtype), "device": where.type, "model arguments": repr(model_kwargs)}
-    if mesh is not None:  # else it was compared before there was a mesh
-        alike["plan"] = facts.of_plan(plan)
-    checkpoint, failure = tried(lambda: Checkpoint.open(model, hub) if weights else None)
-    stored = None
+    alike = {"plan": facts.of_plan(plan), "dtype": str(dtype), "device": where.type}
+    alike["model arguments"] = repr(model_kwargs)
+    checkpoint = out = stored = None
+    if failure is None and weights:
+        checkpoint, failure = tried(lambda: Checkpoint.open(model, hub))
     if checkpoint is not None:
         alike["weights"], stored = digest_of_checkpoint(checkpoint), checkpoint.dtype
-    out = None
     if failure is None:
         out, failure = tried(
             lambda: _whole(model, plan, dtype or stored, trust_remote_code, hub, model_kwargs)
         )
     agree("loading", failure, alike, groups)
     assert out is not None
+    if mesh is None:
+        mesh = new_mesh(plan, where, timeout)
+    ranks = Mesh.from_device_mesh(mesh)
     how = {"dtype": dtype, "allow_surplus": allow_surplus, "progress": progress}
     split_and_read(out, plan, ranks, checkpoint, where, **how)
     if local:

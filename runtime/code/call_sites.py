@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
-import linecache
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -22,6 +21,8 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from types import CodeType, FunctionType
+
+from shardwright.runtime.code.source import source_of
 
 LOCAL_SIZES = "_shardwright_sizes"
 """The method of a split module that gives local sizes: of the name of a call, and what it takes."""
@@ -75,8 +76,8 @@ def name_of(method: FunctionType, code: CodeType, at: int) -> str | None:
     """
     _, last, _, column = next(islice(code.co_positions(), at // 2, None))
     with _ALONE:
-        tree = _definition(_file(method), method)
-    for name, call in _named(tree) if tree is not None else ():
+        source = source_of(method)
+    for name, call in _named(source.definition) if source is not None else ():
         if (call.end_lineno, call.end_col_offset) == (last, column):
             return name
     return None
@@ -127,18 +128,18 @@ def compiled_anew(
 def _changed(
     method: FunctionType, change: Callable[[ast.FunctionDef, str], bool]
 ) -> CodeType | None:
-    """The code of `method` once the body of its definition is changed, in its file as kept."""
-    file = _file(method)
-    tree = _definition(file, method)
-    if file is None or tree is None:
+    """The code of `method` once the body of its definition is changed, in its source as kept."""
+    source = source_of(method)
+    if source is None:
         return None
+    tree = source.definition
     takes = [*tree.args.posonlyargs, *tree.args.args]
-    kept, tree.body = tree.body, copy.deepcopy(tree.body)  # of the whole file it takes long
+    kept, tree.body = tree.body, copy.deepcopy(tree.body)  # of all that is parsed it takes long
     try:
         if not takes or not change(tree, takes[0].arg):
             return None
         ast.fix_missing_locations(tree)
-        return _code(file, method)
+        return source.code(method)
     finally:
         tree.body = kept
 
@@ -151,40 +152,3 @@ def _named(tree: ast.FunctionDef) -> Iterator[tuple[str, ast.Call]]:
         word = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
         number = count[word] = count.get(word, -1) + 1
         yield f"{tree.name}.{word}.{number}", call
-
-
-def _file(method: FunctionType) -> ast.Module | None:
-    """The file of a method; None where that does not compile to just what runs."""
-    file = method.__code__.co_filename
-    tree = _parsed(file, "".join(linecache.getlines(file, method.__globals__)))
-    return tree if tree is not None and _code(tree, method) == method.__code__ else None
-
-
-@lru_cache(maxsize=16)
-def _parsed(file: str, text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text, file)
-    except SyntaxError:
-        return None
-
-
-def _definition(tree: ast.Module | None, method: FunctionType) -> ast.FunctionDef | None:
-    """Where a file defines `method`."""
-    line = method.__code__.co_firstlineno
-    for node in ast.walk(tree) if tree is not None else ():
-        if not isinstance(node, ast.FunctionDef) or node.name != method.__name__:
-            continue
-        if line == min(n.lineno for n in (node, *node.decorator_list)):
-            return node
-    return None
-
-
-def _code(tree: ast.Module, method: FunctionType) -> CodeType | None:
-    """What a file compiles to where it defines `method`."""
-    old = method.__code__
-    found = [compile(tree, old.co_filename, "exec", dont_inherit=True)]
-    for code in found:
-        if (code.co_qualname, code.co_firstlineno) == (old.co_qualname, old.co_firstlineno):
-            return code
-        found += [c for c in code.co_consts if isinstance(c, CodeType)]
-    return None

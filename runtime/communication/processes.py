@@ -70,20 +70,46 @@ def device_mesh_for(
         DistributedError: not under torchrun, another number of ranks than the plan needs, another
             plan on some rank, or a rank that died or did not come.
     """
-    end_in_order()
     if mesh is not None:
+        end_in_order()
         return mesh
-    need = plan.world_size
-    if not dist.is_initialized():
-        _form("nccl" if device.type == "cuda" else "gloo", need, timeout)
-    have = dist.get_world_size()
-    failure = None
-    if have != need:
-        failure = DistributedError(
-            f"the plan is for {need} ranks, but {have} are running: "
-            f"start {need}, or plan with --tp {have}"
-        )
+    failure = start(plan, device, timeout)
     agreement.agree("starting", failure, {"plan": facts.of_plan(plan)})
+    return new_mesh(plan, device, timeout)
+
+
+def start(plan: Plan, device: torch.device, timeout: float) -> DistributedError | None:
+    """Form the process group of all ranks, where there is none yet.
+
+    Args:
+        plan: says how many ranks there should be.
+        device: where this rank computes.
+        timeout: seconds until all ranks must have come, and for each collective afterwards.
+
+    Returns:
+        What is wrong if there are others; the ranks are to agree on it, and on the plan.
+
+    Raises:
+        DistributedError: not under torchrun, or a rank that died or did not come.
+    """
+    end_in_order()
+    if not dist.is_initialized():
+        _form("nccl" if device.type == "cuda" else "gloo", plan.world_size, timeout)
+    need, have = plan.world_size, dist.get_world_size()
+    if have == need:
+        return None
+    return DistributedError(
+        f"the plan is for {need} ranks, but {have} are running: "
+        f"start {need}, or plan with --tp {have}"
+    )
+
+
+def new_mesh(plan: Plan, device: torch.device, timeout: float) -> DeviceMesh:
+    """A mesh over all ranks with the plan's dims; they have agreed on the plan.
+
+    Raises:
+        DistributedError: a rank died.
+    """
     names = tuple(plan.mesh)
     own: dict[str, Any] | None = None  # one mesh dim is the default group, which has its timeout
     if len(names) > 1:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from shardwright.errors import CheckpointError, DistributedError
@@ -13,6 +15,12 @@ from shardwright.runtime.ranks.failure import failed
 
 Facts = Mapping[str, str]
 """What -> what this rank has of it, in few words or as a digest."""
+
+AT_ONCE = 2048
+"""Bytes of what a rank has to tell that go along with how many there are."""
+
+LENGTH = 8
+"""Bytes that say how many there are."""
 
 
 class _Answer(NamedTuple):
@@ -65,14 +73,34 @@ def gather(what: str, mine: Any, group: dist.ProcessGroup) -> list[Any]:
     Raises:
         DistributedError: a rank died, or does not come; `what` was done.
     """
-    everyone: list[Any] = [None] * dist.get_world_size(group)
     roll = peers.roll()
     try:
-        dist.all_gather_object(everyone, mine, group)
+        everyone = _exchanged(pickle.dumps(mine), group)
     except RuntimeError as error:
         raise failed(what, error, group) from error
     roll.read(dist.get_process_group_ranks(group))  # all have entered it by now
-    return everyone
+    return [pickle.loads(told) for told in everyone]
+
+
+def _exchanged(told: bytes, group: dist.ProcessGroup) -> list[bytes]:
+    """What each rank has to tell: `all_gather_object` needs two collectives, this mostly one."""
+    begun = _all_gathered(
+        len(told).to_bytes(LENGTH, "little") + told[:AT_ONCE].ljust(AT_ONCE), group
+    )
+    lengths = [int.from_bytes(text[:LENGTH], "little") for text in begun]
+    if (rest := max(lengths) - AT_ONCE) > 0:
+        ends = _all_gathered(told[AT_ONCE:].ljust(rest), group)
+        begun = [start + end for start, end in zip(begun, ends, strict=True)]
+    return [text[LENGTH : LENGTH + length] for text, length in zip(begun, lengths, strict=True)]
+
+
+def _all_gathered(mine: bytes, group: dist.ProcessGroup) -> list[bytes]:
+    """The bytes of each rank of `group`, as many on each."""
+    device = dist.distributed_c10d._get_object_coll_device(group)
+    part = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
+    whole = part.new_empty(dist.get_world_size(group), len(mine))
+    dist.all_gather(list(whole.unbind()), part, group)
+    return [row.tobytes() for row in whole.cpu().numpy()]
 
 
 def _failure(what: str, everyone: Sequence[_Answer]) -> Exception | None:
@@ -86,7 +114,7 @@ def _failure(what: str, everyone: Sequence[_Answer]) -> Exception | None:
 def _difference(everyone: Sequence[_Answer]) -> DistributedError | None:
     first = everyone[0]
     for answer in everyone:
-        for name in sorted(first.facts.keys() | answer.facts.keys()):
+        for name in {**first.facts, **answer.facts}:  # what decides on the others comes first
             mine, other = first.facts.get(name, "none"), answer.facts.get(name, "none")
             if mine != other:
                 return DistributedError(

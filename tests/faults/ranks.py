@@ -57,7 +57,7 @@ def dies_when_all_have_come(plan: Path, timeout: float) -> None:
 def dies_between_groups(plan: Path, timeout: float) -> None:
     """Where one group is all that there is, at the first thing that ranks do together."""
     if rank() == 1:
-        processes.init_device_mesh = dist.all_gather_object = die
+        processes.init_device_mesh = dist.all_gather = die
     processes.device_mesh_for(Plan.load(plan), None, CPU, timeout)
 
 
