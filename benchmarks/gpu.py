@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -43,6 +44,10 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a model of no size, to try the script")
     parser.add_argument("--json", type=Path, help="write the figures here")
     given = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("shardwright").setLevel(
+        logging.INFO
+    )  # whether ranks share memory, or why not
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with tempfile.TemporaryDirectory() as own:
         job = speed_rank.Job("ours", rank, ranks, 0, own, "", "tiny", given.device, "float64")

@@ -45,6 +45,7 @@ step() {
     echo "$name: $how, $((SECONDS - begun)) s" | tee -a "$OUT/summary.txt"
 }
 ranks() { "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$RANKS" "$@"; }
+sharing() { SHARDWRIGHT_SYMMETRIC_MEMORY=1 ranks "$@"; }
 
 about() {
     git log -1 --format=%H || true
@@ -56,6 +57,7 @@ about() {
 step about about
 step calibrate ranks -m shardwright calibrate "${QUICK[@]}" -o "$OUT/profile.json"
 step kernels ranks -m benchmarks.gpu --device "$DEVICE" "${TINY[@]}" --json "$OUT/kernels.json"
+step symmetric sharing -m benchmarks.gpu --device "$DEVICE" "${TINY[@]}" --json "$OUT/symmetric.json"
 if [ "$RANKS" -ge 2 ]; then
     step speed "$PYTHON" -m benchmarks.speed "${SPEED[@]}" --compiled --ranks "$RANKS" --json "$OUT/speed.json"
 fi

@@ -19,6 +19,8 @@ Index = tuple[Tensor, ...]
 """Per dimension the indices that are wanted, in any order: their product is a part of a tensor."""
 Read = Callable[[str, Index], Tensor]
 """(key, indices) -> that part of the stored tensor."""
+Copy = Callable[[Tensor, Tensor], object]
+"""Has the first become the second."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,18 +117,21 @@ def part(expression: Expression, index: Index, read: Read) -> Tensor:
     return _reshape(expression, index, read)
 
 
-def place(expression: Expression, index: Index, read: Read, out: Tensor) -> None:
+def place(
+    expression: Expression, index: Index, read: Read, out: Tensor, copy: Copy = Tensor.copy_
+) -> None:
     """Write `part(expression, index, read)` to `out`; what is joined goes straight to its place."""
     if isinstance(expression, Permuted):
         whole = out.permute([expression.dims.index(d) for d in range(len(index))])
         at = tuple(index[expression.dims.index(d)] for d in range(len(index)))
-        return place(expression.whole, at, read, whole)
+        return place(expression.whole, at, read, whole, copy)
     if not isinstance(expression, Joined):
-        out.copy_(part(expression, index, read))
+        copy(out, part(expression, index, read))
         return None
     for inner, at, places in _pieces(expression, index):
         if _counts(places - places[0]):
-            place(inner, at, read, out.narrow(expression.dim, int(places[0]), len(places)))
+            to = out.narrow(expression.dim, int(places[0]), len(places))
+            place(inner, at, read, to, copy)
         else:
             piece = part(inner, at, read).to(out.device, out.dtype)
             out.index_copy_(expression.dim, places.to(out.device), piece)

@@ -26,6 +26,7 @@ from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.reader import Reader, inside
 from shardwright.runtime.checkpoint.room import Room
 from shardwright.runtime.checkpoint.source import Checkpoint, Entry
+from shardwright.runtime.checkpoint.staging import Staging
 
 CASTABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """Dtypes between which a cast means the same number; 8-bit floats need their scales."""
@@ -86,7 +87,8 @@ def read_shards(
     """
     out: dict[str, torch.Tensor] = {}
     entries = {name: _entry(checkpoint, w.source) for name, w in wanted.items()}
-    reader, room = Reader(checkpoint), Room(torch.device(device))
+    room, staging = Room(torch.device(device)), Staging(torch.device(device))
+    reader = Reader(checkpoint, staging.copy)
     on_cpu = room.device.type == "cpu"
     with _bar(progress, sum(e.nbytes for e in entries.values())) as advance:
         for names in _by_file(entries):
@@ -104,6 +106,7 @@ def read_shards(
                         _fill(target, reader, item.source, entry, ranges)
                     out[name] = target if mapped is None else mapped
                     advance(entry.nbytes)
+    staging.wait()
     room.trim()
     return out, Report(len(out), reader.read, sum(tensor.nbytes for tensor in out.values()))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from shardwright.errors import CheckpointError
 from shardwright.planner.contract.dims import Range
 from shardwright.runtime.checkpoint.chunks import Box, box_bytes, boxes
-from shardwright.runtime.checkpoint.expressions import Index, part, place
+from shardwright.runtime.checkpoint.expressions import Copy, Index, part, place
 from shardwright.runtime.checkpoint.mapped import StoredFile, pieces
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.source import Checkpoint
@@ -22,12 +22,17 @@ from shardwright.runtime.checkpoint.source import Checkpoint
 class Reader:
     """Reads parts of a checkpoint's tensors; a context, at whose end files are closed.
 
+    Args:
+        checkpoint: where they are.
+        copy: puts what was read to its place.
+
     Attributes:
         read: bytes read so far.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, copy: Copy = Tensor.copy_) -> None:
         self.read = 0
+        self._copy = copy
         self._tensors = checkpoint.tensors
         self._open: dict[Path, StoredFile] = {}
 
@@ -57,9 +62,9 @@ class Reader:
         """
         to = target[inside(box)]
         if source.made is None:
-            to.copy_(self._box(source.key, box))
+            self._copy(to, self._box(source.key, box))
         else:
-            place(source.made, _index(box), self._part, to)
+            place(source.made, _index(box), self._part, to, self._copy)
 
     def mapped(self, source: Source, ranges: Sequence[Sequence[Range]]) -> Tensor | None:
         """What a rank holds of `source` as the mapped file itself; None where that cannot be.

@@ -5,8 +5,8 @@ A group of one rank communicates nothing. A shape-only group neither. All but th
 graphs tell a `Listener` around them, so that a plan tried out on meta can be audited like a real
 run.
 
-Eager ones of CPU ranks on one host go through memory that these share, if they can. Compiled ones
-are functional collectives, which Inductor knows.
+Eager ones of CPU ranks on one host go through memory that these share, if they can, and sums of GPU
+ranks, if they ask for that. Compiled ones are functional collectives, which Inductor knows.
 """
 
 from __future__ import annotations
@@ -147,6 +147,10 @@ _run._torchdynamo_inline = _traced  # type: ignore[attr-defined]
 
 def _all_reduced(group: Group, x: Tensor, op: str, spent: bool) -> Tensor:
     assert group.pg is not None
+    if x.is_cuda and (shared := group.symmetric) is not None:
+        found = shared.all_reduce(x, op, spent)
+        if found is not None:
+            return found
     out = x if spent else x.clone()
     work = group.pg.allreduce(_plain(out), _options(op))
     if work is not None:

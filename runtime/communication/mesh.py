@@ -19,6 +19,7 @@ from shardwright.planner.contract.mesh import TP, Coords, sub_name, with_sub_axe
 from shardwright.runtime.ranks import connections
 from shardwright.runtime.shared_memory.channel import Channel
 from shardwright.runtime.shared_memory.connect import channel_of
+from shardwright.runtime.shared_memory.symmetric import Symmetric, symmetric_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -48,6 +49,11 @@ class Group:
     def channel(self) -> Channel | None:
         """What its ranks share memory by, if they do; all of them ask together at first."""
         return None if self.pg is None else channel_of(self.pg)
+
+    @cached_property
+    def symmetric(self) -> Symmetric | None:
+        """The memory of GPUs that its ranks share, if they do; all ask together at first."""
+        return None if self.pg is None else symmetric_of(self.pg)
 
     @classmethod
     def of(cls, pg: ProcessGroup) -> Group:

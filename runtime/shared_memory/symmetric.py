@@ -1,0 +1,201 @@
+"""All-reduces of GPU ranks in memory that each reads of the others: torch's symmetric memory.
+
+What a token's messages take is the start of a collective more than its bytes, and a kernel that
+reads all other ranks' memory at once ("one shot") starts sooner than NCCL's. Longer ones are summed
+by parts first ("two shot"). See https://docs.pytorch.org/docs/2.13/symmetric_memory.html.
+
+Torch calls this alpha, and ours has run on no GPU yet (`benchmarks/gpu.sh` tries it): it is used
+where all ranks ask for it (SHARDWRIGHT_SYMMETRIC_MEMORY=1), and of its kernels those whose sums, in
+a trial when ranks first meet, are those of the backend, with the same bits on each rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shardwright.runtime.ranks.agreement import gather
+from shardwright.runtime.ranks.failure import named
+
+LOG = logging.getLogger("shardwright")
+
+ROOM = 8 << 20
+"""Bytes that a rank lets others read, and of the longest message that goes through them."""
+
+SHORT = 128 << 10
+"""Bytes up to which one shot is tried first; Inductor's own limit in torch 2.13."""
+
+ALIGNED = 16
+"""Bytes of which a message is a multiple: what a thread of these kernels reads at once."""
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+Sum = Callable[[Tensor], Tensor]
+"""Of a message in shared memory, the same memory or new: the sum over the ranks."""
+
+_known: Any = WeakIdKeyDictionary()
+"""Process group -> its symmetric memory, or None."""
+
+
+class Symmetric:
+    """Sums over a group through memory that its ranks share.
+
+    Args:
+        memory: This rank's, of bytes.
+        ranks: How many there are.
+        one_shot: Sums short messages, if it may be used; its result is in new memory.
+        two_shot: Sums in place messages that are a multiple of `ALIGNED` bytes for each rank.
+    """
+
+    def __init__(
+        self, memory: Tensor, ranks: int, one_shot: Sum | None, two_shot: Sum | None
+    ) -> None:
+        self._memory, self._ranks = memory, ranks
+        self._one_shot, self._two_shot = one_shot, two_shot
+        self._stream: torch.cuda.Stream | None = None
+
+    def all_reduce(self, x: Tensor, op: str, spent: bool) -> Tensor | None:
+        """The sum of a contiguous `x`, in its memory if that is `spent`; None if none can be had.
+
+        Whether one can is the same on all ranks, since their messages are alike.
+        """
+        size = x.nbytes
+        if op != "sum" or x.dtype not in DTYPES or not 0 < size <= len(self._memory):
+            return None
+        short = self._one_shot is not None and size <= SHORT and size % ALIGNED == 0
+        if not short and (self._two_shot is None or size % (ALIGNED * self._ranks)):
+            return None
+        if x.is_cuda and not self._in_turn():
+            return None
+        message = self._memory[:size].view(x.dtype).view(x.shape)
+        message.copy_(x)
+        if short:
+            assert self._one_shot is not None
+            return self._one_shot(message)
+        assert self._two_shot is not None
+        self._two_shot(message)
+        return x.copy_(message) if spent else message.clone()
+
+    def _in_turn(self) -> bool:
+        """Have this stream wait for the one that used the memory last; not in a captured graph.
+
+        Which may be replayed on any stream, and beside anything.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        stream = torch.cuda.current_stream()
+        if self._stream is not None and stream != self._stream:
+            stream.wait_stream(self._stream)
+        self._stream = stream
+        return True
+
+
+def symmetric_of(group: dist.ProcessGroup) -> Symmetric | None:
+    """The symmetric memory of a group, if it has any; its ranks ask together for the first time.
+
+    Raises:
+        DistributedError: a rank died before all had it.
+    """
+    if group not in _known:
+        _known[group] = _connected(group, torch.device("cuda", torch.cuda.current_device()))
+    return _known[group]
+
+
+def _connected(group: dist.ProcessGroup, device: torch.device) -> Symmetric | None:
+    ranks = named(dist.get_process_group_ranks(group))
+    reasons = gather("sharing GPU memory", _why_not(group, device), group)
+    if any(reasons):
+        LOG.info("%s sum by their backend: %s", ranks, next(filter(None, reasons)))
+        return None
+    memory, failure = None, None
+    try:
+        memory = _shared(group, device)
+    except RuntimeError as error:
+        failure = str(error) or type(error).__name__
+    failure = next(filter(None, gather("sharing GPU memory", failure, group)), None)
+    if memory is None or failure is not None:
+        LOG.info("%s sum by their backend: %s", ranks, failure)
+        return None
+    sums = trusted(group, memory, _kernels(group))
+    LOG.info("%s share GPU memory for %s", ranks, ", ".join(sums) or "nothing")
+    if not sums:
+        return None
+    return Symmetric(memory, group.size(), sums.get("one shot"), sums.get("two shot"))
+
+
+def _why_not(group: dist.ProcessGroup, device: torch.device) -> str | None:
+    """Why this rank will not share memory, if so."""
+    if os.environ.get("SHARDWRIGHT_SYMMETRIC_MEMORY", "0") in ("", "0"):
+        return "SHARDWRIGHT_SYMMETRIC_MEMORY is not 1"
+    if not hasattr(torch.ops.symm_mem, "one_shot_all_reduce"):
+        return "this torch has no symmetric memory"
+    if not dist.is_nccl_available():
+        return "this torch has no NCCL"
+    if not isinstance(group._get_backend(device), dist.ProcessGroupNCCL):
+        return f"{device} has a backend that is not NCCL"
+    return None
+
+
+def _shared(group: dist.ProcessGroup, device: torch.device) -> Tensor:
+    """Memory of this rank that the others may read; all of them call this."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    memory = symmetric.empty(ROOM, dtype=torch.uint8, device=device)
+    symmetric.rendezvous(memory, group)
+    return memory
+
+
+def _kernels(group: dist.ProcessGroup) -> dict[str, Sum]:
+    ops, name = torch.ops.symm_mem, group.group_name
+    return {
+        "one shot": lambda message: ops.one_shot_all_reduce(message, "sum", name),
+        "two shot": lambda message: ops.two_shot_all_reduce_(message, "sum", name),
+    }
+
+
+def trusted(group: dist.ProcessGroup, memory: Tensor, sums: Mapping[str, Sum]) -> dict[str, Sum]:
+    """Those of `sums` that are right here: tried on all ranks, short and long, several in a row.
+
+    Args:
+        group: The ranks, all of which call this.
+        memory: What this rank shares.
+        sums: By name; each is left out that fails, is not close to the backend's sum, or has not
+            the same bits on all ranks.
+    """
+    out = {}
+    for name, work in sums.items():
+        answers = gather(f"trying {name}", _tried(group, memory, work), group)
+        if None not in answers and len(set(answers)) == 1:
+            out[name] = work
+    return out
+
+
+def _tried(group: dist.ProcessGroup, memory: Tensor, work: Sum) -> str | None:
+    """A digest of the bits of sums of random numbers; None if they are wrong, or there are none."""
+    bits, right = sha256(), True
+    seeded = torch.Generator().manual_seed(dist.get_rank(group))
+    for dtype in DTYPES:
+        for size in (ALIGNED * group.size(), SHORT, len(memory)):
+            x = torch.randn(size // dtype.itemsize, generator=seeded).to(memory.device, dtype)
+            want = x.to(torch.float32, copy=True)
+            dist.all_reduce(want, group=group)
+            close = torch.finfo(dtype).eps * group.size() * want.abs().max()
+            message = memory[: x.nbytes].view(dtype)
+            for factor in (1, 2, 4):  # written again while others may still read what was there
+                message.copy_(x * factor)
+                try:
+                    found = work(message).clone()
+                except RuntimeError:
+                    right = False  # go on, as the other ranks may
+                    continue
+                right &= bool((found.float() / factor - want).abs().max() <= close)
+                bits.update(found.view(torch.uint8).cpu().numpy().tobytes())
+    return bits.hexdigest() if right else None
