@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import time
 from pathlib import Path
@@ -235,9 +236,10 @@ def forks(plan: Path) -> None:
     mesh = Mesh.from_device_mesh(processes.device_mesh_for(Plan.load(plan), None, CPU, 30))
     x = torch.ones(3)
     collectives.all_reduce(x, mesh["tp"])
+    channel = channel_of(agreement.world())
+    assert channel is not None
     if (child := os.fork()) == 0:
-        channel = channel_of(agreement.world())
-        assert channel is not None
+        faulthandler.dump_traceback_later(20, exit=True)  # one that hangs says where
         try:
             channel.run("all_reduce", x, "sum")
         except RuntimeError as error:
