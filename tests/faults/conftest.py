@@ -46,6 +46,12 @@ def start(tmp_path: Path) -> Start:
     return run
 
 
+def all_well(ends: Sequence[Ended]) -> None:
+    """Each rank did what it should; else what each wrote is shown whole: where one hung, too."""
+    said = "\n".join(f"rank {n}, {end.how}: {end.text}\n{end.log}" for n, end in enumerate(ends))
+    assert {end.how for end in ends} == {"well"}, said
+
+
 def errors(ends: Sequence[Ended]) -> list[str]:
     """What each rank raised, none of it raw; those that died apart."""
     left = [end for end in ends if end.how != "killed"]
