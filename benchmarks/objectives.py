@@ -27,7 +27,7 @@ from typing import Any, get_args
 import click
 
 from shardwright.planner.contract.files import write_atomically
-from shardwright.planner.contract.plan_file import ObjectiveName, Prediction
+from shardwright.planner.contract.plan_figures import ObjectiveName, Prediction
 
 RANKS = (2, 4, 8, 16, 32)
 PHASES = ("prefill", "decode", "train")

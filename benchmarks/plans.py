@@ -25,7 +25,8 @@ from rich.progress import track
 
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.planner.contract.files import write_atomically
-from shardwright.planner.contract.plan_file import ObjectiveName, Plan
+from shardwright.planner.contract.plan_figures import ObjectiveName
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.contract.styles import LOCAL
 
 RANKS = (2, 4, 8, 16)

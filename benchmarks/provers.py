@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.planning import numbers
-from shardwright.planner.contract.plan_file import ObjectiveName
+from shardwright.planner.contract.plan_figures import ObjectiveName
 
 SOLVERS = ("cpsat", "lp", "backtracking")
 

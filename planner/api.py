@@ -13,13 +13,8 @@ import torch
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
 from shardwright.planner.contract.mesh import CP, TP, read_mesh, replicas
-from shardwright.planner.contract.plan_file import (
-    DataParallel,
-    ObjectiveName,
-    Phase,
-    Plan,
-    Workload,
-)
+from shardwright.planner.contract.plan_figures import DataParallel, ObjectiveName, Phase, Workload
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.phases import parse_phases
 from shardwright.planner.dump.write import dumping
 from shardwright.planner.garbage import uncollected

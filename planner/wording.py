@@ -9,13 +9,8 @@ from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.plan_file import (
-    Memory,
-    Objective,
-    ParameterPlan,
-    Redistribution,
-    SolverReport,
-)
+from shardwright.planner.contract.plan_figures import Memory, Objective, SolverReport
+from shardwright.planner.contract.plan_file import ParameterPlan, Redistribution
 from shardwright.planner.contract.redistribute import steps
 from shardwright.planner.contract.styles import style_of
 from shardwright.planner.units import human_bytes, human_time

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.errors import CheckpointError, PlanError
-from shardwright.planner.contract.bounded import read_json
+from shardwright.planner.contract.files import read_json
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime import debug
 from shardwright.runtime.checkpoint import write

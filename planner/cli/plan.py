@@ -23,7 +23,8 @@ from shardwright.planner.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from shardwright.planner.contract.plan_file import DataParallel, ObjectiveName, Plan
+    from shardwright.planner.contract.plan_figures import DataParallel, ObjectiveName
+    from shardwright.planner.contract.plan_file import Plan
     from shardwright.planner.report.hand_written import HandWritten
 
 

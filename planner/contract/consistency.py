@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.dims import Atom, Dim, Product, atoms
+from shardwright.planner.contract.dims import MOST_PIECES, Atom, Dim, Product, atoms, pieces
 from shardwright.planner.contract.mesh import (
     CP,
     MOST_RANKS,
@@ -27,16 +27,13 @@ from shardwright.planner.contract.mesh import (
 from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import MOST_PIECES, pieces
+from shardwright.planner.contract.plan_figures import LARGEST
 from shardwright.planner.contract.redistribute import side, steps
 from shardwright.planner.contract.styles import UNCHANGED
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.mesh import Coords
     from shardwright.planner.contract.plan_file import ModulePlan, Plan, Redistribution
-
-LARGEST = 2**40
-"""Of sizes, counts and the like: what there is has less, and products of it stay exact."""
 
 MOST_ITEMS = 1 << 20
 """Of a drawing, each as often as it stands in the model."""

@@ -6,14 +6,17 @@ hold one more than the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from math import prod
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import Coords
 
 Range = tuple[int, int]
 """Half-open range of indices."""
+MOST_PIECES = 1 << 20
+"""Ranges of one dim on one rank: no real tensor is split finer."""
 
 
 def shard_range(size: int, rank: int, ranks: int) -> Range:
@@ -59,13 +62,25 @@ class Concat:
 Dim = Atom | Product | Concat
 
 
+def parts_of(dim: Product | Concat) -> tuple[Dim, ...]:
+    """The factors of a product, or the terms of a concatenation."""
+    return dim.factors if isinstance(dim, Product) else dim.terms
+
+
 def atoms(dim: Dim) -> Iterator[Atom]:
     """The atoms of `dim`, left to right."""
     if isinstance(dim, Atom):
         yield dim
     else:
-        for child in dim.factors if isinstance(dim, Product) else dim.terms:
-            yield from atoms(child)
+        for part in parts_of(dim):
+            yield from atoms(part)
+
+
+def with_atoms(dim: Dim, change: Callable[[Atom], Atom]) -> Dim:
+    """`dim` with each atom replaced by what `change` makes of it."""
+    if isinstance(dim, Atom):
+        return change(dim)
+    return type(dim)(tuple(with_atoms(part, change) for part in parts_of(dim)))
 
 
 def is_split(dim: Dim) -> bool:
@@ -80,13 +95,10 @@ def dim_size(dim: Dim, coords: Coords | None = None) -> int | None:
             return dim.size
         start, stop = shard_range(dim.size, *coords[dim.mesh])
         return stop - start
-    is_product = isinstance(dim, Product)
-    total = 1 if is_product else 0
-    for part in dim.factors if is_product else dim.terms:
-        if (size := dim_size(part, coords)) is None:
-            return None
-        total = total * size if is_product else total + size
-    return total
+    sizes = [dim_size(part, coords) for part in parts_of(dim)]
+    if None in sizes:
+        return None
+    return prod(sizes) if isinstance(dim, Product) else sum(sizes)  # type: ignore[arg-type]
 
 
 def resolve(dim: Dim, size: int, coords: Coords | None = None) -> Dim:
@@ -124,64 +136,38 @@ def resolve(dim: Dim, size: int, coords: Coords | None = None) -> Dim:
 
 def unsplit(dim: Dim) -> Dim:
     """The same dim, replicated: no axis of it is sharded."""
-    if isinstance(dim, Atom):
-        return Atom(dim.size)
-    if isinstance(dim, Product):
-        return Product(tuple(unsplit(f) for f in dim.factors))
-    return Concat(tuple(unsplit(t) for t in dim.terms))
+    return with_atoms(dim, lambda atom: Atom(atom.size))
 
 
 def simplify(dim: Dim) -> Dim:
-    """An equal dim with neighbouring whole factors and terms joined and factors of 1 dropped."""
+    """An equal dim: neighbouring unsplit parts are joined, nested ones and factors of 1 dropped."""
     if isinstance(dim, Atom):
         return dim
-    children = [simplify(d) for d in (dim.factors if isinstance(dim, Product) else dim.terms)]
-    if all(isinstance(c, Atom) and c.mesh is None for c in children):
+    kind = type(dim)
+    children = [simplify(part) for part in parts_of(dim)]
+    if not any(map(is_split, children)):
         return Atom(dim_size(dim))
     flat: list[Dim] = []
     for child in children:
-        nested = (
-            child.factors
-            if isinstance(child, Product) and isinstance(dim, Product)
-            else (
-                child.terms if isinstance(child, Concat) and isinstance(dim, Concat) else (child,)
-            )
-        )
-        for c in nested:
-            last = flat[-1] if flat else None
-            if isinstance(dim, Product) and c == Atom(1):
+        for part in parts_of(child) if isinstance(child, kind) else (child,):
+            if kind is Product and part == Atom(1):
                 continue
-            if (
-                isinstance(c, Atom)
-                and isinstance(last, Atom)
-                and c.mesh is None
-                and last.mesh is None
-            ):
-                if None in (c.size, last.size):
-                    joined = None
-                else:
-                    assert c.size is not None and last.size is not None
-                    joined = c.size * last.size if isinstance(dim, Product) else c.size + last.size
-                flat[-1] = Atom(joined)
+            if flat and not is_split(flat[-1]) and not is_split(part):
+                flat[-1] = Atom(dim_size(kind((flat[-1], part))))
             else:
-                flat.append(c)
-    if len(flat) == 1:
-        return flat[0]
-    return Product(tuple(flat)) if isinstance(dim, Product) else Concat(tuple(flat))
+                flat.append(part)
+    return flat[0] if len(flat) == 1 else kind(tuple(flat))
 
 
 def only(dim: Dim, mesh: str, coords: Coords, active: Collection[str]) -> Dim:
-    """`dim` as it lies on this rank, apart from `mesh`: the other `active` shards are cut down.
+    """`dim` as this rank holds it, but not yet split over `mesh`: only `active` dims split it."""
 
-    Mesh dims that are neither `mesh` nor `active` do not split the tensor at this moment.
-    """
-    if isinstance(dim, Product):
-        return Product(tuple(only(f, mesh, coords, active) for f in dim.factors))
-    if isinstance(dim, Concat):
-        return Concat(tuple(only(t, mesh, coords, active) for t in dim.terms))
-    if dim.mesh is None or dim.mesh == mesh:
-        return dim
-    return Atom(dim_size(dim, coords) if dim.mesh in active else dim.size)
+    def local(atom: Atom) -> Atom:
+        if atom.mesh in (None, mesh):
+            return atom
+        return Atom(dim_size(atom, coords) if atom.mesh in active else atom.size)
+
+    return with_atoms(dim, local)
 
 
 def covered(dim: Dim, mesh: str) -> bool:
@@ -191,3 +177,68 @@ def covered(dim: Dim, mesh: str) -> bool:
     if isinstance(dim, Concat):
         return all(covered(t, mesh) for t in dim.terms)
     return dim.mesh == mesh
+
+
+def pieces(dim: Dim) -> int:
+    """At most how many ranges of `dim` a rank holds."""
+    if isinstance(dim, Atom):
+        return 1
+    if isinstance(dim, Concat):
+        return sum(map(pieces, dim.terms))
+    out = before = 1
+    for factor in dim.factors:
+        if is_split(factor):
+            out = before * pieces(factor)
+        before *= dim_size(factor) or 1
+    return out
+
+
+def local_ranges(dim: Dim, coords: Coords) -> list[Range]:
+    """The indices of `dim` that a rank holds, as merged ranges in the order it holds them."""
+
+    def held(atom: Atom, size: int) -> list[Range]:
+        return [shard_range(size, *coords[atom.mesh]) if atom.mesh else (0, size)]
+
+    return _ranges(dim, held)
+
+
+def uncovered_ranges(dim: Dim, mesh: str) -> list[Range]:
+    """The indices of `dim` that every rank of mesh dim `mesh` holds."""
+    return _ranges(dim, lambda atom, size: [] if atom.mesh == mesh else [(0, size)])
+
+
+def _ranges(dim: Dim, of_atom: Callable[[Atom, int], list[Range]]) -> list[Range]:
+    """Merged ranges of indices of `dim`, given those of its atoms."""
+    size = dim_size(dim)
+    assert size is not None, f"resolve() the run-time size of '{dim}' first"
+    if isinstance(dim, Atom):
+        return _merge(of_atom(dim, size))
+    out: list[Range] = []
+    if isinstance(dim, Concat):
+        offset = 0
+        for term in dim.terms:
+            out += [(offset + a, offset + b) for a, b in _ranges(term, of_atom)]
+            offset += dim_size(term) or 0
+        return _merge(out)
+    out = [(0, 1)]
+    for factor in dim.factors:
+        n, inner = dim_size(factor) or 0, _ranges(factor, of_atom)
+        if inner == [(0, n)]:
+            out = [(a * n, b * n) for a, b in out]
+        else:
+            out = [
+                (i * n + a, i * n + b) for lo, hi in out for i in range(lo, hi) for a, b in inner
+            ]
+    return _merge(out)
+
+
+def _merge(ranges: list[Range]) -> list[Range]:
+    out: list[Range] = []
+    for a, b in ranges:
+        if a == b:
+            continue
+        if out and out[-1][1] == a:
+            out[-1] = (out[-1][0], b)
+        else:
+            out.append((a, b))
+    return out

@@ -1,19 +1,30 @@
-"""Files that are written all or not at all."""
+"""Files: JSON read within limits of size and depth, and files written all or not at all."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from pathlib import Path
+from typing import Any
+
+DEEPEST = 64
+"""Levels of nested lists and objects."""
+LONGEST_INTEGER = 100
+"""Digits of a number."""
+LONGEST_NAME = 1000
+"""Characters of a key."""
+MOST = 1 << 28
+"""Bytes of a file: many times what the header of 100,000 tensors takes."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write `content` to a temporary file beside `path`, then rename it into place.
 
-    A link stays one, and what is no file but can be written to (/dev/stdout) is written to.
+    A link stays a link, and what is no regular file (/dev/stdout) is written to directly.
 
     Raises:
-        OSError: it cannot be written; a file that was there is as it was.
+        OSError: it cannot be written; a file that was there is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     path = Path(os.path.realpath(path))
@@ -30,3 +41,81 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def read_json(path: Path, most: int = MOST) -> Any:
+    """The content of the JSON file at `path`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON, or exceeds a limit; the message is one line.
+    """
+    with path.open("rb") as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return parse_json(content)
+
+
+def parse_json(content: str | bytes, plain: bool = False) -> Any:
+    """The value of JSON text.
+
+    Args:
+        content: The text.
+        plain: Whether to refuse NaN and Infinity, which configs have, and unprintable text.
+
+    Raises:
+        ValueError: it is not JSON, or exceeds a limit; the message is one line.
+    """
+    rest: dict[str, Any] = {"parse_constant": _no_constant} if plain else {}
+    try:
+        text = content.decode() if isinstance(content, bytes) else content
+        value = json.loads(text, parse_int=_integer, **rest)
+    except UnicodeDecodeError:
+        raise ValueError("it is not text") from None
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
+    _check(value, plain)
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > LONGEST_INTEGER:
+        raise ValueError(f"it has a number of {len(digits):,} digits")
+    return int(digits)
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no number in JSON")
+
+
+def _check(value: Any, plain: bool) -> None:
+    """Refuse values that are nested too deep, long names, and text that is no Unicode."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                for key in item:
+                    _check_text(key, plain, LONGEST_NAME)
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, str):
+                _check_text(item, plain)
+        if not below:
+            return
+        level = below
+    raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+
+
+def _check_text(text: str, plain: bool, longest: int | None = None) -> None:
+    if longest is not None and len(text) > longest:
+        raise ValueError(f"it has a name of {len(text):,} characters: '{text[:40]}...'")
+    if plain and not text.isprintable():
+        raise ValueError(f"it has text that cannot be printed: {text[:40]!a}")
+    try:
+        if not text.isascii():
+            text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"it has text that is no Unicode: {text[:40]!a}") from None

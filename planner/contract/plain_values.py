@@ -1,44 +1,60 @@
-"""What a plan says of arguments that are no tensors: flags, names and numbers."""
+"""Arguments of calls that are no tensors, as a plan writes them: flags, names, numbers, functions.
+
+A function that a module defines goes by its name. A lambda, or a function that another function or
+a script defines (which may define it anew), goes by its code. Any other callable object goes by its
+class and the plain values in it.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
-
-from shardwright.planner.contract.given_code import code_name, is_code
 
 FREE = frozenset(
     {"logits_to_keep", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
 )
-"""Flags that any call may have: how much of what is proven is wanted. Others may ask for code that
-no traced call ran. The root sees to each that is about what leaves it."""
+"""Flags that any call may have: they select from what is proven. Other flags may run code that no
+traced call ran. The root module handles each flag that changes what it returns."""
 
 CONTAINERS = (dict, list, tuple)
-"""What plain values may be in, beside arguments: by their place, `name.key` or `name.0`."""
+"""Types of arguments whose plain values are named by their place: `name.key` or `name.0`."""
+
+PLAIN = (bool, int, float, str, type(None))
+SET_BY_TORCH = ("training", "_is_full_backward_hook")
+"""Plain attributes that torch keeps in modules: they do not tell what the module computes."""
 
 PlainValue = bool | int | float | str | None
 
 
+def is_code(value: Any) -> bool:
+    """Whether it is a function, or an object that can be called."""
+    return callable(value) and not isinstance(value, type)
+
+
 def is_plain(value: Any) -> bool:
     """Whether it is a value that a plan can name."""
-    return value is None or isinstance(value, (bool, int, float, str, Enum))
+    return isinstance(value, (*PLAIN, Enum))
 
 
 def is_said(value: Any) -> bool:
-    """Whether a plan can say which argument it is: a plain value, or something to call."""
+    """Whether a plan can name it: a plain value, or code."""
     return is_plain(value) or is_code(value)
 
 
 def is_flag(value: Any) -> bool:
-    """Whether it is such a value, and no number."""
+    """Whether a plan can name it, and it is no number."""
     return isinstance(value, (bool, Enum)) or (
         is_said(value) and not isinstance(value, (int, float))
     )
 
 
 def plain_within(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Those in the lists and dicts of argument `name`, each by its place; not None."""
+    """Values in the lists and dicts of argument `name`, each with its place; without None."""
     if type(value) not in CONTAINERS:
         return
     parts = value.items() if type(value) is dict else enumerate(value)
@@ -49,15 +65,66 @@ def plain_within(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def plain_value(value: Any) -> PlainValue:
-    """A value that `is_plain`, as a plan has it: an enum's member by its name."""
+    """A value as a plan writes it: a member of an enum, or code, by its name."""
     if isinstance(value, Enum):
         return str(value)
     if is_code(value):
         return code_name(value)
-    kinds = (bool, int, float, str)  # a subclass of one is written as that
+    kinds = (bool, int, float, str)  # a subclass is written as its base
     return next((kind(value) for kind in kinds if isinstance(value, kind)), None)
 
 
 def same_value(one: PlainValue, other: PlainValue) -> bool:
-    """Whether code that is given one does what it does with the other: `1` is not `True`."""
+    """Whether code takes both for the same: `1` is not `True`."""
     return one == other and type(one) is type(other)
+
+
+def code_name(value: Any) -> str:
+    """The name of code in a plan. Code that may do something else has another name."""
+    return _name(value, ())
+
+
+def _name(value: Any, around: tuple[Any, ...]) -> str:
+    """The name, within the functions `around`: these may refer to themselves."""
+    if any(value is one for one in around):
+        return "itself"
+    around = (*around, value)
+    if isinstance(value, partial):
+        given = [*value.args, *(x for pair in sorted(value.keywords.items()) for x in pair)]
+        return f"partial({', '.join(_said(one, around) for one in (value.func, *given))})"
+    if isinstance(value, MethodType):
+        return f"{_said(value.__self__, around)}.{value.__name__}"
+    if isinstance(value, FunctionType):
+        name = f"{value.__module__}.{value.__qualname__}"
+        if "<" not in name and value.__module__ != "__main__":
+            return name
+        cells = [_said(one, around) for one in _enclosed(value)]
+        given = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        defaults = [_said(one, around) for one in given]
+        made = repr([_code(value.__code__), cells, defaults])
+        return f"{name} {zlib.crc32(made.encode()):08x}"
+    if isinstance(value, BuiltinFunctionType):
+        return f"{value.__module__}.{value.__qualname__}"
+    return _said(value, around)
+
+
+def _enclosed(function: FunctionType) -> Iterator[Any]:
+    """Values of a function's closure that are set."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):
+            yield cell.cell_contents
+
+
+def _said(value: Any, around: tuple[Any, ...]) -> str:
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if isinstance(value, (partial, MethodType, FunctionType, BuiltinFunctionType)):
+        return _name(value, around)
+    own = getattr(value, "__dict__", {}).items()
+    kept = sorted((n, v) for n, v in own if isinstance(v, PLAIN) and n not in SET_BY_TORCH)
+    return f"{type(value).__module__}.{type(value).__qualname__}{kept or ''}"
+
+
+def _code(code: CodeType) -> Any:
+    consts = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return code.co_code.hex(), code.co_names, consts

@@ -1,42 +1,42 @@
-"""The plan: what `shardwright plan` writes and the runtime applies. No torch, no solver in here."""
+"""The plan file: what `shardwright plan` writes and the runtime applies. Needs no torch, no solver.
+
+How to read it: docs/plan-format.md. What must be true of any plan: `consistency.py`.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
+from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract import consistency
-from shardwright.planner.contract.bounded import parse_json
-from shardwright.planner.contract.digest import DIGEST, digest_of
-from shardwright.planner.contract.files import write_atomically
+from shardwright.planner.contract.files import parse_json, write_atomically
 from shardwright.planner.contract.mesh import Coords, coords_of
 from shardwright.planner.contract.names import lookup
-from shardwright.planner.contract.part import Part
 from shardwright.planner.contract.plain_values import PlainValue
-from shardwright.planner.contract.traced_call import TracedCall
-from shardwright.planner.contract.versions import upgraded
+from shardwright.planner.contract.plan_figures import (
+    Count,
+    DrawnBlock,
+    Draws,
+    Objective,
+    Part,
+    Prediction,
+    SolverReport,
+    SparsePart,
+    Workload,
+)
 
 FORMAT = "shardwright.plan"
 VERSION = 3
 LARGEST_FILE = 1 << 26
 """Bytes of a plan that is read: those of the largest models have a hundredth of that."""
-
-Phase = Literal["prefill", "decode", "train"]
-ObjectiveName = Literal["time", "memory"]
-
-Count = Annotated[int, Field(ge=0)]
-Asked = Annotated[int, Field(ge=1, le=consistency.LARGEST)]
 
 
 class ModelIdentity(Part):
@@ -74,7 +74,7 @@ class Redistribution(Part):
 
 
 class Placed(Part):
-    """A tensor that a module takes or gives as it is, and how it lies there."""
+    """A tensor that enters or leaves a module unchanged, and its placement there."""
 
     slot: str = Field(description="as in `Redistribution`, * for a number within")
     placement: str
@@ -88,81 +88,79 @@ class ParameterPlan(Part):
 
 
 class RandomNumbers(Part):
-    """What a module draws random numbers for, such as those by which dropout drops."""
+    """Random numbers that a module draws, such as those of dropout."""
 
-    placement: str = Field(description="of the numbers: ranks draw them whole, and keep this part")
+    placement: str = Field(description="of the numbers: ranks draw all of them and keep this part")
     length: str | None = Field(
-        default=None, description="the axis of run-time size that is split, if one is"
+        default=None, description="the run-time axis that is split, if there is one"
     )
 
 
-SELDOM = frozenset("attention draws each flags keeps no_gradient sizes unknown varies".split())
-"""Keys of a module's plan that are not written where they say nothing."""
-
-
 class ModuleCall(Part):
-    """How tensors lie in one call of a module, of those that do not change around it."""
+    """Placements in one call of a module, of tensors that are not redistributed around it."""
 
     takes: list[Placed] = []
     gives: list[Placed] = []
     at: list[str] = Field(
         default=[],
-        description="where in code it is: function, line in it, last column, and a digest of where "
-        "all of the function stands; of no use to who runs another version of that code",
+        description="where the call is in the code: function, line in it, last column, and a "
+        "digest of the function's positions; ignored where another version of that code runs",
     )
 
 
-class ModulePlan(Part):
-    """What changes in one module; modules that are not named in a plan stay as they are."""
+class ModulePlan(SparsePart):
+    """What changes in one module; modules that a plan does not name stay as they are."""
+
+    optional = frozenset(
+        "attention draws each flags keeps no_gradient sizes unknown varies".split()
+    )
 
     layer: str = Field(
         default="LocalModule",
         description="layer style; 'package:name' for one that another package brings; 'Unchanged' "
-        "for a module that stays as it is, of which `takes` and `gives` are needed for hooks",
+        "for a module that runs as before, whose `takes` and `gives` hooks need",
     )
     parameters: dict[str, ParameterPlan] = {}
     inputs: list[Redistribution] = []
     outputs: list[Redistribution] = []
     attention: list[Redistribution] = Field(
         default=[],
-        description="what changes as the module's code gives it to attention, by the names of "
-        "arguments of `scaled_dot_product_attention`; left out where no sequence is shared",
+        description="redistributions of what the module's code passes to attention, by argument "
+        "of `scaled_dot_product_attention`; left out if no sequence is split over ranks",
     )
     keeps: list[Redistribution] = Field(
         default=[],
-        description="what changes of tensors that the module's code sets as its attributes, by "
-        "their names: users may read them behind the call; left out where there are none",
+        description="redistributions of tensors that the module's code sets as its attributes, "
+        "which users may read after the call, by attribute; left out if empty",
     )
     takes: list[Placed] = Field(
-        default=[], description="what enters as it is: needed where it is called by itself"
+        default=[], description="tensors that enter unchanged: needed to call the module directly"
     )
-    gives: list[Placed] = Field(default=[], description="what leaves as it is")
+    gives: list[Placed] = Field(default=[], description="tensors that leave unchanged")
     flags: dict[str, list[PlainValue]] = Field(
         default={},
-        description="argument that is neither tensor nor size of one, or would not be where it is "
-        "left out -> what it was in the calls of the module: one that calls it by itself may give "
-        "no other; left out where there is none",
+        description="argument that is neither a tensor nor a size -> the values it had in the "
+        "traced calls: a direct call of the module may give no other; left out if empty",
     )
     varies: bool = Field(
         default=False,
-        description="whether tensors lie otherwise in some call of it than `takes` and `gives` "
-        "say; left out where they do not",
+        description="whether some call has other placements than `takes` and `gives`; left out if "
+        "false",
     )
     each: list[ModuleCall] = Field(
         default=[],
-        description="how tensors lie in each of its calls, where it varies: hooks know by where it "
-        "is called, and by the sizes of a rank's tensors, and are refused where these do not tell",
+        description="placements in each of its calls, if they vary: hooks tell calls apart by "
+        "where they are in the code and by local sizes, and are refused where that does not suffice",
     )
     no_gradient: list[str] = Field(
         default=[],
-        description="what has a gradient in no call, and none that follows from others', by side "
-        "and slot ('in attention_mask', 'out 1'): a rank may have a term of one alone; left out "
-        "where there is none",
+        description="tensors that have a gradient in no call, nor one that follows from others', "
+        "by side and slot ('in attention_mask', 'out 1'); left out if empty",
     )
     unknown: list[str] = Field(
         default=[],
-        description="integers and complex numbers that nobody takes, by side and slot, of which "
-        "ranks have what they make of parts; left out where there are none",
+        description="integers and complex numbers that no op reads, by side and slot: each rank "
+        "has its own value; left out if empty",
     )
     attributes: dict[str, str] = Field(
         default={},
@@ -173,187 +171,101 @@ class ModulePlan(Part):
         default={},
         description="sizes that calls in the module's own code are given, to replace by local "
         "ones: {'forward.view.0': '?, ?, 4@tp'} is the first call of a `view` in the source of "
-        "`forward`; left out where there are none",
+        "`forward`; left out if empty",
     )
     draws: list[RandomNumbers] = Field(
         default=[],
-        description="what its own code draws random numbers for, in order, where ranks have parts "
-        "of some of it; left out where there is none",
+        description="random numbers that its own code draws, in order, if ranks keep parts of any; "
+        "left out if empty",
     )
 
     @property
     def boundary(self) -> list[Redistribution]:
-        """What changes of the tensors that come into it, and of those that are had from it."""
+        """All redistributions of tensors that enter, leave, or are set as attributes."""
         return [*self.inputs, *self.outputs, *self.keeps]
 
     @property
     def changes(self) -> bool:
-        """Whether it says of anything that it changes."""
+        """Whether the module runs otherwise than without a plan."""
         said = (self.parameters, self.boundary, self.attention, self.attributes)
         return any((*said, self.sizes, self.draws))
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_not(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is not, of keys that are seldom needed, is not written."""
-        out = write(self)
-        return {k: v for k, v in out.items() if v or k not in SELDOM}
+
+class TracedCall(SparsePart):
+    """A call that the plan is proven for."""
+
+    optional = frozenset("values numbers state several training draws arrays asks_autocast".split())
+
+    module: str = Field(default="", description="the module that was called; empty for the model")
+    inputs: list[str] = Field(default=[], description="arguments given, by name or number")
+    values: dict[str, PlainValue] = Field(
+        default={},
+        description="argument -> its value, of those that are no tensors and may decide what code "
+        "does, 'name.key' of a dict's, 'name.0' of a list's; left out if empty",
+    )
+    numbers: list[str] = Field(
+        default=[], description="arguments that may be any number; left out if empty"
+    )
+    outputs: list[str] = Field(default=[], description="slots of what was returned")
+    state: dict[str, str] = Field(
+        default={},
+        description="argument -> class of the cache that the call continues; left out if empty",
+    )
+    several: bool = Field(
+        default=False,
+        description="whether it continues the cache by several tokens; left out if false",
+    )
+    training: bool = Field(
+        default=False, description="whether it is proven in training mode; left out if false"
+    )
+    draws: Draws = Field(
+        default="", description="when it draws random numbers; left out if it draws none"
+    )
+    arrays: bool = Field(
+        default=False, description="whether Python or NumPy draw arrays; left out if false"
+    )
+    asks_autocast: bool = Field(
+        default=False,
+        description="whether its code reads the autocast mode, and is not proven under autocast; "
+        "left out if false",
+    )
 
 
 class Replicated(Part):
-    """A large parameter that no rank can do without, and why."""
+    """A large parameter that every rank holds whole, and why."""
 
     parameter: str
     bytes: Count
     reason: str
 
 
-class CollectiveCount(Part):
-    """Collectives of one kind in one forward or backward pass of the stated workload.
+DIGEST = "digest"
+"""The key of a plan that the digest does not cover: itself."""
 
-    Forward without labels (a loss over split logits adds its own), backward to every parameter.
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """SHA-256 of a plan's content as canonical JSON: sorted keys, no spaces, ASCII alone.
+
+    It shows that a plan was edited, not who wrote it (see SECURITY.md).
     """
-
-    phase: Literal["forward", "backward", "decode"] = Field(
-        description="'decode' is the forward of one new token, where that is not the only phase"
-    )
-    kind: str
-    count: Count
-    bytes: Count = Field(description="bytes that enter them on one rank")
+    rest = {key: value for key, value in content.items() if key != DIGEST}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-DataParallel = Literal["ddp", "fsdp"]
-
-
-class Workload(Part):
-    """What the plan was priced for."""
-
-    batch: Asked
-    seq: Asked
-    dtype: str
-    device: str = Field(description="name of a device profile, or file that one was read from")
-    phases: dict[Phase, Asked] = Field(
-        default={"prefill": 1}, description="phase -> how often; see planner/cost/phases.py"
-    )
-    replicas: Asked = Field(
-        default=1, description="copies of the model that share the batch, as equally as can be"
-    )
-    sequence_parallel: bool = Field(
-        default=False, description="hidden states between blocks are sharded along the sequence"
-    )
-    optimizer_bytes: Count = Field(
-        default=8,
-        le=consistency.LARGEST,
-        description="state of a parameter's element: Adam's two in float32",
-    )
-    dp: DataParallel = Field(
-        default="ddp",
-        description="what copies do: average gradients, or share out parameters, gradients and "
-        "optimizer state as torch's fully_shard does; left out where they average",
-    )
-
-    @model_serializer(mode="wrap")
-    def _without_ddp(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {k: v for k, v in write(self).items() if (k, v) != ("dp", "ddp")}
-
-
-class Objective(Part):
-    """What was to be least, and what a byte on a rank was counted as."""
-
-    name: ObjectiveName
-    byte_price_ns: float | None = Field(
-        default=None,
-        ge=0,
-        allow_inf_nan=False,
-        description="nanoseconds: a power of two; null in plans before version 3",
-    )
-    memory_bytes: Count | None = Field(
-        default=None, description="what a rank may hold: the device's memory, or --memory"
-    )
-
-
-class Memory(Part):
-    """Bytes that the fullest rank holds with the stated workload."""
-
-    parameters: Count = Field(description="and buffers")
-    gradients: Count = 0
-    optimizer: Count = 0
-    cache: Count = Field(default=0, description="keys and values of `seq` tokens")
-    activations: Count = Field(
-        default=0, description="between ops, at their most; with those kept for a backward pass"
-    )
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return sum(dict(self).values())
-
-
-class Prediction(Part):
-    """What the plan should cost, per rank."""
-
-    parameter_bytes: list[Count] = Field(description="parameters and buffers of each rank")
-    unsharded_bytes: Count = Field(description="the same for the unsplit model")
-    memory: Memory | None = None
-    time_ns: Count = Field(description="of all that the workload asks for")
-    phase_ns: dict[Phase, Count] = Field(default={}, description="of each phase, run once")
-    collectives: list[CollectiveCount] = []
-
-
-class DrawnItem(Part):
-    """Something that a block does: a module's ops, a change of placement, or blocks within it.
-
-    Keys that say nothing are left out. One without any is what is aside: masks, positions.
-    """
-
-    module: str = Field(default="", description="its name within the block")
-    slot: str | None = Field(
-        default=None, description="of a change of placement: 'in hidden_states', 'out '"
-    )
-    ops: list[str] = Field(default=[], description="what is computed, what takes longest first")
-    source: str = Field(default="", description="line of the model's code")
-    takes: dict[str, str] = Field(
-        default={},
-        description="number of an item of the block, or slot of what enters it -> placement",
-    )
-    parts: list[str] = Field(
-        default=[], description="what attention takes the parts of its output for, in their order"
-    )
-    blocks: dict[str, Count] = Field(
-        default={}, description="number of a block in the drawing -> how many stand here"
-    )
-    phase_ns: dict[Phase, Count] = Field(default={}, description="of each phase, run once")
-    collectives: list[CollectiveCount] = []
-
-    @model_serializer(mode="wrap")
-    def _brief(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        defaults = type(self).model_fields
-        return {k: v for k, v in serialize(self).items() if v != defaults[k].default}
-
-
-class DrawnBlock(Part):
-    """The model, or blocks of it that are alike, as a person draws them."""
-
-    modules: list[str] = Field(description="names; 'layers.0-31' is 32 of them")
-    count: Count = Field(description="how many there are")
-    items: list[DrawnItem] = Field(description="in the order in which they run")
-    gives: dict[str, str] = Field(
-        default={}, description="number of an item -> placement of what leaves the block from it"
-    )
-
-
-class SolverReport(Part):
-    """Who found the plan and how good it is known to be."""
-
-    name: str
-    found_by: str = Field(default="", description="the solver that had this plan first")
-    proved_by: str = Field(default="", description="the solver that proved that none is better")
-    status: Literal["optimal", "feasible"]
-    objective: list[Count] = Field(
-        description="the weighed objective, then its bytes, forward ns and backward ns"
-    )
-    bound: list[Count] = Field(description="least value that the weighed objective can have")
-    gap: Count = Field(default=0, description="weighed objective less its bound: 0 where optimal")
-    note: str = ""
+def upgraded(data: dict[str, Any]) -> dict[str, Any]:
+    """A plan's JSON object in today's version; unchanged if its version is unknown."""
+    if type(data.get("version")) is not int:
+        return data
+    if data["version"] == 1:
+        renamed = {"sub_dims": "sub_axes", "whole": "replicated"}
+        data = {renamed.get(key, key): value for key, value in data.items()} | {"version": 2}
+        if isinstance(predicted := data.get("predicted"), dict):
+            words = {"whole_bytes": "unsharded_bytes"}
+            data["predicted"] = {words.get(key, key): value for key, value in predicted.items()}
+    if data["version"] == 2:
+        data = data | {"version": 3, "objective": {"name": "memory"}}  # there was no other
+    return data
 
 
 class Plan(Part):
@@ -374,7 +286,7 @@ class Plan(Part):
         "[2, 2] makes tp.0 and tp.1 of 4 ranks",
     )
     workload: Workload
-    objective: Objective = Field(description="what was to be least")
+    objective: Objective = Field(description="what was minimized")
     modules: dict[str, ModulePlan] = Field(description="module name, * for a layer number")
     calls: list[TracedCall] = Field(
         default=[], description="what it is proven for; the first is priced"
@@ -407,11 +319,8 @@ class Plan(Part):
 
     @property
     def world_size(self) -> int:
-        """Ranks that one copy of the model takes."""
-        n = 1
-        for size in self.mesh.values():
-            n *= size
-        return n
+        """Ranks of the mesh."""
+        return prod(self.mesh.values())
 
     def coords(self, rank: int) -> Coords:
         """Where a rank stands on each mesh dim and sub-axis; the last mesh dim varies fastest."""
@@ -422,20 +331,20 @@ class Plan(Part):
         return lookup(self.modules, name)
 
     def noted(self, text: str) -> Plan:
-        """The same with one more note, sealed."""
+        """The plan with one more note, sealed."""
         note = f"{self.solver.note}; {text}" if self.solver.note else text
         solver = self.solver.model_copy(update={"note": note})
         return self.model_copy(update={"solver": solver}).sealed()
 
     def sealed(self) -> Plan:
-        """The same with the digest of its content: for those who know that it is right."""
+        """The plan with the digest of its content. Only for callers that have proven it."""
         return self.model_copy(update={DIGEST: digest_of(self.model_dump())})
 
     def unedited(self, where: str | Path = "the plan") -> Plan:
-        """This plan, if it is as it was when its digest was written: what is applied must be.
+        """This plan, if it still has the content that its digest was made of.
 
         Raises:
-            PlanError: it was edited since, or an older release wrote it, without a digest.
+            PlanError: it was edited since, or an older release wrote it without a digest.
         """
         if self.digest == digest_of(self.model_dump()):
             return self
@@ -462,7 +371,7 @@ class Plan(Part):
             raise PlanError(f"{where} is not JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f'{where} is not a Shardwright plan: "format" should be "{FORMAT}"')
-        data = upgraded(data, VERSION)
+        data = upgraded(data)
         if data.get("version") != VERSION:
             raise PlanError(
                 f"{where} has plan version {data.get('version')!r:.20}; this Shardwright reads "

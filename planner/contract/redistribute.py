@@ -11,10 +11,18 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shardwright.errors import PlanError
-from shardwright.planner.contract.dims import Dim, covered, dim_size, only, simplify
+from shardwright.planner.contract.dims import (
+    MOST_PIECES,
+    Dim,
+    covered,
+    dim_size,
+    local_ranges,
+    only,
+    pieces,
+    simplify,
+)
 from shardwright.planner.contract.mesh import Coords, mesh_dim_of, sub_axes_of, together
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import MOST_PIECES, local_ranges, pieces
 from shardwright.planner.contract.transitions import Kind, Transition, kind_of, route
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.holdings import Holdings
 from shardwright.planner.cost.redistribution import RedistributionCosts
 from shardwright.planner.cost.roofline import OpCosts

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.phases import Pass
 from shardwright.planner.cost.redistribution import edges
 from shardwright.planner.cost.saved_for_backward import Kept

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
-from shardwright.planner.contract.plan_file import Memory
+from shardwright.planner.contract.plan_figures import Memory
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.holdings import memories
 from shardwright.planner.cost.phases import Pass

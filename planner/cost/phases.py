@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.plan_file import Phase, Workload
+from shardwright.planner.contract.plan_figures import Phase, Workload
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 

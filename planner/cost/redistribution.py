@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.contract.transitions import (
     ALL_GATHER,
     ALL_REDUCE,

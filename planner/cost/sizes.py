@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 
-from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.phases import Pass, passes
 from shardwright.planner.graph.axes import ATOM, Axes, Dim, find, leaves_of
 from shardwright.planner.graph.graph import Graph, Op

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardwright import plugins
 from shardwright.errors import UsageError
-from shardwright.planner.contract.bounded import read_json
+from shardwright.planner.contract.files import read_json
 
 FOLDER = Path(__file__).parent
 SECOND = 10**9

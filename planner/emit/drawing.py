@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from shardwright.planner.contract.names import pattern
-from shardwright.planner.contract.plan_file import DrawnBlock, DrawnItem, Phase
+from shardwright.planner.contract.plan_figures import DrawnBlock, DrawnItem, Phase
 from shardwright.planner.emit.elements import Element, Elements
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.parts import parts

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.mesh import TP, Coords
-from shardwright.planner.contract.plan_file import CollectiveCount, Memory, Prediction
+from shardwright.planner.contract.plan_figures import CollectiveCount, Memory, Prediction
 from shardwright.planner.contract.transitions import Collective
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from shardwright.planner.contract.plan_file import CollectiveCount, Phase
+from shardwright.planner.contract.plan_figures import CollectiveCount, Phase
 from shardwright.planner.cost.phases import Pass
 from shardwright.planner.cost.redistribution import Traffic
 from shardwright.planner.emit.elements import Element, Elements

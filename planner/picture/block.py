@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from shardwright.planner.contract.plan_file import DrawnBlock, DrawnItem, Phase, Plan
+from shardwright.planner.contract.plan_figures import DrawnBlock, DrawnItem, Phase
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.picture.glyph import glyph
 from shardwright.planner.picture.layout import Node, place
 from shardwright.planner.picture.palette import Palette

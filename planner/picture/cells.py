@@ -6,10 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from shardwright.planner.contract.dims import Atom, Concat, Dim, Product, Range, dim_size, is_split
+from shardwright.planner.contract.dims import (
+    Atom,
+    Concat,
+    Dim,
+    Product,
+    Range,
+    dim_size,
+    is_split,
+    local_ranges,
+    pieces,
+)
 from shardwright.planner.contract.mesh import TP, Coords
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.contract.ranges import local_ranges, pieces
 
 MOST = 4096
 """Pieces of a dim that are drawn one by one."""

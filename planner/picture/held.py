@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.planner.contract.dims import Concat, Dim, dim_size, is_split
+from shardwright.planner.contract.dims import Concat, Dim, dim_size, is_split, local_ranges
 from shardwright.planner.contract.mesh import Coords
-from shardwright.planner.contract.ranges import local_ranges
 from shardwright.planner.picture.cells import grain, names, spans
 from shardwright.planner.picture.glyph import stripes
 from shardwright.planner.picture.palette import WHOLE, Palette

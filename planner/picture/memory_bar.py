@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from shardwright.planner.contract.plan_file import Memory, Plan
+from shardwright.planner.contract.plan_figures import Memory
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.picture.svg import drawing, tag
 from shardwright.planner.units import human_bytes
 from shardwright.planner.wording import HELD

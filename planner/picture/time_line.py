@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from shardwright.planner.contract.plan_file import DrawnBlock, DrawnItem, Phase, Plan
+from shardwright.planner.contract.plan_figures import DrawnBlock, DrawnItem, Phase
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.picture.block import is_aside
 from shardwright.planner.picture.svg import LETTER, drawing, fitted, tag
 from shardwright.planner.picture.words import label, short

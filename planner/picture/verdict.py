@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-from shardwright.planner.contract.digest import digest_of
-from shardwright.planner.contract.plan_file import Phase, Plan
+from shardwright.planner.contract.plan_figures import Phase
+from shardwright.planner.contract.plan_file import Plan, digest_of
 from shardwright.planner.picture.facts import Figure, phase_in_words
 from shardwright.planner.picture.memory_bar import uses
 from shardwright.planner.picture.time_line import shares

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from shardwright.planner.contract.mesh import CP, TP
 from shardwright.planner.contract.names import pattern
-from shardwright.planner.contract.plan_file import CollectiveCount, DrawnBlock, Phase
+from shardwright.planner.contract.plan_figures import CollectiveCount, DrawnBlock, Phase
 from shardwright.planner.picture.block import BlockDrawing, Ids, block_ns, title
 from shardwright.planner.picture.cells import ranks_of
 from shardwright.planner.picture.close_up import CloseUp

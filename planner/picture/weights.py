@@ -11,7 +11,8 @@ from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.names import lookup, pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.plan_file import DrawnItem, ModulePlan, ParameterPlan, Plan
+from shardwright.planner.contract.plan_figures import DrawnItem
+from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Plan
 
 ITEMSIZE = {"float64": 8, "float32": 4}
 """Bytes of an element, where it is not 2."""

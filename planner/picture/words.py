@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import CollectiveCount, DrawnItem
+from shardwright.planner.contract.plan_figures import CollectiveCount, DrawnItem
 from shardwright.planner.units import human_bytes
 
 SIGNS = {"add": "+", "mul": "×", "sub": "−", "div": "÷"}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from shardwright.errors import InfeasibleError, SolverError
-from shardwright.planner.contract.plan_file import ObjectiveName
+from shardwright.planner.contract.plan_figures import ObjectiveName
 from shardwright.planner.problem.byte_price import price_for_memory, price_for_time
 from shardwright.planner.problem.objective import BYTE_PRICES, Digits, primary
 from shardwright.planner.problem.proof import prove

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardwright.errors import InfeasibleError, UsageError
-from shardwright.planner.contract.bounded import read_json
+from shardwright.planner.contract.files import read_json
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.solvers.problem import Row

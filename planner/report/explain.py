@@ -15,7 +15,8 @@ from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import Plan, Prediction
+from shardwright.planner.contract.plan_figures import Prediction
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.garbage import uncollected
 from shardwright.planner.problem.conventions import TABLES, token_tables

@@ -14,7 +14,7 @@ from itertools import product
 
 from shardwright.errors import InfeasibleError, UsageError
 from shardwright.planner.contract.names import pattern
-from shardwright.planner.contract.plan_file import Prediction
+from shardwright.planner.contract.plan_figures import Prediction
 from shardwright.planner.emit.prediction import whole_bytes
 from shardwright.planner.graph.axes import ATOM, PRODUCT, Dim, find
 from shardwright.planner.graph.graph import Boundary

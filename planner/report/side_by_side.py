@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from shardwright.planner.contract.plan_file import Plan, Prediction
+from shardwright.planner.contract.plan_figures import Prediction
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.report.hand_written import HandWritten
 from shardwright.planner.units import human_bytes, human_time
 from shardwright.planner.wording import placement_in_words

@@ -20,13 +20,14 @@ from shardwright.planner.contract.plain_values import (
     plain_value,
     plain_within,
 )
+from shardwright.planner.contract.plan_figures import SolverReport
 from shardwright.planner.contract.plan_file import (
+    Draws,
     ModelIdentity,
     ModulePlan,
     Plan,
-    SolverReport,
+    TracedCall,
 )
-from shardwright.planner.contract.traced_call import Draws, TracedCall
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.emit.drawing import drawing
 from shardwright.planner.emit.draws import draws_of

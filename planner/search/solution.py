@@ -9,7 +9,7 @@ from functools import cache
 
 from shardwright.errors import InfeasibleError, SolverError, UsageError
 from shardwright.planner import solvers
-from shardwright.planner.contract.plan_file import (
+from shardwright.planner.contract.plan_figures import (
     Memory,
     Objective,
     ObjectiveName,

@@ -13,7 +13,7 @@ from torch import nn
 from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.mesh import CP, TP, Coords, coords_of
-from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.dry_run.between_blocks import between_blocks
 from shardwright.planner.dry_run.dry_run import DryRun
 from shardwright.planner.dry_run.repeats import repeats_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.planner.blocks.unfold import Unfolded
-from shardwright.planner.contract.plan_file import Memory
+from shardwright.planner.contract.plan_figures import Memory
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.memory import memory
 from shardwright.planner.emit.layouts import Layouts

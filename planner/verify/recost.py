@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from shardwright.errors import SolverError
-from shardwright.planner.contract.plan_file import Phase
+from shardwright.planner.contract.plan_figures import Phase
 from shardwright.planner.contract.transitions import Collective
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.phases import Pass

@@ -20,7 +20,7 @@ from shardwright.planner.contract.plain_values import (
     plain_within,
     same_value,
 )
-from shardwright.planner.contract.traced_call import TracedCall
+from shardwright.planner.contract.plan_file import TracedCall
 
 
 class Of(Enum):

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.given_code import is_code
 from shardwright.planner.contract.names import MASKS, slot_pattern
-from shardwright.planner.contract.plain_values import CONTAINERS, FREE
-from shardwright.planner.contract.traced_call import TracedCall
+from shardwright.planner.contract.plain_values import CONTAINERS, FREE, is_code
+from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.calls.plain_arguments import PlainArguments
 from shardwright.runtime.slots import is_own, leaves, positions, returned
 

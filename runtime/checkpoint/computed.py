@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.planner.contract.dims import local_ranges
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import local_ranges
 
 
 class Computed:

@@ -16,10 +16,9 @@ from pathlib import Path
 import torch
 
 from shardwright.errors import CheckpointError, PlanError
-from shardwright.planner.contract.dims import Range, resolve
+from shardwright.planner.contract.dims import Range, local_ranges, resolve
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.checkpoint.chunks import boxes
 from shardwright.runtime.checkpoint.expressions import stored
 from shardwright.runtime.checkpoint.names import Source

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwright.errors import CheckpointError
-from shardwright.planner.contract.bounded import parse_json, read_json
+from shardwright.planner.contract.files import parse_json, read_json
 from shardwright.runtime.model.hub import USUAL, Hub
 
 SINGLE = "model.safetensors"

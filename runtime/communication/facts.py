@@ -8,8 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from shardwright.planner.contract.digest import digest_of
-from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.contract.plan_file import Plan, digest_of
 
 SAMPLES = 16
 """Values of each parameter that are compared."""

@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shardwright.errors import ShardwrightError
-from shardwright.planner.contract.dims import Range, covered, dim_size
+from shardwright.planner.contract.dims import Range, covered, dim_size, local_ranges
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.logits.loss import vocab_parallel_cross_entropy
 from shardwright.runtime.redistribution.reshard import LastDim, Reshard

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import ModelError
-from shardwright.planner.contract.bounded import read_json
+from shardwright.planner.contract.files import read_json
 from shardwright.runtime.model.hub import USUAL, Hub
 
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.traced_call import TracedCall
+from shardwright.planner.contract.plan_file import TracedCall
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.proven import Proven

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shardwright.errors import PlanError
+from shardwright.planner.contract.dims import local_ranges
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.modules.local import LocalState
 
 

@@ -22,9 +22,10 @@ from shardwright.planner.contract.dims import (
     Range,
     atoms,
     dim_size,
+    local_ranges,
     shard_range,
+    uncovered_ranges,
 )
-from shardwright.planner.contract.ranges import local_ranges, uncovered_ranges
 from shardwright.runtime.communication.collectives import all_gather, all_reduce, reduce_scatter
 from shardwright.runtime.communication.mesh import Group
 

@@ -17,11 +17,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from shardwright.errors import PlanError, UsageError
-from shardwright.planner.contract.dims import Atom, Concat, Dim, Product, atoms
+from shardwright.planner.contract.dims import Atom, Concat, Dim, Product, atoms, local_ranges
 from shardwright.planner.contract.mesh import TP, Coords, sub_axes_of, together, with_sub_axes
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.communication.collectives import all_gather
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.redistribution.reshard import take_local

@@ -10,10 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardwright.planner.contract.dims import Range
+from shardwright.planner.contract.dims import Range, local_ranges
 from shardwright.planner.contract.mesh import TP, Coords, mesh_dim_of, with_sub_axes
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.ranges import local_ranges
 
 
 class Ways(NamedTuple):

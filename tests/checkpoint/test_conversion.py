@@ -11,9 +11,8 @@ from transformers import conversion_mapping, core_model_loading
 
 import shardwright
 from shardwright.errors import CheckpointError
-from shardwright.planner.contract.dims import Atom, Concat
+from shardwright.planner.contract.dims import Atom, Concat, local_ranges
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.read import Report

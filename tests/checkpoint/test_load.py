@@ -10,8 +10,8 @@ from torch import nn
 from transformers import BertForMaskedLM, BertModel, GPT2LMHeadModel, GPT2Model, LlamaForCausalLM
 
 from shardwright.errors import CheckpointError, PlanError
+from shardwright.planner.contract.dims import local_ranges
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.model.build import empty_model

@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.loading import memory, peak
 from shardwright.errors import CheckpointError
+from shardwright.planner.contract.dims import local_ranges
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.checkpoint import mapped
 from shardwright.runtime.checkpoint import read as module
 from shardwright.runtime.checkpoint.names import Source

@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 
 from shardwright.planner.contract.mesh import coords_of
-from shardwright.planner.contract.plan_file import ParameterPlan, Redistribution, SolverReport
+from shardwright.planner.contract.plan_figures import SolverReport
+from shardwright.planner.contract.plan_file import ParameterPlan, Redistribution
 from shardwright.planner.contract.transitions import Kind, route
 from shardwright.planner.units import human_bytes, human_time, parse_bytes
 from shardwright.planner.wording import (

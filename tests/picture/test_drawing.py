@@ -12,7 +12,8 @@ from torch import nn
 
 from benchmarks.zoo_case import build
 from shardwright.errors import PlanError
-from shardwright.planner.contract.plan_file import DrawnBlock, DrawnItem, Plan
+from shardwright.planner.contract.plan_figures import DrawnBlock, DrawnItem
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.emit.drawing import _outside_in
 from tests import zoo
 from tests.planning import plan

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from benchmarks.planning_models import MODELS
 from shardwright.planner.cli.main import main
+from shardwright.planner.contract.dims import local_ranges
 from shardwright.planner.contract.mesh import coords_of
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.contract.ranges import local_ranges
 from shardwright.planner.picture.cells import spans, striped
 from shardwright.planner.picture.facts import Shown
 from shardwright.planner.picture.page import page

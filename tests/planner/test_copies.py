@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.strategies.state import REPLICATED, State

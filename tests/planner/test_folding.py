@@ -14,7 +14,8 @@ from shardwright.planner.api import prepare
 from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.stacks import find_stacks, shortened
 from shardwright.planner.blocks.unfold import unfold
-from shardwright.planner.contract.plan_file import Plan, Workload
+from shardwright.planner.contract.plan_figures import Workload
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.memory import peak
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.problem.pins import as_pins

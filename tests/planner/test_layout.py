@@ -14,13 +14,14 @@ from shardwright.planner.contract.dims import (
     Product,
     atoms,
     dim_size,
+    local_ranges,
     resolve,
     shard_range,
     simplify,
+    uncovered_ranges,
 )
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import local_ranges, uncovered_ranges
 
 
 def numbers(sizes: st.SearchStrategy[int], least: int = 0) -> st.SearchStrategy[Dim]:

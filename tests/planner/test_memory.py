@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
 
 from shardwright.errors import InfeasibleError
-from shardwright.planner.contract.plan_file import Memory, Phase, Plan, Workload
+from shardwright.planner.contract.plan_figures import Memory, Phase, Workload
+from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.memory import memory
 from shardwright.planner.graph.axes import Axes, refine

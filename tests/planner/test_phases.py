@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import UsageError
-from shardwright.planner.contract.plan_file import Phase, Workload
+from shardwright.planner.contract.plan_figures import Phase, Workload
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.cost.phases import Pass, parse_phases, passes
 from shardwright.planner.graph.axes import Axes, refine

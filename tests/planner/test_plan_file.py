@@ -16,7 +16,8 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract import plan_file
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.names import fold, lookup, pattern
-from shardwright.planner.contract.plan_file import Objective, Plan
+from shardwright.planner.contract.plan_figures import Objective
+from shardwright.planner.contract.plan_file import Plan
 from tests.planner.equal import planned
 from tests.planner.mlps import WIDTH, Mlp
 from tests.planner.modules import Fused, VisionBlock

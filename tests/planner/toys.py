@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwright.planner.contract.plan_file import Workload
+from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.graph.graph import Graph

@@ -11,10 +11,9 @@ import itertools
 import torch
 from torch import Tensor
 
-from shardwright.planner.contract.dims import resolve
+from shardwright.planner.contract.dims import local_ranges, resolve, uncovered_ranges
 from shardwright.planner.contract.mesh import with_sub_axes
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.ranges import local_ranges, uncovered_ranges
 
 
 def gradient(placement: Placement) -> Placement:

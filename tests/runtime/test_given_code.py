@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.errors import UsageError
-from shardwright.planner.contract.given_code import code_name
+from shardwright.planner.contract.plain_values import code_name
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from shardwright.planner.contract.dims import local_ranges
 from shardwright.planner.contract.notation import parse
-from shardwright.planner.contract.ranges import local_ranges
 from shardwright.runtime.communication.audit import count_collectives, counts
 from shardwright.runtime.logits.loss import (
     VocabParallelCrossEntropyLoss,

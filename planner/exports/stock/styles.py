@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from shardwright.planner.contract.dims import Concat, dim_size
+from shardwright.planner.contract.dims import Concat, dim_size, local_ranges
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
-from shardwright.planner.contract.ranges import local_ranges
 
 Table = dict[str, str]
 """Name of a module or parameter, `*` for a layer number -> style."""

@@ -1,0 +1,181 @@
+"""Parts of a plan that say what was asked for and what it should cost: no placement of a module."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+LARGEST = 2**40
+"""Upper limit of sizes and counts in a plan: products of them stay exact."""
+
+Phase = Literal["prefill", "decode", "train"]
+ObjectiveName = Literal["time", "memory"]
+DataParallel = Literal["ddp", "fsdp"]
+Draws = Literal["", "training", "always"]
+
+Count = Annotated[int, Field(ge=0)]
+Asked = Annotated[int, Field(ge=1, le=LARGEST)]
+
+
+class Part(BaseModel):
+    """An object in a plan. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class SparsePart(Part):
+    """A part that does not write the keys in `optional` while they have their default."""
+
+    optional: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {
+            key: value
+            for key, value in write(self).items()
+            if key not in self.optional or value != fields[key].default
+        }
+
+
+class Workload(SparsePart):
+    """What the plan was priced for."""
+
+    optional = frozenset({"dp"})
+
+    batch: Asked
+    seq: Asked
+    dtype: str
+    device: str = Field(description="name of a device profile, or the file it was read from")
+    phases: dict[Phase, Asked] = Field(
+        default={"prefill": 1}, description="phase -> how often; see planner/cost/phases.py"
+    )
+    replicas: Asked = Field(
+        default=1, description="copies of the model that share the batch as evenly as possible"
+    )
+    sequence_parallel: bool = Field(
+        default=False, description="hidden states between blocks are sharded along the sequence"
+    )
+    optimizer_bytes: Count = Field(
+        default=8,
+        le=LARGEST,
+        description="optimizer state per element of a parameter: 8 for Adam's two in float32",
+    )
+    dp: DataParallel = Field(
+        default="ddp",
+        description="what copies do: average gradients, or shard parameters, gradients and "
+        "optimizer state as torch's fully_shard does; left out for 'ddp'",
+    )
+
+
+class Objective(Part):
+    """What was minimized, and what a byte on a rank counted as."""
+
+    name: ObjectiveName
+    byte_price_ns: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="nanoseconds: a power of two; null in plans before version 3",
+    )
+    memory_bytes: Count | None = Field(
+        default=None, description="what a rank may hold: the device's memory, or --memory"
+    )
+
+
+class Memory(Part):
+    """Bytes that the fullest rank holds with the stated workload."""
+
+    parameters: Count = Field(description="and buffers")
+    gradients: Count = 0
+    optimizer: Count = 0
+    cache: Count = Field(default=0, description="keys and values of `seq` tokens")
+    activations: Count = Field(
+        default=0, description="at their peak, with those kept for the backward pass"
+    )
+
+    @property
+    def total(self) -> int:
+        """Their sum."""
+        return sum(dict(self).values())
+
+
+class CollectiveCount(Part):
+    """Collectives of one kind in one forward or backward pass of the stated workload.
+
+    Forward without labels (a loss over split logits adds its own), backward to every parameter.
+    """
+
+    phase: Literal["forward", "backward", "decode"] = Field(
+        description="'decode' is the forward of one new token, where that is not the only phase"
+    )
+    kind: str
+    count: Count
+    bytes: Count = Field(description="bytes that enter them on one rank")
+
+
+class Prediction(Part):
+    """What the plan should cost, per rank."""
+
+    parameter_bytes: list[Count] = Field(description="parameters and buffers of each rank")
+    unsharded_bytes: Count = Field(description="the same for the unsplit model")
+    memory: Memory | None = None
+    time_ns: Count = Field(description="of the whole workload")
+    phase_ns: dict[Phase, Count] = Field(default={}, description="of each phase, run once")
+    collectives: list[CollectiveCount] = []
+
+
+class DrawnItem(SparsePart):
+    """A step of a block: a module's ops, a redistribution, or blocks within it.
+
+    An item without any key stands for what the block does beside its layers: masks, positions.
+    """
+
+    module: str = Field(default="", description="its name within the block")
+    slot: str | None = Field(
+        default=None, description="of a redistribution: 'in hidden_states', 'out '"
+    )
+    ops: list[str] = Field(default=[], description="what is computed, the longest first")
+    source: str = Field(default="", description="line of the model's code")
+    takes: dict[str, str] = Field(
+        default={},
+        description="number of an item of the block, or slot of what enters it -> placement",
+    )
+    parts: list[str] = Field(
+        default=[], description="what attention uses the parts of its output as, in their order"
+    )
+    blocks: dict[str, Count] = Field(
+        default={}, description="number of a block in the drawing -> how many run here"
+    )
+    phase_ns: dict[Phase, Count] = Field(default={}, description="of each phase, run once")
+    collectives: list[CollectiveCount] = []
+
+
+DrawnItem.optional = frozenset(DrawnItem.model_fields)
+
+
+class DrawnBlock(Part):
+    """The model, or blocks of it that are alike, step by step."""
+
+    modules: list[str] = Field(description="names; 'layers.0-31' is 32 of them")
+    count: Count = Field(description="how many there are")
+    items: list[DrawnItem] = Field(description="in the order in which they run")
+    gives: dict[str, str] = Field(
+        default={}, description="number of an item -> placement of what leaves the block from it"
+    )
+
+
+class SolverReport(Part):
+    """Who found the plan and how good it is known to be."""
+
+    name: str
+    found_by: str = Field(default="", description="the solver that had this plan first")
+    proved_by: str = Field(default="", description="the solver that proved it optimal")
+    status: Literal["optimal", "feasible"]
+    objective: list[Count] = Field(
+        description="the weighted objective, then its bytes, forward ns and backward ns"
+    )
+    bound: list[Count] = Field(description="lower bound of the weighted objective")
+    gap: Count = Field(default=0, description="weighted objective less its bound: 0 if optimal")
+    note: str = ""
