@@ -1,7 +1,7 @@
-"""Google's contest on intra-operator parallelism: its instances, our solvers, an own scorer.
+"""Google's contest on intra-operator parallelism: its instances, a solver for them, a scorer.
 
     python -m benchmarks.contest FILE…                   # .json or .json.gz
-    python -m benchmarks.contest FILE… --solver cpsat --seconds 60 --workers 1 --out DIR
+    python -m benchmarks.contest FILE… --seconds 60 --workers 1 --out DIR
 
 An instance says what strategies each node of a graph has, what they and pairs of them cost, how
 much memory each takes, and when; the least cost is looked for at which memory in use never passes
@@ -25,11 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.planner import solvers
-from shardwright.planner.solvers import decompose
-from shardwright.planner.solvers.grid import FORBIDDEN, Grid
-from shardwright.planner.solvers.limits import Use
-from shardwright.planner.solvers.problem import Problem, Result
+from benchmarks import decompose
+from benchmarks.decompose.grid import FORBIDDEN, Grid
+from benchmarks.decompose.limits import LimitedProblem, Use
+from shardwright.planner.solvers.problem import Result
 
 SECONDS = 300.0
 KNOWN = {"B": (60, 532_843), "G": (120, 217_039), "V": (300, 1_617_084)}
@@ -70,9 +69,9 @@ def parsed(data: dict[str, Any]) -> Instance:
     return Instance(intervals, nodes["costs"], nodes["usages"], pairs, tables, limit)
 
 
-def problem_of(instance: Instance) -> Problem:
-    """The instance as our solvers see it."""
-    problem = Problem(("cost",))
+def problem_of(instance: Instance) -> LimitedProblem:
+    """The instance as the solver sees it."""
+    problem = LimitedProblem(("cost",))
     shared: dict[bytes, Any] = {}
     for k, costs in enumerate(instance.costs):
         problem.variable(f"node{k}", len(costs))
@@ -139,17 +138,14 @@ def known(path: Path) -> tuple[float, int | None]:
 class How:
     """How to solve."""
 
-    solver: str
     seconds: float | None
     workers: int | None
     seed: int
     out: Path | None
 
-    def solve(self, problem: Problem, seconds: float) -> Result:
-        """Run the solver; `workers` and `seed` are for the one that knows them."""
-        if self.solver == "decompose":
-            return decompose.solve(problem, 0, {}, None, seconds, self.workers, self.seed)
-        return solvers.load(self.solver)(problem, 0, {}, None, seconds)
+    def solve(self, problem: LimitedProblem, seconds: float) -> Result:
+        """Run the solver."""
+        return decompose.solve(problem, 0, {}, None, seconds, self.workers, self.seed)
 
 
 def run(path: Path, how: How) -> str:
@@ -190,14 +186,13 @@ def main() -> None:
     """Run the files that were named."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--solver", default="decompose")
     parser.add_argument("--seconds", type=float, help="for each, instead of its own limit")
     parser.add_argument("--workers", type=int, help="processes; default: the cores")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write solutions here")
     args = parser.parse_args()
     for path in args.files:
-        how = How(args.solver, args.seconds, args.workers, args.seed, args.out)
+        how = How(args.seconds, args.workers, args.seed, args.out)
         print(run(path, how), flush=True)
 
 

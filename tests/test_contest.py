@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import contest, contest_made
-from shardwright.planner.solvers import decompose
+from benchmarks import contest, contest_made, decompose
 
 HUGE = 10**18
 
@@ -74,7 +73,7 @@ def test_made_instances_are_the_same_for_a_seed_and_solved(tmp_path: Path):
     assert made == contest_made.make(120, 5) != contest_made.make(120, 6)
     path = tmp_path / "made.json"
     path.write_text(json.dumps(made))
-    how = contest.How("decompose", 8, 1, 0, tmp_path / "out")
+    how = contest.How(8, 1, 0, tmp_path / "out")
     line = contest.run(path, how)
     assert "optimal" in line or "feasible" in line, line
     solution = json.loads((tmp_path / "out" / "made.json").read_text())["solution"]
@@ -86,7 +85,7 @@ def test_a_small_instance_is_solved_to_the_optimum():
         own = instance(limit)
         costs = [contest.score(own, x) for x in product(range(2), range(3), range(1))]
         best = min((c for c in costs if c is not None), default=None)
-        result = contest.How("decompose", None, 1, 0, None).solve(contest.problem_of(own), 20)
+        result = contest.How(None, 1, 0, None).solve(contest.problem_of(own), 20)
         assert (result.status == "infeasible") == (best is None)
         assert best is None or (result.status, result.bound) == ("optimal", best)
 

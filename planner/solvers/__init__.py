@@ -11,9 +11,9 @@ from importlib.util import find_spec
 
 from shardwright import plugins
 from shardwright.errors import SolverError, UsageError
-from shardwright.planner.solvers.problem import Solver, unlimited
+from shardwright.planner.solvers.problem import Solver
 
-OWN = ("backtracking", "cpsat", "decompose", "lp")
+OWN = ("backtracking", "cpsat", "lp")
 DEFAULT = "cpsat"
 
 
@@ -23,7 +23,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Solver:
-    """The solver of that name; another package's that knows limits has `knows_limits = True` on it.
+    """The solver of that name.
 
     Raises:
         UsageError: there is none.
@@ -34,7 +34,7 @@ def load(name: str) -> Solver:
     found = plugins.load("solvers", name)
     if found is None:
         raise UsageError(f"unknown solver '{name}'; installed: {', '.join(names())}")
-    return found if getattr(found, "knows_limits", False) else unlimited(found, name)
+    return found
 
 
 def needs_ortools(name: str) -> SolverError:

@@ -14,7 +14,7 @@ from shardwright.planner.solvers.bucket_elimination import Eliminated, eliminate
 from shardwright.planner.solvers.depth_first import DepthFirst
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.multipliers import Weights, dot, multipliers, unit
-from shardwright.planner.solvers.problem import Problem, Result, refuse_limits
+from shardwright.planner.solvers.problem import Problem, Result
 from shardwright.planner.solvers.tables import Vector
 
 STEPS = 64
@@ -30,12 +30,7 @@ def solve(
     hint: Sequence[int] | None,
     seconds: float,
 ) -> Result:
-    """Minimise one component of `problem` under `caps`.
-
-    Raises:
-        SolverError: the problem has limits.
-    """
-    refuse_limits(problem, "backtracking")
+    """Minimise one component of `problem` under `caps`."""
     start = time.monotonic()
     middle, end = start + SHARE * seconds, start + seconds
     small = eliminate(problem.only([component, *caps]), buckets.ROWS, middle)

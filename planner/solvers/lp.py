@@ -21,7 +21,7 @@ from shardwright.planner.solvers.bucket_elimination import eliminate
 from shardwright.planner.solvers.incumbent import Incumbent
 from shardwright.planner.solvers.polytope import Moves, Node, root
 from shardwright.planner.solvers.presolve import presolve
-from shardwright.planner.solvers.problem import Problem, Result, refuse_limits
+from shardwright.planner.solvers.problem import Problem, Result
 from shardwright.planner.solvers.reduction import solve_reduced
 
 ROUNDS = 12
@@ -42,9 +42,8 @@ def solve(
     """Minimise one component of `problem` under `caps`; what can be eliminated is, before.
 
     Raises:
-        SolverError: OR-tools is not installed, or the problem has limits.
+        SolverError: OR-tools is not installed.
     """
-    refuse_limits(problem, "lp")
     small = problem.only([component, *caps])
     most = dict(enumerate(caps.values(), 1))
     return solve_reduced(small, [eliminate, presolve], _solve, most, hint, seconds)

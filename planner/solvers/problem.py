@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from operator import mul
 from typing import Literal, NamedTuple
 
 from shardwright.errors import SolverError
-from shardwright.planner.solvers.limits import Limits
 
 CostVector = tuple[int, ...]
 """One number for each component."""
@@ -60,9 +59,8 @@ class Part(NamedTuple):
 class Problem:
     """Variables (name, size of the domain, parts) and factors; `components` names the costs.
 
-    A variable is its own only part where none are named. What is taken of `limits` is no component:
-    these bound it themselves. What costs of component 0 leave over multiples of `ties` only breaks
-    ties: no assignment's remainders add up to as much.
+    A variable is its own only part where none are named. The remainder of a cost of component 0 by
+    `ties` only breaks ties: the remainders of no assignment add up to `ties`.
     """
 
     components: tuple[str, ...]
@@ -70,7 +68,6 @@ class Problem:
     domains: list[list[int]] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
     parts: list[tuple[Part, ...]] = field(default_factory=list)
-    limits: Limits = field(default_factory=Limits)
     ties: int = 1
 
     def __post_init__(self) -> None:
@@ -87,7 +84,7 @@ class Problem:
 
     def without_factors(self, components: tuple[str, ...]) -> Problem:
         """The same variables, for factors of these components."""
-        return Problem(components, self.names, self.domains, [], self.parts, self.limits)
+        return Problem(components, self.names, self.domains, [], self.parts)
 
     def factor(self, name: str, scope: Sequence[int], rows: Sequence[Row]) -> None:
         """Add a table; a variable that stands twice in `scope` must have equal values."""
@@ -148,11 +145,11 @@ class Problem:
         """Costs of an assignment that a solver returned.
 
         Raises:
-            SolverError: a factor, a cap or a limit forbids it.
+            SolverError: a factor or a cap forbids it.
         """
         costs = self.price(answer)
         over = costs is None or any(costs[c] > cap for c, cap in (caps or {}).items())
-        if costs is None or over or not self.limits.hold(answer):
+        if costs is None or over:
             raise SolverError("the solver returned an assignment that its problem forbids")
         return costs
 
@@ -170,34 +167,3 @@ class Result(NamedTuple):
 
 Solver = Callable[[Problem, int, Mapping[int, int], Sequence[int] | None, float], Result]
 """`solve(problem, component, caps, hint, seconds)`: minimise one component under caps on others."""
-
-
-def refuse_limits(problem: Problem, name: str) -> None:
-    """Refuse what solver `name` would leave out.
-
-    Raises:
-        SolverError: the problem has limits.
-    """
-    if problem.limits:
-        raise SolverError(f"solver '{name}' knows no limits: use cpsat or decompose")
-
-
-def unlimited(solve: Solver, name: str) -> Solver:
-    """A solver that knows no limits: it refuses a problem that has some.
-
-    Raises:
-        SolverError: when it is called with such a problem.
-    """
-
-    @wraps(solve)
-    def guarded(
-        problem: Problem,
-        component: int,
-        caps: Mapping[int, int],
-        hint: Sequence[int] | None,
-        seconds: float,
-    ) -> Result:
-        refuse_limits(problem, name)
-        return solve(problem, component, caps, hint, seconds)
-
-    return guarded

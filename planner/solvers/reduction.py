@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from shardwright.errors import SolverError
 from shardwright.planner.solvers.problem import Problem, Result, Solver
 
 
@@ -70,13 +69,7 @@ def chain(problem: Problem, *steps: Callable[[Problem], Reduction]) -> Chain: ..
 @overload
 def chain(problem: Problem, *steps: Step) -> Chain | None: ...
 def chain(problem: Problem, *steps: Step) -> Chain | None:
-    """Take steps one after another; None where one of them finds that nothing satisfies it.
-
-    Raises:
-        SolverError: the problem has limits: what reduces it does not see who takes of them.
-    """
-    if problem.limits:
-        raise SolverError("a problem with limits cannot be reduced: give it to the solver as it is")
+    """Take steps one after another; None where one of them finds that nothing satisfies it."""
     parts: list[Reduction] = []
     for step in steps:
         part = step(problem)

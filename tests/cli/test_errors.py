@@ -156,7 +156,7 @@ def test_mesh_of_another_size(plan: Plan) -> None:
 
 def test_unknown_solver(run: Run, model: Path) -> None:
     assert error_line(run("plan", model, "--tp", 2, "--solver", "magic"), 2) == (
-        "unknown solver 'magic'; installed: backtracking, cpsat, decompose, lp"
+        "unknown solver 'magic'; installed: backtracking, cpsat, lp"
     )
 
 

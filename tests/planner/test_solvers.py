@@ -8,7 +8,6 @@ import pytest
 from shardwright.errors import SolverError, UsageError
 from shardwright.planner import solvers
 from shardwright.planner.solvers import backtracking, cpsat, lp
-from shardwright.planner.solvers.limits import Limits, Use
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.solvers.problem import Problem, Row
 from tests.planner.problems import SECONDS, SOLVERS, check
@@ -75,18 +74,6 @@ def test_cap_that_excludes_everything(solve):
     check(problem, 0, {1: 2}, 0, solve(problem, 0, {1: 2}, None, SECONDS))
 
 
-@pytest.mark.parametrize("name", ["lp", "backtracking"])
-def test_limits_are_refused_by_what_does_not_know_them(name):
-    """What a solver would leave out is not left out: it says who can do it."""
-    problem = Problem(("a",))
-    problem.variable("x", 2)
-    problem.factor("price", (0,), [Row((0,), (0,)), Row((1,), (1,))])
-    problem.limits = Limits([0], [Use(0, 0, 1, (1, 0))])
-    with pytest.raises(SolverError, match=f"'{name}' knows no limits: use cpsat or decompose"):
-        solvers.load(name)(problem, 0, {}, None, SECONDS)
-    assert cpsat.solve(problem, 0, {}, None, SECONDS).assignment == (1,)
-
-
 @pytest.mark.parametrize("solve", SOLVERS)
 def test_a_hint_need_not_be_feasible(solve):
     problem = Problem(("a", "b"))
@@ -121,7 +108,7 @@ def test_a_solver_of_another_package_is_found(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[shardwright.solvers]\ntiny = tiny_solver:solve\n")
     assert "tiny" not in solvers.names()
     monkeypatch.syspath_prepend(tmp_path)
-    assert solvers.names() == ["backtracking", "cpsat", "decompose", "lp", "tiny"]
+    assert solvers.names() == ["backtracking", "cpsat", "lp", "tiny"]
     problem = chain(0)
     problem.factor("price", (0,), [Row((i,), (i, 9 - i)) for i in range(3)])
     solve = solvers.load("tiny")
@@ -132,7 +119,7 @@ def test_solvers_that_come_with_it():
     assert solvers.load("cpsat") is cpsat.solve
     assert solvers.load("lp") is lp.solve
     assert solvers.load("backtracking") is backtracking.solve
-    with pytest.raises(UsageError, match="'abacus'; installed: backtracking, cpsat, decompose, lp"):
+    with pytest.raises(UsageError, match="'abacus'; installed: backtracking, cpsat, lp"):
         solvers.load("abacus")
 
 

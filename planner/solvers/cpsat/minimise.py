@@ -45,7 +45,6 @@ def posed(problem: Problem, component: int, caps: Mapping[int, int]) -> Posed | 
     for c, cap in caps.items():
         if not limit(model, sum_of(model, c), cap, problem.components[c]):
             return None
-    problem.limits.add_to(model.model, model.values)
     least, found = places(model, component)
     model.model.minimize(found[0].expression)
     return Posed(model, least, found)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.planner.solvers.decompose.ascent import ENTRY, PAIR, Ascent, Reduced
-from shardwright.planner.solvers.decompose.network import Array, Network
+from benchmarks.decompose.ascent import ENTRY, PAIR, Ascent, Reduced
+from benchmarks.decompose.network import Array, Network
 
 PATIENCE = 8
 """Sends without much gain after which messages have settled."""

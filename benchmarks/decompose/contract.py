@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.planner.solvers.decompose.network import Array, Network, empty
-from shardwright.planner.solvers.decompose.rows import scarce
+from benchmarks.decompose.network import Array, Network, empty
+from benchmarks.decompose.rows import scarce
 
 
 class Gone(NamedTuple):

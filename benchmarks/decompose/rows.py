@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.planner.solvers.decompose.network import Array, Spans
+from benchmarks.decompose.network import Array, Spans
 
 
 def scarce(limits: Spans) -> tuple[Spans, Array]:

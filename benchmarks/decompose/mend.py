@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardwright.planner.solvers.decompose.network import Array, Network
+from benchmarks.decompose.network import Array, Network
 
 SWEEPS = 60
 FIRST = 1e-3

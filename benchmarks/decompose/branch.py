@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.planner.solvers.decompose.contract import Way, contract
-from shardwright.planner.solvers.decompose.network import Array, Network, Score
-from shardwright.planner.solvers.decompose.part import Free, improve
-from shardwright.planner.solvers.decompose.prices import HALF, PATIENCE, Prices
-from shardwright.planner.solvers.decompose.search import Hints
+from benchmarks.decompose.contract import Way, contract
+from benchmarks.decompose.network import Array, Network, Score
+from benchmarks.decompose.part import Free, improve
+from benchmarks.decompose.prices import HALF, PATIENCE, Prices
+from benchmarks.decompose.search import Hints
 
 LEAF, EFFORT = 40_000, 2.0
 """Pairs of values that CP-SAT is given at once, and its deterministic time for them."""

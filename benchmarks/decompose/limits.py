@@ -1,4 +1,4 @@
-"""Limits: bounds on sums of what variables take, where each takes it of a few rows only.
+"""Problems with limits: bounds on sums over variables, each of which takes part in a few only.
 
 A cap bounds a sum over the whole problem. Memory over time is thousands of such sums, each over the
 tensors that are in use at a moment, and a tensor is in use for a while: so the rows are in an
@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from shardwright.errors import SolverError
+from shardwright.planner.solvers.problem import CostVector, Problem
 
 
 class Use(NamedTuple):
@@ -45,23 +48,19 @@ class Limits:
         """Whether no row is used more than it may be."""
         return all(u <= b for u, b in zip(self.usage(assignment), self.bounds, strict=True))
 
-    def rows(self) -> list[list[Use]]:
-        """Per row who takes of it, where these together can pass its bound; else none."""
-        most = [0] * (len(self.bounds) + 1)
-        for use in self.uses:
-            most[use.first] += max(use.weights)
-            most[use.last] -= max(use.weights)
-        tight = [m > b for m, b in zip(accumulate(most[:-1]), self.bounds, strict=True)]
-        out: list[list[Use]] = [[] for _ in self.bounds]
-        for use in self.uses:
-            for row in range(use.first, use.last):
-                if tight[row]:
-                    out[row].append(use)
-        return out
 
-    def add_to(self, model: Any, values: Sequence[Mapping[int, Any]]) -> None:
-        """State them to a CP-SAT model, given per variable the literal of each value."""
-        for row, bound in zip(self.rows(), self.bounds, strict=True):
-            used = [w * values[u.variable][x] for u in row for x, w in enumerate(u.weights) if w]
-            if used:
-                model.add(sum(used) <= bound)
+@dataclass
+class LimitedProblem(Problem):
+    """A problem with limits besides its factors."""
+
+    limits: Limits = field(default_factory=Limits)
+
+    def accept(self, answer: Sequence[int], caps: Mapping[int, int] | None = None) -> CostVector:
+        """Costs of an assignment that a solver returned.
+
+        Raises:
+            SolverError: a factor, a cap or a limit forbids it.
+        """
+        if not self.limits.hold(answer):
+            raise SolverError("the solver returned an assignment that its problem's limits forbid")
+        return super().accept(answer, caps)

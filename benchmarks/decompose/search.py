@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.planner.solvers.decompose.mend import mend
-from shardwright.planner.solvers.decompose.network import Array, Network
-from shardwright.planner.solvers.decompose.part import SOLVING, Found, Free, improve
+from benchmarks.decompose.mend import mend
+from benchmarks.decompose.network import Array, Network
+from benchmarks.decompose.part import SOLVING, Found, Free, improve
 
 FEWEST, MOST = 2_000, 60_000
 """Pairs of values in a part at an effort of one."""

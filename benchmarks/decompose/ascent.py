@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.planner.solvers.decompose.network import Array, Network
+from benchmarks.decompose.network import Array, Network
 
 ULPS = 2.0**-50
 PAIR, ENTRY = 1.6e-5, 1e-9

@@ -1,5 +1,5 @@
 """The solver for large problems: prices, messages, branch and bound, search by parts."""
 
-from shardwright.planner.solvers.decompose.rounds import solve
+from benchmarks.decompose.rounds import solve
 
 __all__ = ["solve"]

@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.decompose.branch import Node, Visited, dive
+from benchmarks.decompose.contract import Contracted, contract
+from benchmarks.decompose.model import EXACT, Model, model
+from benchmarks.decompose.network import Score
+from benchmarks.decompose.parallel import side_by_side
+from benchmarks.decompose.prices import HALF
+from benchmarks.decompose.search import Hints, Search, Searched
 from shardwright.errors import SolverError
-from shardwright.planner.solvers.decompose.branch import Node, Visited, dive
-from shardwright.planner.solvers.decompose.contract import Contracted, contract
-from shardwright.planner.solvers.decompose.model import Model, model
-from shardwright.planner.solvers.decompose.network import Score
-from shardwright.planner.solvers.decompose.parallel import side_by_side
-from shardwright.planner.solvers.decompose.prices import HALF
-from shardwright.planner.solvers.decompose.search import Hints, Search, Searched
 from shardwright.planner.solvers.problem import Problem, Result
 
 ROOT, VISIT = 0.4, 0.1
@@ -35,8 +35,6 @@ MUCH = 0.01
 """While a round makes the best assignment better by this part, all workers search on."""
 SIZE = 6_000.0
 """Pairs of values in a part at first."""
-EXACT = 2**52
-"""Floats tell whole numbers apart up to twice this: what messages move fits besides."""
 
 
 @dataclass
@@ -196,8 +194,8 @@ def solve(
         seed: Of the search; the same seed finds the same, up to where the clock ends it.
 
     Raises:
-        SolverError: OR-tools is not installed, the least cost is 2^52 or more (above what every
-            table costs at least), or what was found breaks the problem.
+        SolverError: the least cost is 2^52 or more (above what every table costs at least), limits
+            are, or what was found breaks the problem.
     """
     began = time.monotonic()
     made = model(problem, component, caps)
@@ -240,5 +238,8 @@ def _result(
     found = made.assignment(whole.way.expand(state.best[1]))
     cost = made.problem.accept(found, caps)[component]
     if lower > state.ceiling - 1 + HALF:
+        claimed = made.constant + round(whole.constant + state.ceiling)
+        if cost != claimed:
+            raise SolverError(f"decompose claims {claimed}, its answer costs {cost}")
         return Result("optimal", found, cost)
     return Result("feasible", found, min(made.constant + math.ceil(whole.constant + lower), cost))

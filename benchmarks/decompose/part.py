@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardwright.planner.solvers.decompose.network import Array, Network
+from benchmarks.decompose.network import Array, Network
 
 PARTS = 1000
 """What is too much of a row is counted in this part of its bound."""
