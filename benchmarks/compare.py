@@ -17,7 +17,7 @@ from torch import nn
 
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.trace.further_runs import padding
+from shardwright.planner.trace.runs.further_runs import padding
 from shardwright.runtime.api import apply
 from shardwright.runtime.communication.audit import count_collectives, counts
 from shardwright.runtime.communication.mesh import Mesh

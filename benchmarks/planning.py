@@ -95,7 +95,7 @@ def work(name: str, sizes: list[int], how: How, rows: Any) -> None:
 
     import shardwright
     from benchmarks.planning_models import MODELS
-    from shardwright.planner.trace.source import read_source
+    from shardwright.planner.trace.model.source import read_source
 
     torch.set_num_threads(1)
     layer = torch.nn.Linear(8, 8)

@@ -28,9 +28,9 @@ from shardwright.planner.search.solution import Asked
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
-from shardwright.planner.trace.example_values import trace_with_values
-from shardwright.planner.trace.one_at_a_time import apart
-from shardwright.planner.trace.source import Source, read_source
+from shardwright.planner.trace.model.source import Source, read_source
+from shardwright.planner.trace.trace import trace_model
+from shardwright.planner.trace.trace_lock import apart
 from shardwright.runtime.model.hub import Hub
 
 
@@ -252,7 +252,7 @@ def _traced(
     splits = workload.sequence_parallel or cp > 1
     if splits:
         wanted = wanted.along_sequence(by_rows=cp > 1)
-    traced, folding, unfolded = trace_with_values(wanted, pins, splits, folds)
+    traced, folding, unfolded = trace_model(wanted, pins, splits, folds)
     unmasked = bool(wanted.masks() - traced.masks())
     stage("axes")
     length = TRACE_SEQ if splits else None

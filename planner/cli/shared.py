@@ -53,7 +53,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one line o
 
 def example_inputs(name: str | None) -> dict[str, Any]:
     """What `plan` takes: example inputs, if they are given."""
-    from shardwright.planner.trace.by_name import inputs
+    from shardwright.planner.trace.model.python_references import inputs
 
     args, kwargs = ((), None) if name is None else inputs(name)
     return {"args": args, "kwargs": kwargs}

@@ -18,8 +18,8 @@ from shardwright.planner.contract.dims import Atom, Dim
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.dry_run.given_sizes import GivenSizes, can_be_given, given_sizes
 from shardwright.planner.graph.graph import Graph, Op, SizeArgument
-from shardwright.planner.trace.expressions import Expression, attributes_of, evaluate
-from shardwright.planner.trace.tidy import slice_of
+from shardwright.planner.trace.sizes.expressions import Expression, attributes_of, evaluate
+from shardwright.planner.trace.to_graph.graph_facts import slice_of
 
 Key = tuple[str, str]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwright.planner.blocks.stacks import Stack
-from shardwright.planner.trace.calls import RUNS, Call, Calls
+from shardwright.planner.trace.trial.call_log import RUNS, Call, Calls
 
 Between = tuple[str, int, tuple[Call, ...], int]
 """A stack, the kind of one block, what is called until the next, and the kind of that."""

@@ -14,11 +14,11 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.like_blocks import LikeBlocks, like_earlier
 from shardwright.planner.dry_run.local_run import Mismatch, run_local
 from shardwright.planner.dry_run.repeats import Repeat, as_planned
-from shardwright.planner.trace.calls import Calls
-from shardwright.planner.trace.hollow import Hollow
-from shardwright.planner.trace.on_fake import calls_of
-from shardwright.planner.trace.opaque import Opaque
-from shardwright.planner.trace.traced_calls import Run
+from shardwright.planner.trace.model.skeletons import Hollow
+from shardwright.planner.trace.opaque.opaque_modules import Opaque
+from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.trial.call_log import Calls
+from shardwright.planner.trace.trial.fake_tensor_bridge import calls_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import Atom, Dim, simplify
 from shardwright.planner.graph.graph import Graph, SizeArgument
-from shardwright.planner.trace.expressions import evaluate
+from shardwright.planner.trace.sizes.expressions import evaluate
 from shardwright.runtime.code.call_sites import name_of
 
 GivenSizes = dict[tuple[str, str], str]

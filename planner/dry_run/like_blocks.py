@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_map
 
 from shardwright.planner.blocks.stacks import Stack
 from shardwright.planner.dry_run.number import Number
-from shardwright.planner.trace.duplicate import plain
-from shardwright.planner.trace.forwards import Forward, put_around
-from shardwright.planner.trace.hollow import Hollow, Missing, is_hollow
+from shardwright.planner.trace.model.module_copies import plain
+from shardwright.planner.trace.model.skeletons import Hollow, Missing, is_hollow
+from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 

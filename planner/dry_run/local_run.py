@@ -18,11 +18,11 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.like_blocks import LikeBlocks
-from shardwright.planner.trace.calls import Calls, Repeats, difference
-from shardwright.planner.trace.duplicate import duplicated
-from shardwright.planner.trace.on_fake import follow, run_and_note
-from shardwright.planner.trace.opaque import Opaque
-from shardwright.planner.trace.traced_calls import Run
+from shardwright.planner.trace.model.module_copies import duplicated
+from shardwright.planner.trace.opaque.opaque_modules import Opaque
+from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.trial.call_log import Calls, Repeats, difference
+from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_and_note
 from shardwright.runtime.api import apply_modules
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.slots import map_slots

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.trace.calls import Numbers, Repeats, repeated
+from shardwright.planner.trace.trial.call_log import Numbers, Repeats, repeated
 
 Sizes = Sequence[int]
 

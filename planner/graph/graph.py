@@ -103,8 +103,8 @@ class SizeArgument:
     `expression` is a nested tuple: ("attribute", module, name, value), ("constant", n),
     ("read", n, number, dim) for a size read off a tensor, or (operator, left, right).
     For a slice bound, `tensor` is the result of the slice and `bound` says start or stop.
-    `place` says which of the sizes it is of a call, and `caller` (of `trace/callers.py`) which call
-    of a module's own code that was, where it is known.
+    `place` says which of the sizes it is of a call, and `caller` (of `trace/sizes/callers.py`)
+    which call of a module's own code that was, where it is known.
     """
 
     expression: tuple[Any, ...]
@@ -145,7 +145,7 @@ class Graph:
     """Whether numbers that only data has got stand-ins while it was traced."""
 
     branch_paths: tuple[tuple[int, tuple[bool, ...]], ...] = ()
-    """Which runs were made (see `trace/data_dependent/branch_paths.py`)."""
+    """Which runs were made (see `trace/data_queries/branch_paths.py`)."""
 
     skips: bool = False
     """Whether what code may go around was traced as if it never did."""

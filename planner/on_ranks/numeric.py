@@ -16,8 +16,8 @@ from shardwright.planner.api import as_planned
 from shardwright.planner.api import plan as make_plan
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
-from shardwright.planner.trace import by_name
-from shardwright.planner.trace.source import text_inputs
+from shardwright.planner.trace.model import python_references
+from shardwright.planner.trace.model.source import text_inputs
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import USUAL, Hub
 
@@ -76,7 +76,11 @@ def compare(
         UsageError: there are fewer layers than that, or they cannot be told.
         DistributedError: a rank died.
     """
-    if not (isinstance(model, nn.Module) or by_name.is_code(model) or hasattr(model, "to_dict")):
+    if not (
+        isinstance(model, nn.Module)
+        or python_references.is_code(model)
+        or hasattr(model, "to_dict")
+    ):
         model = read_config(model, trust_remote_code, Hub(**hub))
     given = {"args": args, "kwargs": kwargs}
     if layers is not None:
@@ -126,7 +130,7 @@ def _on_rank(
     what: Any,
     dtype: torch.dtype,
     trust_remote_code: bool,
-    given: by_name.Inputs,
+    given: python_references.Inputs,
     hub: Hub,
 ) -> tuple[int, float, float, str]:
     """On each rank; the answer is that of rank 0, the only one that runs the unsplit model."""
@@ -148,7 +152,7 @@ def _on_rank(
     return len(want[1]), (logits - want[0]).abs().max().item(), *differences(gradients, want[1])
 
 
-def in_dtype(given: by_name.Inputs, dtype: torch.dtype) -> by_name.Inputs:
+def in_dtype(given: python_references.Inputs, dtype: torch.dtype) -> python_references.Inputs:
     """Inputs whose real numbers are of a dtype."""
     return tree_map(
         lambda v: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v, given
@@ -165,7 +169,7 @@ def random_model(
     from shardwright.runtime.model.build import model_class
 
     torch.manual_seed(0)  # what is not drawn anew below must be the same on each rank
-    what = by_name.made(what) if by_name.is_code(what) else what
+    what = python_references.made(what) if python_references.is_code(what) else what
     if isinstance(what, nn.Module):
         model = what.to(dtype).eval()
     else:

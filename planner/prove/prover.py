@@ -29,7 +29,7 @@ from shardwright.planner.search.dry_run import local_modules, tried
 from shardwright.planner.search.restrictions import Formulation, Restrictions, bare
 from shardwright.planner.search.task import Task
 from shardwright.planner.solvers.presolve import presolve
-from shardwright.planner.trace.one_at_a_time import apart
+from shardwright.planner.trace.trace_lock import apart
 from shardwright.runtime.model.identity import check_identity
 
 KEPT = 8

@@ -15,7 +15,7 @@ from shardwright.planner.search import steps
 from shardwright.planner.search.situation import Situation, start
 from shardwright.planner.search.solution import Asked
 from shardwright.planner.search.task import Task
-from shardwright.planner.trace.one_at_a_time import apart
+from shardwright.planner.trace.trace_lock import apart
 
 
 class Step(NamedTuple):

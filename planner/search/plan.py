@@ -40,8 +40,8 @@ from shardwright.planner.graph.trace_sizes import has_rows
 from shardwright.planner.problem.pins import as_table
 from shardwright.planner.search.solution import Solution, predicted
 from shardwright.planner.search.task import Task
-from shardwright.planner.trace.boundaries import argument_names
-from shardwright.planner.trace.decoding import tokens_of, without_state
+from shardwright.planner.trace.record.boundaries import argument_names
+from shardwright.planner.trace.runs.decoding import tokens_of, without_state
 
 UNPROVEN = (
     "calls with a mask for padding cannot be traced, and are refused: give one with example inputs"

@@ -23,8 +23,8 @@ from shardwright.planner.problem.pins import Pin
 from shardwright.planner.strategies.sequence import OpenSequence
 from shardwright.planner.strategies.states import States
 from shardwright.planner.strategies.sub_axes import SubAxes, find_sub_axes
-from shardwright.planner.trace.opaque import Opaque
-from shardwright.planner.trace.source import Source
+from shardwright.planner.trace.model.source import Source
+from shardwright.planner.trace.opaque.opaque_modules import Opaque
 
 T = TypeVar("T")
 

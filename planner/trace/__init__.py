@@ -1,1 +1,1 @@
-"""From a module to a graph of ATen calls, on meta: recording, translation, which runs to make."""
+"""From a module to a graph of ATen calls, on meta: `trace.py` has the order of the steps."""

@@ -1,7 +1,7 @@
 """Attention of the rows of a sequence that a rank has: with all keys and values, and its own mask.
 
 `scaled_dot_product_attention` is called in the midst of a module's code, so what the plan changes
-there is done by a mode around that code (see `planner/trace/attention_rows.py`).
+there is done by a mode around that code (see `planner/trace/record/attention_rows.py`).
 """
 
 from __future__ import annotations

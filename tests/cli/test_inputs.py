@@ -17,7 +17,7 @@ from shardwright.errors import ModelError, UsageError
 from shardwright.planner.cli.main import main
 from shardwright.planner.on_ranks.numeric import compare
 from shardwright.planner.report.explain import explain
-from shardwright.planner.trace.by_name import inputs, made
+from shardwright.planner.trace.model.python_references import inputs, made
 from tests import planning
 
 CODE = """

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwright.planner.trace.data_dependent.loop_code import Refused, ends_pass, independent
-from shardwright.planner.trace.data_dependent.loop_rows import rows_to_try
+from shardwright.planner.trace.data_queries.loop_code import Refused, ends_pass, independent
+from shardwright.planner.trace.data_queries.loop_rows import rows_to_try
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 from tests.planner.test_data_numbers import Around, split

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.trace.data_dependent.model_code import only_way
+from shardwright.planner.trace.data_queries.model_code import only_way
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 

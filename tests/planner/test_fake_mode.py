@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.trace import given_again
-from shardwright.planner.trace.fake_mode import LikeReal, OnMeta
+from shardwright.planner.trace.record.fake_mode import LikeReal, OnMeta
+from shardwright.planner.trace.trial import meta_call_cache
 
 CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "promotes": lambda x, n: x * n,
@@ -89,7 +89,7 @@ class Again(TorchFunctionMode):
     """As model code is run on fake tensors: what is given again is made without torch."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return given_again.call(func, args, kwargs or {})
+        return meta_call_cache.call(func, args, kwargs or {})
 
 
 @pytest.mark.parametrize("name", CALLS)

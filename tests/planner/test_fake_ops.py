@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.planner.trace.fake_mode import LikeReal
+from shardwright.planner.trace.record.fake_mode import LikeReal
 
 SHAPES = {
     "rows by experts": ((10, 8), (3, 8, 4)),

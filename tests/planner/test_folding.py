@@ -22,9 +22,9 @@ from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.search.ladder import SOLVING, climb, run
 from shardwright.planner.search.situation import start
 from shardwright.planner.search.task import Task
-from shardwright.planner.trace import folded_trace
-from shardwright.planner.trace.folded_trace import traced
-from shardwright.planner.trace.source import Source, read_source
+from shardwright.planner.trace.fold import folded_trace
+from shardwright.planner.trace.fold.folded_trace import traced
+from shardwright.planner.trace.model.source import Source, read_source
 from shardwright.planner.verify.first_run import of_first_run
 from tests.planning import ASKED
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.trace.data_dependent.unknown import Unknown
-from shardwright.planner.trace.given_objects import Objects, Watched
+from shardwright.planner.trace.data_queries.unknown import Unknown
+from shardwright.planner.trace.opaque.argument_objects import Objects, Watched
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks

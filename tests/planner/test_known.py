@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from shardwright.planner.trace.fake_mode import LikeReal
+from shardwright.planner.trace.record.fake_mode import LikeReal
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.test_unused import WIDTH, Mlp, is_split
 

@@ -13,8 +13,8 @@ from shardwright.planner.api import prepare
 from shardwright.planner.blocks.stacks import find_stacks
 from shardwright.planner.dry_run.dry_run import DryRun
 from shardwright.planner.dry_run.number import Number
-from shardwright.planner.trace.opaque import Opaque
-from shardwright.planner.trace.traced_calls import Run
+from shardwright.planner.trace.opaque.opaque_modules import Opaque
+from shardwright.planner.trace.runs.run import Run
 from tests.planner.equal import assert_equal, features, planned
 
 WIDTH, BLOCKS, SPECIAL = 8, 6, 3

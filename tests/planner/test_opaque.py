@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shardwright.errors import ModelError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.prove.prover import Prover
-from shardwright.planner.trace import made_up_data
+from shardwright.planner.trace.opaque import random_inputs
 from tests.planner.equal import Inputs, assert_equal, features
 from tests.planner.equal import planned as planned_for
 from tests.planner.mlps import WIDTH, Mlp
@@ -220,7 +220,7 @@ def test_weights_too_large_to_be_made_up_one_by_one(monkeypatch: pytest.MonkeyPa
         return planned(Model(Block), features(WIDTH))
 
     before = plan()
-    monkeypatch.setattr(made_up_data, "LARGE", 1)
+    monkeypatch.setattr(random_inputs, "LARGE", 1)
     assert plan() == before
 
 

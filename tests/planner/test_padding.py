@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.search.plan import UNPROVEN
-from shardwright.planner.trace import source
-from shardwright.planner.trace.further_runs import padding
-from shardwright.planner.trace.source import read_source, text_inputs
+from shardwright.planner.trace.model import source
+from shardwright.planner.trace.model.source import read_source, text_inputs
+from shardwright.planner.trace.runs.further_runs import padding
 from shardwright.runtime.api import apply
 from tests import planning, zoo
 from tests.planner.test_unused import TOKENS, WIDTH, Text, is_split, text

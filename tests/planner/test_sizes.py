@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.trace.expressions import attributes_of, evaluate, reads_of
-from shardwright.planner.trace.provenance import Provenance, SourcedInt
-from shardwright.planner.trace.trace import trace
+from shardwright.planner.trace.runs.trace_runs import trace
+from shardwright.planner.trace.sizes.expressions import attributes_of, evaluate, reads_of
+from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt
 from tests.planner.mlps import WIDTH, InverseSize
 from tests.planner.modules import (
     HEADS,

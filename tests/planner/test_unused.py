@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.prove.prover import Prover
-from shardwright.planner.trace import folded_trace
-from shardwright.planner.trace.example_inputs import example_inputs
-from shardwright.planner.trace.source import read_source
-from shardwright.planner.trace.traced_calls import Run
-from shardwright.planner.trace.unused import more_runs
+from shardwright.planner.trace.fold import folded_trace
+from shardwright.planner.trace.inputs.example_inputs import example_inputs
+from shardwright.planner.trace.model.source import read_source
+from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.unused_modules import more_runs
 from shardwright.runtime.communication.audit import count_collectives
 from tests import planning
 from tests.planner.test_folding import LAYERS, OLD, planned, whole

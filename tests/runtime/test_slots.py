@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from shardwright.errors import PlanError
-from shardwright.planner.trace.boundaries import map_slots
+from shardwright.planner.trace.record.boundaries import map_slots
 from shardwright.runtime.slots import replace
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-import shardwright.planner.trace.attention_rows  # noqa: F401 (it defines the op)
+import shardwright.planner.trace.record.attention_rows  # noqa: F401 (it defines the op)
 
 from ..draw import Draw, Example, Makers, T, call
 

@@ -1,0 +1,1 @@
+"""Tracing with one block of each kind in place of all."""

@@ -1,0 +1,182 @@
+"""Trace a model with one block of each kind, or whole where its blocks cannot be folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+from shardwright.errors import ModelError
+from shardwright.planner.blocks.fold import Folding, Idle, Unfoldable, fold
+from shardwright.planner.blocks.stacks import find_stacks, holders, shared_beyond, shortened
+from shardwright.planner.blocks.unfold import Unfolded, unfold
+from shardwright.planner.contract.names import pattern
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.problem.pins import Pin, matches
+from shardwright.planner.trace.data_queries.drawn_arrays import drawn_arrays
+from shardwright.planner.trace.model.source import Source
+from shardwright.planner.trace.queries import autocast
+from shardwright.planner.trace.queries.autocast_reads import same_under_autocast
+from shardwright.planner.trace.queries.free_numbers import free_numbers
+from shardwright.planner.trace.queries.training_reads import noted
+from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.trace_runs import trace_runs
+from shardwright.planner.trace.runs.training_runs import in_training, note_training
+from shardwright.planner.trace.trace_lock import alone
+
+Traced = tuple[Source, Folding, Unfolded]
+
+
+def trace_all(
+    source: Source, pins: Sequence[Pin] = (), ends: bool = False, folds: bool = True
+) -> Traced:
+    """`trace_folded`, and the source without those runs after the first that cannot be traced.
+
+    Where it `folds`; else all blocks are traced. Where code does something else in training mode,
+    its runs in that are among them, if they can be traced without a module more that cannot.
+
+    Raises:
+        ModelError: the first cannot be.
+    """
+
+    def tried(of: Source, more: int, further: Sequence[Run], whole: bool) -> Traced:
+        of = replace(of, more=of.more[:more], further=tuple(further))
+        return of, *trace_folded(of, pins, ends, whole, folds)
+
+    def keeps(of: Source, training: bool = False) -> bool:
+        """Whether code goes on with what another call left."""
+        of = replace(of, keeps=True)
+        further = _and_in_training(replace(of, more=(), further=())) if training else ()
+        return tried(of, 0, further, True)[1].graph.kept
+
+    best = _in_eval_mode(source, partial(tried, source))
+    if best[1].graph.left and keeps(source):
+        source = replace(source, keeps=True)
+        best = _in_eval_mode(source, partial(tried, source))
+    graph, folded = best[1].graph, bool(best[1].stacks)
+    if graph.trained:
+        return best
+    for whole in (False, True) if folded and source.trains else (not folded,):
+        with suppress(ModelError, Unfoldable):
+            with alone(), drawn_arrays(source.module) as draws:
+                found = tried(*_with_training(source, best[0]), whole)
+                if found[1].graph.left and not source.keeps and keeps(source, True):
+                    kept = (replace(of, keeps=True) for of in (source, best[0]))
+                    found = tried(*_with_training(*kept), whole)
+            found[1].graph.draws_arrays = draws.arrays
+            if {*map(pattern, found[1].graph.untraced)} <= {*map(pattern, graph.untraced)}:
+                return found
+    return best
+
+
+def _with_training(source: Source, best: Source) -> tuple[Source, int, tuple[Run, ...]]:
+    """What to trace of `source`: the runs of `best`, and the same in training mode."""
+    return source, len(best.more), _and_in_training(best)
+
+
+def _and_in_training(source: Source) -> tuple[Run, ...]:
+    """Further runs, those in training mode, and behind these again what is not."""
+    again = (run for run in source.runs if run.again)
+    return (*source.further, *in_training(source.runs), *again)
+
+
+def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Traced]) -> Traced:
+    """`trace_all` without training mode; `tried` traces so many of `source.more`, and further runs.
+
+    Raises:
+        ModelError: the first run cannot be traced.
+    """
+    whole = False
+    try:
+        return tried(len(source.more), source.further, False)
+    except Unfoldable:
+        pass
+    except ModelError:
+        whole = True  # so it was with all blocks
+    best = tried(0, (), True)
+    for count in range(len(source.more), 0, -1):
+        with suppress(ModelError):
+            best = tried(count, (), True)
+            break
+    more = len(best[0].more)
+    again = whole and more == len(source.more)
+    if source.further and not best[1].stacks and not again:
+        with suppress(ModelError):
+            return tried(more, source.further, True)
+    for wish in source.wishes:
+        folded = bool(best[1].stacks)
+        # Masks are too common to leave them out: for these all blocks may be traced.
+        ways = (False, True) if folded and wish is source.wishes[0] else (not folded,)
+        for way, run in product(ways, wish):
+            with suppress(ModelError, Unfoldable):
+                best = tried(more, (*best[0].further, run), way)
+                break
+    return best
+
+
+def trace_folded(
+    source: Source,
+    pins: Sequence[Pin] = (),
+    ends: bool = False,
+    whole: bool = True,
+    folds: bool = True,
+) -> tuple[Folding, Unfolded]:
+    """The folded graph of a model, and the whole one.
+
+    Args:
+        source: The model.
+        pins: Blocks with different pins are not folded into one.
+        ends: Nor are the first and the last block of a stack with those between them.
+        whole: Whether to trace all blocks where they cannot be folded.
+        folds: Whether to fold blocks at all.
+
+    Raises:
+        ModelError: the model cannot be traced.
+        Unfoldable: it has stacks that cannot be folded, and is not to be traced whole.
+    """
+    module, owners = source.module, holders(source.module)
+
+    def label(name: str) -> tuple[Pin, ...]:
+        return tuple(p for p in pins if matches(p.name, name))
+
+    for apart in () if not folds else (True,) if ends else (False, True):
+        stacks = find_stacks(module, apart, label if pins else None, owners)
+        if not stacks:
+            continue
+        try:
+            with shortened(module, stacks):
+                graph, shared = traced(source), shared_beyond(module, stacks, owners)
+                try:
+                    folding = fold(graph, stacks, shared)
+                except Idle:
+                    if not any(answers for _, answers in graph.branch_paths):
+                        raise
+                    folding = fold(traced(source, skips=True), stacks, shared)
+            return folding, unfold(folding)
+        except Unfoldable:
+            continue  # with more blocks, or whole
+        except ModelError:
+            break  # its code counts on all blocks, or the model cannot be traced at all
+    if not whole and folds and find_stacks(module, False, label if pins else None, owners):
+        raise Unfoldable("only the whole model can be traced with these calls")
+    folding = Folding(traced(source))
+    return folding, unfold(folding)
+
+
+def traced(source: Source, skips: bool = False) -> Graph:
+    """The graph of all its runs; the further ones only say what must hold besides.
+
+    With `skips`, as `trace_runs` has it.
+
+    Raises:
+        ModelError: the model cannot be traced.
+    """
+    with alone(), noted() as reads, autocast.noted() as questions:  # all modules tell, whoever's
+        graph = trace_runs(source.module, source.runs, skips)
+        asks = questions.asked
+    graph.asks_autocast = asks and not same_under_autocast(graph, source, skips)
+    note_training(graph, source, reads)
+    graph.numbers = free_numbers(graph, source)
+    return graph

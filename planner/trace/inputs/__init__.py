@@ -1,0 +1,1 @@
+"""Example inputs of modules, and the values that meta inputs remember."""

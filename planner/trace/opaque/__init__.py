@@ -1,0 +1,1 @@
+"""Modules and functions that are not traced, and stand for themselves."""

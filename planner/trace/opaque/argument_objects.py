@@ -1,0 +1,190 @@
+"""Objects that a module which is not traced is given, and may change: a cache, say.
+
+Such an object is looked at by its attributes, and by those of what is in it: a path of keys leads
+to each of its parts. A run of the module on a copy tells which of its tensors the module reads, and
+what stands elsewhere afterwards; that is put into the object itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from enum import Enum
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from shardwright.planner.trace.data_queries.unknown import Unknown
+from shardwright.planner.trace.sizes.provenance import SourcedInt
+
+Path = tuple[Any, ...]
+
+NAMES = (type, Enum, FunctionType)
+"""What is the same in any run."""
+
+PLAIN = (int, float, str, Tensor, nn.Module, torch.dtype, torch.device, *NAMES)
+"""What is not looked into."""
+
+
+class Place(NamedTuple):
+    """A part of one of the objects that are given."""
+
+    number: int
+    path: Path
+
+
+class Change(NamedTuple):
+    """What a run leaves at a place."""
+
+    place: Place
+    value: Any
+    written: bool
+    """Whether it was written into the tensor that stood there."""
+
+
+class Objects:
+    """The objects that one call is given, in order."""
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        self.objects = objects
+        self.parts: dict[Place, Any] = {}
+        """What holds nothing else: tensors, numbers."""
+        self.holders: dict[Place, Any] = {}
+        self.take_stock()
+
+    def take_stock(self) -> None:
+        """Look at them as they are now; what stands in several places is seen in the first."""
+        self.parts, self.holders = {}, {}
+        met: set[int] = set()
+        for number, value in enumerate(self.objects):
+            for path, part, holds in _walk(value, (), met):
+                (self.holders if holds else self.parts)[Place(number, path)] = part
+
+    def tensors(self) -> dict[Place, Tensor]:
+        """Those in them."""
+        return {p: v for p, v in self.parts.items() if isinstance(v, Tensor)}
+
+    def described(self, stated: Callable[[Any], Hashable]) -> Hashable:
+        """What is known of them: the kinds of all that is in them, and what `stated` says of parts.
+
+        Raises:
+            Unknown: it cannot be told.
+        """
+        kinds = tuple((place, type(v).__name__) for place, v in self.holders.items())
+        return kinds, tuple((place, _said(v, stated)) for place, v in self.parts.items())
+
+    def copied(self, tensors: Sequence[Tensor], device: torch.device) -> Objects:
+        """Copies of them, with `tensors` in the place of theirs, on `device`.
+
+        Raises:
+            Unknown: they cannot be copied.
+        """
+        instead = zip(self.tensors().values(), tensors, strict=True)
+        try:
+            copies = copy.deepcopy([*self.objects], {id(t): new for t, new in instead})
+        except Exception as error:  # whatever their code raises
+            raise Unknown("an object among its arguments cannot be copied") from error
+        out = Objects(copies)
+        for place, value in out.parts.items():
+            if isinstance(value, torch.device):
+                out.put(Change(place, device, False))
+            elif isinstance(value, SourcedInt):
+                out.put(Change(place, value.plain, False))
+        out.take_stock()
+        return out
+
+    def put(self, change: Change) -> None:
+        """Put what a run leaves where it leaves it."""
+        number, path = change.place
+        if change.written:
+            self.parts[change.place].copy_(change.value)
+            return
+        holder = self.holders[Place(number, path[:-1])]
+        into = holder if isinstance(holder, (dict, list)) else vars(holder)
+        into[path[-1]] = change.value
+
+
+class Watched(TorchFunctionMode):
+    """Within, what reads the tensors of `objects` is noted."""
+
+    def __init__(self, objects: Objects) -> None:
+        super().__init__()
+        self.objects = objects
+        self.before = dict(objects.parts)
+        self.tensors = objects.tensors()
+        self.versions = {place: t._version for place, t in self.tensors.items()}
+        self.read: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Its size tells of a tensor, too."""
+        self.read.update(map(id, tree_leaves((args, kwargs or {}))))
+        return func(*args, **(kwargs or {}))
+
+    def touched(self) -> list[Place]:
+        """Where the tensors stood that were read, or written."""
+        return [
+            place
+            for place, t in self.tensors.items()
+            if id(t) in self.read or t._version != self.versions[place]
+        ]
+
+    def changes(self) -> list[Change]:
+        """What stands elsewhere, or is another, since.
+
+        Raises:
+            Unknown: something is gone, or there is more than tensors and numbers in new places.
+        """
+        holders = _ids(self.objects.holders)
+        self.objects.take_stock()
+        if gone := self.before.keys() - self.objects.parts.keys():
+            raise Unknown(f"it takes '{min(gone).path[-1]}' out of what it is given")
+        if holders != _ids(self.objects.holders):
+            raise Unknown("it puts more than tensors and numbers into what it is given")
+        return list(self._changes())
+
+    def _changes(self) -> Iterator[Change]:
+        for place, now in self.objects.parts.items():
+            was = self.before.get(place, self)
+            if now is was:
+                if isinstance(now, Tensor) and now._version != self.versions[place]:
+                    yield Change(place, now, True)
+            elif isinstance(now, Tensor) or isinstance(was, Tensor) or now != was:
+                if isinstance(now, frozenset):
+                    raise Unknown("it changes a set in what it is given")
+                yield Change(place, now, False)
+
+
+def _said(part: Any, stated: Callable[[Any], Hashable]) -> Hashable:
+    if isinstance(part, (frozenset, tuple)):  # a tuple in a set
+        return type(part)(_said(v, stated) for v in part)
+    return part if isinstance(part, NAMES) else stated(part)
+
+
+def _ids(holders: Mapping[Place, Any]) -> dict[Place, int]:
+    return {place: id(holder) for place, holder in holders.items()}
+
+
+def _walk(value: Any, path: Path, met: set[int]) -> Iterator[tuple[Path, Any, bool]]:
+    """The parts of a value, each with its path, and whether it holds others."""
+    parts: Any = None
+    if isinstance(value, (set, frozenset)):
+        value = frozenset(value)  # as it is now
+    elif isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(value)
+    elif hasattr(value, "__dict__") and not isinstance(value, PLAIN):
+        parts = vars(value).items()
+    if parts is None and not isinstance(value, Tensor):
+        yield path, value, False
+        return
+    if id(value) in met:
+        return
+    met.add(id(value))
+    yield path, value, parts is not None
+    for key, part in [*(parts or ())]:
+        yield from _walk(part, (*path, key), met)

@@ -1,0 +1,1 @@
+"""Questions of model code about its surroundings: training, gradients, autocast, flags, numbers."""

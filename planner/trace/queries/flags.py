@@ -1,0 +1,83 @@
+"""Flags and numbers that modules are given while they are traced, but for sizes of tensors.
+
+Who calls a module by itself may give it no others, as its code may do something else then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter, signature
+from typing import Any
+
+from shardwright.planner.contract.plain_values import (
+    FREE,
+    PlainValue,
+    is_said,
+    plain_value,
+    same_value,
+)
+from shardwright.planner.trace.sizes.expressions import reads_of
+from shardwright.planner.trace.sizes.provenance import SourcedInt
+
+SIZE = object()
+"""Stands for any size, of the tensors that are given."""
+
+
+class Noted:
+    """The calls of one module, by the names of its arguments: flags, numbers, None for the rest.
+
+    Args:
+        forward: The module's own.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        found = signature(forward).parameters.values()
+        named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        self.defaults = {p.name: p.default for p in named if p.default is not Parameter.empty}
+        self.calls: list[dict[str, Any]] = []
+
+    def call(self, given: Mapping[str, Any]) -> None:
+        """Note one with these arguments."""
+        self.calls.append({n: _flag(v) for n, v in given.items() if n not in FREE})
+
+    def flags(self) -> dict[str, list[PlainValue]]:
+        """The values of each argument that was one, or would be one if it were left out."""
+        names = dict.fromkeys([*self.defaults, *(n for call in self.calls for n in call)])
+        out = {}
+        for name in names:
+            left_out = _flag(self.defaults.get(name))
+            had = [call.get(name, left_out) for call in self.calls]
+            if SIZE in had:
+                continue
+            flags = _distinct(one for (one,) in filter(None, had))
+            if name not in FREE and (flags or (left_out or (None,)) != (None,)):
+                out[name] = flags
+        return out
+
+
+Flags = dict[str, dict[str, list[PlainValue]]]
+
+
+def add_flags(known: Flags, more: Flags) -> None:
+    """Add what modules were given in other calls of them."""
+    for module, flags in more.items():
+        mine = known.setdefault(module, {})
+        for name, values in flags.items():
+            mine[name] = _distinct([*mine.get(name, ()), *values])
+
+
+def _flag(value: Any) -> Any:
+    if isinstance(value, SourcedInt) and reads_of(value.expression):
+        return SIZE
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has none
+    return (plain_value(value),) if is_said(value) else None
+
+
+def _distinct(values: Iterable[PlainValue]) -> list[PlainValue]:
+    out: list[PlainValue] = []
+    for value in values:
+        if not any(same_value(value, one) for one in out):
+            out.append(value)
+    return out

@@ -1,0 +1,203 @@
+"""Where code asks whether a module trains, and whether it may do something else there if it does.
+
+Most code asks only in order to drop elements at random, or with a probability that is 0. Where no
+more is asked while a model is traced in eval mode, it does the same in training mode.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import islice
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwright.planner.trace.data_queries.loop_code import parsed
+from shardwright.planner.trace.runs.run import in_mode
+
+DROPPING = (
+    torch.dropout,
+    functional.dropout,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+)
+"""Functions that drop elements at random, and are traced as if they dropped none."""
+
+PLAIN = (type(None), bool, int, float)
+ORDERS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
+    **{
+        ast.Eq: operator.eq,
+        ast.NotEq: operator.ne,
+        ast.Is: operator.is_,
+        ast.IsNot: operator.is_not,
+    },
+}
+
+Place = tuple[int | None, int | None, int | None, int | None]
+"""First and last line of an expression, first and last column."""
+
+
+class Unclear(Exception):
+    """An expression is of more than names and numbers."""
+
+
+class Reads:
+    """What is known of the answers so far: whether something hangs on one of them."""
+
+    def __init__(self) -> None:
+        self.matter = False
+
+
+@contextmanager
+def noted() -> Iterator[Reads]:
+    """Within, and in this thread, note where code asks whether a module trains."""
+    reads, thread = Reads(), get_ident()
+
+    def get(self: nn.Module) -> bool:
+        if get_ident() == thread and not reads.matter and not harmless(sys._getframe(1)):
+            reads.matter = True
+        return self.__dict__["training"]
+
+    def put(self: nn.Module, value: bool) -> None:
+        self.__dict__["training"] = value
+
+    before = vars(nn.Module).get("training")  # model code may plan, too
+    nn.Module.training = property(get, put)  # type: ignore[assignment]
+    try:
+        yield reads
+    finally:
+        if before is None:
+            del nn.Module.training
+        else:
+            nn.Module.training = before
+
+
+def changes_more(root: nn.Module) -> bool:
+    """Whether modules change more than their modes where they are told to train.
+
+    Or may: some answer by themselves whether they do.
+    """
+    kinds = {type(m) for m in root.modules()}
+    if any(hasattr(kind, "training") for kind in kinds):
+        return True
+    if all(kind.train is nn.Module.train for kind in kinds):
+        return False
+    before = _state(root)
+    try:
+        with in_mode(root, True):
+            return _state(root) != before
+    except Exception:  # whatever their code raises: it will raise it again where they are traced
+        return True
+
+
+def _state(root: nn.Module) -> list[Any]:
+    """What modules hold, but for their modes: values by id, those of their own tables too."""
+    found = [(key, value) for m in root.modules() for key, value in vars(m).items()]
+    tables = [(id(v), *v.items()) for k, v in found if k[:1] == "_" and isinstance(v, dict)]
+    every = [*found, *((k, v) for _, *items in tables for k, v in items)]
+    return [(key, id(value)) for key, value in every if key != "training"]
+
+
+def harmless(frame: Any) -> bool:
+    """Whether the expression that runs in `frame` is the same where what it asks is not.
+
+    It asks by an attribute, or by a call.
+    """
+    place = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    around = _around(frame.f_code.co_filename, place)
+    if not around:
+        return False
+    names = {**frame.f_globals, **frame.f_locals}
+    asked, *outer = around
+    for node in outer:
+        try:
+            if isinstance(node, ast.Call):
+                return node is outer[0] and _value(node.func, names, {}) in DROPPING
+            ends = [_value(node, names, {asked: truth}) for truth in (False, True)]
+        except Exception:  # more than names and numbers, or whatever their comparison raises
+            return False
+        if type(ends[0]) in PLAIN and type(ends[0]) is type(ends[1]) and ends[0] == ends[1]:
+            return True
+    return False
+
+
+@lru_cache(maxsize=1024)
+def _around(file: str, place: Place) -> tuple[Any, ...]:
+    """The expression at a place of a file, and those that it is part of, from the inside."""
+    parents: dict[ast.AST, ast.AST] = {}
+    for outer in ast.walk(parsed(file)):
+        for inner in ast.iter_child_nodes(outer):
+            parents[inner] = outer
+            if isinstance(inner, (ast.Attribute, ast.Call)) and _place(inner) == place:
+                found: list[ast.expr] = [inner]
+                at = parents.get(inner)
+                while isinstance(at, (ast.expr, ast.keyword)):
+                    found += [at] if isinstance(at, ast.expr) else []
+                    at = parents.get(at)
+                return tuple(found)
+    return ()
+
+
+def _place(node: ast.expr) -> Place:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def _value(node: Any, names: Mapping[str, Any], given: Mapping[ast.AST, bool]) -> Any:
+    """What an expression of names, their attributes and numbers is, where some are `given`.
+
+    Raises:
+        Unclear: there is more in it.
+    """
+    if node in given:
+        return given[node]
+
+    def value(part: ast.expr) -> Any:
+        return _value(part, names, given)
+
+    def plain(part: ast.expr) -> Any:
+        return _plain(value(part))
+
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name(id=name) if name in names:
+            return names[name]
+        case ast.Attribute(value=owner, attr=name) if name != "training":
+            return getattr(_no_tensor(value(owner)), name)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not plain(operand)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return value(body if plain(test) else orelse)
+        case ast.BoolOp(op=op, values=[*parts, last]):
+            stops = isinstance(op, ast.Or)
+            found = next((v for v in map(plain, parts) if bool(v) is stops), Unclear)
+            return plain(last) if found is Unclear else found
+        case ast.Compare(left=left, ops=[ast.Is()], comparators=[right]):
+            return value(left) is value(right)
+        case ast.Compare(left=left, ops=[ast.IsNot()], comparators=[right]):
+            return value(left) is not value(right)
+        case ast.Compare(left=left, ops=[order], comparators=[right]) if type(order) in ORDERS:
+            return ORDERS[type(order)](plain(left), plain(right))
+    raise Unclear
+
+
+def _plain(value: Any) -> Any:
+    if value is not None and not isinstance(value, (int, float)):
+        raise Unclear
+    return value
+
+
+def _no_tensor(value: Any) -> Any:
+    if isinstance(value, Tensor):  # it would be noted that its size is asked for
+        raise Unclear
+    return value

@@ -1,0 +1,137 @@
+"""Markers where tensors enter and leave modules, put into the trace around their forwards."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._functorch import (
+    peek_interpreter_stack,  # pyright: ignore[reportMissingImports]
+)
+from torch.autograd import forward_ad
+
+from shardwright.planner.graph.graph import KEEPS
+from shardwright.planner.trace.data_queries.loops import inner
+from shardwright.planner.trace.data_queries.unknown import Unproven
+from shardwright.planner.trace.queries.flags import Noted
+from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
+from shardwright.runtime.code.call_sites import place_of_call
+from shardwright.runtime.slots import map_slots, tensors
+
+torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
+BOUNDARY = torch.ops.shardwright.boundary.default
+"""An identity that only a trace understands; the tag is for `read_tag`."""
+
+torch.library.define("shardwright::passes", "(Tensor x, str tag) -> ()")
+PASSES = torch.ops.shardwright.passes.default
+"""The same where a tensor that is not floating passes, whose placement never changes there."""
+
+
+torch.library.define("shardwright::writes", "(Tensor(a!) outside, Tensor inside, str module) -> ()")
+WRITES = torch.ops.shardwright.writes.default
+"""What a module took has changed in place, and so has the tensor that it was given."""
+
+
+def read_tag(tag: str) -> tuple[str, str, str]:
+    """Module, side and slot of a marker."""
+    module, side, slot, *_ = tag.split("|", 3)
+    return module, side, slot
+
+
+def place_in(tag: str) -> str:
+    """Where the call of the module stands that a marker is of; empty where that is not known."""
+    _, _, _, *place = tag.split("|", 3)
+    return "".join(place)
+
+
+def argument_names(forward: Callable[..., Any]) -> list[str]:
+    """Names of the positional parameters of a bound `forward`."""
+    parameters = inspect.signature(forward).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+@contextmanager
+def marked(root: nn.Module) -> Iterator[tuple[list[str], dict[str, Noted]]]:
+    """Within, every call of a module of `root` marks the tensors that it takes and returns.
+
+    Gives the paths of the modules that run, the innermost last, and what is noted of their flags.
+    """
+    entered: list[str] = []
+    noted: dict[str, Noted] = {}
+    with ExitStack() as undo:
+        for name, module in root.named_modules():
+            noted[name] = Noted(module.forward)
+            marking = partial(_marking, name, module, entered, noted[name])
+            undo.callback(put_around(module, marking))
+        yield entered, noted
+
+
+def _marking(
+    name: str, module: nn.Module, entered: list[str], noted: Noted, forward: Forward
+) -> Forward:
+    """`forward` of `module`, by its name, with markers."""
+    names = argument_names(forward)
+
+    def mark(x: torch.Tensor, tag: str) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():  # it is no call of the model's
+            if x.is_floating_point():
+                return BOUNDARY(x, tag)
+            PASSES(x, tag)
+            return x
+
+    def mark_attributes(before: dict[str, torch.Tensor], place: str) -> None:
+        """Mark what `module` keeps in attributes, but for what was there `before`."""
+        for slot, value in _tensors_of(module).items():
+            if value is not before.get(slot):
+                vars(module)[slot] = mark(value, f"{name}|{KEEPS}|{slot}|{place}")
+
+    @wraps(forward)
+    def marked_forward(*args: Any, **kwargs: Any) -> Any:
+        if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+            raise Unproven(
+                "it calls modules within a transform of torch.func, where ranks cannot exchange "
+                "tensors: take gradients by backward() or torch.autograd.grad, and call modules on "
+                "batches, or put the code into a module within, which then stays whole"
+            )
+        place = place_of_call()
+
+        def enter(x: torch.Tensor, slot: str) -> torch.Tensor:
+            return mark(x, f"{name}|in|{slot}|{place}")
+
+        def leave(x: torch.Tensor, slot: str) -> torch.Tensor:
+            return mark(x, f"{name}|out|{slot}|{place}")
+
+        at = [names[i] if i < len(names) else f"*{i - len(names)}" for i in range(len(args))]
+        noted.call({**dict(zip(at, args, strict=True)), **kwargs})
+        taken = [map_slots(a, s, enter) for a, s in zip(args, at, strict=True)]
+        more = {k: map_slots(v, k, enter) for k, v in kwargs.items()}
+        entered.append(name)
+        kept = _tensors_of(module)
+        both = zip(tensors((args, kwargs)), tensors((taken, more)), strict=True)
+        taken_in = [(outside, inside, _value(inside)) for (_, outside), (_, inside) in both]
+        output = forward(*taken, **more)
+        entered.pop()  # not where it failed: who asks wants to know where
+        mark_attributes(kept, place)
+        for outside, inside, was in taken_in:
+            if inside is not outside and _value(inside) is not was:
+                WRITES(outside, inside, name)
+        return map_slots(output, "", leave)
+
+    return marked_forward
+
+
+def _value(x: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunction():
+        return inner(x)
+
+
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The real tensors that are plain attributes of a module."""
+    found = {n: v for n, v in vars(module).items() if isinstance(v, torch.Tensor)}
+    with torch._C.DisableTorchFunction():
+        return {name: value for name, value in found.items() if value.is_floating_point()}

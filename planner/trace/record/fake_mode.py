@@ -1,0 +1,253 @@
+"""Torch's fake tensors where all lie on meta: the same results in a fraction of the time.
+
+Torch's own mode serves all devices and sizes that are symbols, and what it does about them takes
+several times as long as an op's shape-only kernel. On meta the kernel alone says all. Many kernels
+are Python, so what they give is kept by what they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _DisableTorchDispatch  # pyright: ignore
+from torch._decomp import decomposition_table, meta_table
+from torch._library.simple_registry import singleton as registered
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager, torch_decomp_decompositions
+from torch.utils._pytree import tree_leaves, tree_map
+
+from shardwright.planner.trace.data_queries.known import Known
+from shardwright.planner.trace.record.fake_ops import GROUPED_MM, SHAPES, grouped_mm
+
+aten = torch.ops.aten
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+
+MOVES = (aten.copy_.default, aten.set_.source_Tensor)
+"""Ops that may be given tensors on several devices."""
+
+DEVICE = torch.ops.prim.device.default
+"""Asked of fake tensors more often than all ops are called: torch's own code looks at devices."""
+
+FOR_SYMBOLS = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.slice.Tensor,
+    aten._to_copy.default,
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+}
+"""Ops that torch's mode has code of its own for, as sizes may be symbols; kernels do the same."""
+
+FOR_DEVICES = {
+    aten.copy.default,
+    aten.copy_.default,
+    aten.slice_scatter.default,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+}
+"""The same, as their tensors may be on several devices."""
+
+MOST = 10_000
+"""Results that are kept."""
+
+_kept: dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
+"""What ops were given -> shape, strides and dtype of the new tensor that they gave."""
+
+
+class OnMeta(FakeTensorMode):
+    """A `FakeTensorMode` that asks shape-only kernels where all is on meta, and else does as it."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.known = Known(self)
+        self._common: dict[str, Any] | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether to keep each op from being compiled, which takes as long as some of them."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """What an op gives."""
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        return self.seen(func, types, args, kwargs or {})
+
+    def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What an op gives that tells more than a device; for a mode that does more than this."""
+        return self.dispatch(func, types, args, kwargs)
+
+    def dispatch(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Fake results of an op."""
+        kwargs = kwargs or {}
+        if func in SHAPES:
+            with self:
+                return SHAPES[func](*args, **kwargs)
+        try:
+            here = types or kwargs.get("device") == META
+            if not (here and isinstance(func, OpOverload) and by_kernel(func)):
+                raise Elsewhere
+            given = func, torch.get_default_dtype(), self._described(args, kwargs)
+            if (kept := _kept.get(given)) is not None:
+                shape, stride, dtype = kept
+                with _DisableTorchDispatch():
+                    made = torch.empty_strided(shape, stride, dtype=dtype, device=META)
+                return self.fake(made)
+            with in_kernel_invocation_manager(self):
+                made = func(*args, **kwargs)
+        except Exception:  # what is wrong is for torch to say
+            there, named = self.moved(func, args, kwargs, self._on_meta)
+            made = super().dispatch(func, types, there, named)
+            return args[0] if there is not args and _gives_first(func) else made
+        plain = type(made) is Tensor and made.layout == torch.strided
+        if plain and makes_new(func) and len(_kept) < MOST:
+            _kept[given] = made.shape, made.stride(), made.dtype
+        return self._faked(made)
+
+    def moved(
+        self, func: Any, args: Any, kwargs: Any, move: Callable[[Tensor], Tensor]
+    ) -> tuple[Any, Any]:
+        """What an op is given, all of it on meta where some is, with `move` of what was not.
+
+        Code that makes tensors where torch does by default runs so on the device that it is for.
+        """
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        places = {x.fake_device if isinstance(x, FakeTensor) else x.device for x in given}
+        if len(given) < 2 or places != {META, CPU} or func in MOVES:
+            return args, kwargs
+
+        def there(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.dim():
+                return value
+            place = value.fake_device if isinstance(value, FakeTensor) else value.device
+            return value if place == META else move(value)
+
+        return tree_map(there, (args, kwargs))
+
+    def _on_meta(self, value: Tensor) -> Tensor:
+        shape, stride = value.shape, value.stride()
+        with _DisableTorchDispatch():
+            made = torch.empty_strided(shape, stride, dtype=value.dtype, device=META)
+        return self.fake(made)
+
+    def _described(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+        """What the shapes of results follow from.
+
+        Raises:
+            Elsewhere: something is not a fake tensor of this mode, on meta and without a value.
+        """
+        device = kwargs.get("device")
+        if device is not None and device != META:
+            raise Elsewhere
+        found = [self._tensor_or_number(v) for v in args]
+        found += [(k, self._tensor_or_number(v)) for k, v in kwargs.items()]
+        return tuple(found)
+
+    def _tensor_or_number(self, value: Any) -> Hashable:
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._tensor_or_number, value))
+        if not isinstance(value, Tensor):
+            return type(value), value
+        if type(value) is not FakeTensor or not self.is_plain(value):
+            raise Elsewhere
+        return value.shape, value.stride(), value.dtype
+
+    def _faked(self, made: Any) -> Any:
+        if isinstance(made, (tuple, list)):
+            return type(made)(map(self._faked, made))
+        if isinstance(made, Tensor) and not isinstance(made, FakeTensor):
+            return self.fake(made)
+        return made
+
+    def fake(self, made: Tensor, **how: Any) -> FakeTensor:
+        """As `FakeTensor(self, made, META)`, which sets what all have in common one by one.
+
+        How else it is made is said as there.
+        """
+        if self._common is None:
+            out = FakeTensor(self, made, META)
+            self._common = {**vars(out)}
+        wants = how.pop("requires_grad", made.requires_grad)
+        out: Any = Tensor._make_subclass(
+            FakeTensor, made, wants, dispatch_device=True, device_for_backend_keys=META
+        )
+        torch._C._set_throw_on_mutable_data_ptr(out)
+        vars(out).update(self._common, **how)
+        return out
+
+    def is_plain(self, value: FakeTensor) -> bool:
+        """Whether a fake tensor is one of this mode, on meta and without a value."""
+        return value.fake_mode is self and value.fake_device == META and value.constant is None
+
+
+class LikeReal(OnMeta):
+    """Fake tensors, and the values of those that plain numbers alone make.
+
+    The shape-only kernel of `_grouped_mm` (experts) wants bfloat16, the real ones take float32 and
+    float16 too, but nothing else (torch 2.13).
+    """
+
+    def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The op, or what stands in for it."""
+        if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
+            with self:
+                return grouped_mm(*args, **kwargs)
+        fake = partial(self.dispatch, func, types, args, kwargs)
+        return self.known.result(func, args, kwargs, fake)[0]
+
+
+class Elsewhere(Exception):
+    """Not all of a call is on meta, or torch has something of its own for it."""
+
+
+@cache
+def by_kernel(op: OpOverload) -> bool:
+    """Whether torch's mode, too, takes the result of `op` from its shape-only kernel.
+
+    Not where it prefers a decomposition, a rule of its own (but for those that make a tensor), or
+    what somebody registered.
+    """
+    if op.namespace != "aten" or not fake_impls.has_meta(op) or op in FakeTensorMode.lift_fns:
+        return False
+    if registered.find(op.name()).fake_impl.kernel:
+        return False
+    if op in FOR_SYMBOLS | FOR_DEVICES:
+        return True
+    makes = fake_impls._is_tensor_constructor(op) or op in fake_impls._like_tensor_constructors
+    if not makes and any(applies(op) for applies, _ in fake_impls.op_implementations_checks):
+        return False
+    if op in meta_table or op in FakeTensorMode._cpp_meta_supports_symint:
+        return True
+    decomposed = op in decomposition_table and torch_decomp_decompositions(op)
+    return not decomposed and (makes_new(op) or not op._can_decompose())
+
+
+@cache
+def _gives_first(op: OpOverload) -> bool:
+    """Whether what `op` gives is the first tensor that it was given, changed in place."""
+    returns = op._schema.returns
+    return len(returns) == 1 and returns[0].alias_info is not None and op._schema.is_mutable
+
+
+@cache
+def makes_new(op: OpOverload) -> bool:
+    """Whether `op` gives one tensor in memory of its own, and changes none."""
+    returns = op._schema.returns
+    shares = op is aten._unsafe_view.default or any(r.alias_info for r in returns)
+    return not (op._schema.is_mutable or shares) and len(returns) == 1

@@ -1,0 +1,240 @@
+"""Run a module's own code on fake tensors and note every ATen call that it makes.
+
+`torch.export` with `run_decompositions` gives the same calls, in two passes and six times slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+from shardwright.errors import ModelError
+from shardwright.planner.graph.graph import KEEPS
+from shardwright.planner.graph.marks import Draw
+from shardwright.planner.trace.data_queries.asked import Asked
+from shardwright.planner.trace.data_queries.known import DRAWS
+from shardwright.planner.trace.data_queries.loops import carried, inner, known
+from shardwright.planner.trace.data_queries.numbers import Questions
+from shardwright.planner.trace.data_queries.unknown import Unknown
+from shardwright.planner.trace.inputs.input_values import pairs
+from shardwright.planner.trace.opaque.custom_backward import OwnGradients
+from shardwright.planner.trace.opaque.opaque_modules import Opaque
+from shardwright.planner.trace.opaque.random_inputs import Spec
+from shardwright.planner.trace.record.aliases import Aliases
+from shardwright.planner.trace.record.boundaries import BOUNDARY, read_tag
+from shardwright.planner.trace.record.record import Call, Record
+from shardwright.planner.trace.record.recording_modes import ATTENTION, Functional, Recorder
+from shardwright.planner.trace.runs.run import Run, Runner, State, dtype_of
+from shardwright.planner.trace.sizes.provenance import seen_by_users
+from shardwright.planner.trace.state.cache_state import States
+from shardwright.planner.trace.state.persistent_state import Contained, KeptNumbers, KeptState
+from shardwright.planner.trace.trace_lock import exporting
+from shardwright.runtime.slots import but_state, returned
+
+
+def record(
+    top: Runner,
+    runs: Sequence[Run],
+    entered: list[str],
+    opaque: Opaque,
+    exported: bool = True,
+    numbers: KeptNumbers | None = None,
+) -> Record:
+    """Make `runs` of the root of `top`, one after the other; its tensors and theirs are on meta.
+
+    `entered` holds the paths of the modules that run at present, the innermost last. The modules in
+    `opaque` do not run: a call of one is a call of an op. Model code is told that it is `exported`:
+    that there is no data to look at.
+    """
+    recorder, functional = Recorder(entered, runs[0].by_rows), Functional(entered)
+    module = top.root
+    # In inference mode composite ops come in one piece, so LEAVES can be kept. (Gradients are
+    # still required of parameters: `matmul` looks.)
+    with torch.inference_mode(), recorder, exporting(exported):
+        runs = opaque.made(runs)
+        arguments = [(run.args, dict(run.kwargs)) for run in runs]
+        stored = {n: _like(t, dtype_of(runs, n, t.dtype)) for n, t in _state(module)}
+        given = tree_map(_like, arguments)
+        recorder.calls.clear()
+        for tensor, value in pairs(arguments, given):
+            recorder.known.keep(tensor, value)
+        states, keeps = States(module, functional.aliases), any(run.again for run in runs)
+        numbers = numbers or KeptNumbers()
+        kept = KeptState(module, entered, numbers, keeps, lambda: len(recorder.calls))
+
+        def begin(traced_call: int, state: State) -> None:
+            recorder.begin(traced_call)
+            functional.trains = runs[traced_call].training
+            states.begin(state)
+
+        found: list[list[tuple[str, torch.Tensor]]] = []
+        given_out: list[torch.Tensor] = []
+
+        def end(state: State, result: Any) -> None:
+            called = module.get_submodule(runs[len(found)].module)
+            seen_by_users(but_state(result, signature(called.forward).parameters))
+            gave = _given(called, result)
+            states.end(state, [x for _, x in gave])
+            found.append([(slot, inner(x)) for slot, x in gave])
+            given_out.extend(x for _, x in gave)
+
+        top.begin, top.end, top.around = begin, end, kept.around
+
+        def note(name: str, taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
+            kind = type(module.get_submodule(name)).__name__
+            with _disable_current_modes():
+                made = recorder.whole_module(kind, tree_map(inner, taken), given)
+            return [functional.wrap(t) for t in made]
+
+        state, wrapped = tree_map(functional.wrap, (stored, given))
+        made = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, wrapped, strict=True)]
+        out = Record(recorder.calls, recorder.passed, stored, _tensors(given))
+        out.overwritten = functional.overwritten
+        out.replaced, out.changed = functional.replaced, functional.written
+        unpriced = [g for run, g in zip(runs, given, strict=True) if not run.priced]
+        out.wide = [t for t in _tensors(unpriced) if t.is_floating_point()]
+        own = OwnGradients()
+        questions = Questions(
+            opaque,
+            lambda x: out.read.append(inner(x)),
+            lambda x, dim: out.cut.append((inner(x), dim)),
+            lambda: len(recorder.calls),
+            lambda x: recorder.known.value(inner(x)),
+            lambda x, value: recorder.known.keep(inner(x), value),
+            own.whole.append,
+        )
+        recorder.before = questions.skips.settle
+        with functional, opaque.standing_in(module, note), Asked(questions), own.noted():
+            within = {f"root.{name}": tensor for name, tensor in state.items()}
+            functional_call(top, within, (made,), tie_weights=False)
+            out.written = _changed(stored, state)
+            out.outputs = _changed_for_users(given, wrapped, given_out, functional.aliases)
+            for run, one in zip(runs, found, strict=True):
+                out.given.append([slot for slot, _ in one])
+                out.outputs += [tensor for _, tensor in one]
+                shown = [t for slot, t in one if slot in out.given[0]]  # not its hidden states
+                out.scores += [] if run.module else shown
+            out.outputs += _for_users(recorder.calls, kept.contained)
+            out.states, out.taken = states.classes, states.given
+            out.resumed = [*states.pairs, *kept.pairs()]
+            kept.check()
+            out.left, out.kept = bool(kept.left), bool(kept.read)
+            out.drawn = [*functional.dropped, *_drawn(recorder.calls)]
+            in_eval_mode = (c for c in recorder.calls if not runs[c.traced_call].training)
+            out.draws = functional.draws or any(True for _ in _drawn(in_eval_mode))
+            out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
+            out.loops = [*questions.loops, *questions.skips.ended()]
+            out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
+            recorder.forget()
+            return out
+
+
+def _carried(
+    found: Record, has_value: Callable[[torch.Tensor], bool]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What loops over data change in place.
+
+    Raises:
+        Unknown: one is left early, or hands on something else.
+    """
+    if any(loop.stop is None for loop in found.loops):
+        raise Unknown("a loop over data ends early")
+    results = [*found.outputs, *found.written.values()]
+    try:
+        return list(carried(found.calls, found.loops, found.replaced, results, has_value))
+    except ValueError as error:
+        raise Unknown(str(error)) from error
+
+
+def _for_users(calls: Sequence[Call], contained: Iterable[Contained]) -> list[torch.Tensor]:
+    """Tensors that modules set as their attributes, or put into such, and no later run reads."""
+    ends = {call.traced_call: number + 1 for number, call in enumerate(calls)}
+    found: list[tuple[object, torch.Tensor, int]] = [
+        (read_tag(call.args[1]), call.result, ends[call.traced_call])
+        for call in calls
+        if call.op is BOUNDARY and read_tag(call.args[1])[1] == KEEPS
+    ]
+    # What a module that ran has in an attribute is marked, or a weight that a hook made.
+    ran = {read_tag(call.args[1])[0] for call in calls if call.op is BOUNDARY}
+    found += [
+        ((one.place, one.slot), one.tensor, one.at)
+        for one in contained
+        if one.slot or one.place.path not in ran
+    ]
+    last: dict[int, int] = {}
+    for number, call in enumerate(calls if found else ()):
+        last.update((id(x), number) for x in tree_leaves((call.args, call.kwargs)))
+    later = {key for key, x, end in found if last.get(id(x), -1) >= end}
+    return [x for key, x, _ in found if key not in later]
+
+
+def _drawn(calls: Iterable[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:
+    """What ops make of random numbers."""
+    for call in calls:
+        if DRAWS in getattr(call.op, "tags", ()) and call.op is not ATTENTION:
+            yield from (
+                (t, Draw()) for t in tree_leaves(call.result) if isinstance(t, torch.Tensor)
+            )
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The present values of those tensors that were changed in place."""
+    now = {name: inner(value) for name, value in after.items()}
+    return {name: value for name, value in now.items() if value is not before[name]}
+
+
+def _changed_for_users(
+    given: Any, wrapped: Any, given_out: list[torch.Tensor], aliases: Aliases
+) -> list[torch.Tensor]:
+    """The present values of arguments that were changed in place, but for those given back."""
+    ends = zip(tree_leaves(given), tree_leaves(wrapped), strict=True)
+    changed = [x for was, x in ends if isinstance(x, torch.Tensor) and inner(x) is not was]
+    return [inner(x) for x in changed if not aliases.among(x, given_out)]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [inner(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _given(module: nn.Module, result: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that a call of `module` gave out, with their slots.
+
+    Raises:
+        ModelError: there is something in it that cannot be looked at.
+    """
+    found = list(returned(result, signature(module.forward).parameters))
+    for slot, leaf in found:
+        if not isinstance(leaf, torch.Tensor):
+            raise ModelError(
+                f"output '{slot}' of {type(module).__name__} is a {type(leaf).__name__}, which may "
+                "hide tensors: let it give tensors, in containers or in a class of its own"
+            )
+    return found
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter, then every buffer, by each of its names."""
+    for kind in ("_parameters", "_buffers"):
+        for path, part in module.named_modules():
+            for name, tensor in getattr(part, kind).items():
+                if tensor is not None:
+                    yield f"{path}.{name}" if path else name, tensor
+
+
+def _like(value: Any, dtype: torch.dtype | None = None) -> Any:
+    """A tensor like `value`, of its own: tied weights are told apart by who reads them."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    like = {
+        "dtype": dtype or value.dtype,
+        "device": value.device,
+        "requires_grad": value.requires_grad,
+    }
+    return torch.empty_strided(value.shape, value.stride(), **like)

@@ -1,0 +1,301 @@
+"""The two modes that see every call of an op while model code is traced.
+
+`Functional` turns changes in place into new tensors, and `Recorder` takes apart what has no rule of
+its own, notes the rest and says what shapes come out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch._decomp import _core_aten_decompositions_post_autograd
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+
+from shardwright.planner.graph.marks import Draw
+from shardwright.planner.trace.data_queries.loops import inner
+from shardwright.planner.trace.opaque.random_inputs import Spec
+from shardwright.planner.trace.record.aliases import Aliases
+from shardwright.planner.trace.record.arguments import mapped
+from shardwright.planner.trace.record.attention_rows import ROWS, by_rows
+from shardwright.planner.trace.record.boundaries import BOUNDARY, PASSES, WRITES
+from shardwright.planner.trace.record.fake_mode import DEVICE, OnMeta
+from shardwright.planner.trace.record.record import Call, Passed, Untraced
+from shardwright.rules.added import added
+from shardwright.rules.call import name_of
+
+aten = torch.ops.aten
+
+ATTENTION = aten.scaled_dot_product_attention.default
+
+LEAVES = {
+    aten.linear.default,
+    aten.bilinear.default,
+    ATTENTION,
+    ROWS,
+    aten.embedding.default,
+    aten.layer_norm.default,
+    aten.rms_norm.default,
+    aten.group_norm.default,
+    aten.cross_entropy_loss.default,
+    aten.silu.default,
+    aten.glu.default,
+}
+"""Ops that have a rule of their own and so are not taken apart."""
+
+
+FEATURES = {aten.feature_dropout.default, aten.feature_dropout_.default}
+DROPOUT = {aten.dropout.default, aten.dropout_.default, *FEATURES}
+"""Ops that drop elements at random, and how it is asked for is their third argument."""
+
+
+def is_leaf(op: Any) -> bool:
+    """Whether `op` is not taken apart: one of LEAVES, or somebody added a rule for it."""
+    return op in LEAVES or (op.namespace != "prim" and added(name_of(op)) is not None)
+
+
+@cache
+def is_pure(op: Any) -> bool:
+    """Whether `op` is one in itself, makes new tensors and changes none: nothing to make so."""
+    if op.namespace != "aten" or op is aten._unsafe_view.default or op._can_decompose():
+        return False
+    return not (op._schema.is_mutable or any(r.alias_info for r in op._schema.returns))
+
+
+def _of_run(value: Any) -> bool:
+    """Whether all tensors in there are those that model code sees, none what stands behind one."""
+    if isinstance(value, torch.Tensor):
+        return isinstance(value, FunctionalTensor)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        return True
+    return all(map(_of_run, value))
+
+
+class Functional(FunctionalTensorMode):
+    """Functionalization that leaves leaves and boundaries in one piece.
+
+    `entered` holds the paths of the modules that run, the innermost last.
+    """
+
+    def __init__(self, entered: Sequence[str]) -> None:
+        super().__init__()
+        self.entered = entered
+        self.aliases = Aliases()
+        self.overwritten: list[torch.Tensor] = []
+        self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.written: list[tuple[torch.Tensor, torch.Tensor, str]] = []
+        """What modules were given and changed in place: before and after, and which."""
+        self.dropped: list[tuple[torch.Tensor, Draw]] = []
+        """What elements are dropped of, or would be in training mode, and where."""
+        self.trains = False
+        """Whether the call that is made is in training mode."""
+        self.draws = False
+        """Whether elements are dropped in eval mode, too."""
+        self._left: Counter[str] = Counter()
+        """How often modules gave something."""
+        self._draws: Counter[tuple[str, int]] = Counter()
+        """How many draws each call of a module made."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return OnMeta._should_skip_dynamo()
+
+    def wrap(self, value: Any) -> Any:
+        """`value`, or the tensor that model code sees for it."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        with self:  # as `to_functional`, which would look for this mode and enter it again
+            shown = torch._to_functional_tensor(value)
+            torch._mirror_autograd_meta_to(value, shown)  # pyright: ignore
+            out = FunctionalTensor(shown, self)
+            torch._mirror_autograd_meta_to(shown, out)  # pyright: ignore
+        return out
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Hand on `func`, or the calls that compute the same without changing a tensor."""
+        if func is DEVICE:
+            return inner(args[0]).device
+        args, kwargs = self._kept(func, tuple(args), kwargs or {})
+        if func is WRITES:
+            return self._write(*args)
+        self.aliases.check((args, kwargs))
+        if func is BOUNDARY and "|out|" in args[1]:
+            self._left[args[1].partition("|")[0]] += 1
+        if (
+            func in (BOUNDARY, PASSES)
+            or is_leaf(func)
+            or (is_pure(func) and _of_run((args, kwargs)))
+        ):
+            given = args
+            args, kwargs = mapped(inner, (args, kwargs))
+            out = mapped(self.wrap, func(*args, **kwargs))
+            if func is BOUNDARY:
+                self.aliases.cross(given[0], out)
+            return out
+        pairs = zip(func._schema.arguments, args, strict=False) if func._schema.is_mutable else ()
+        changed = [
+            x
+            for a, x in pairs
+            if a.alias_info and a.alias_info.is_write and isinstance(x, FunctionalTensor)
+        ]
+        before = [inner(x) for x in changed]
+        self.overwritten += before
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        for x, was in zip(changed, before, strict=True):
+            self.aliases.write(x)
+            if not _is_part(x) and (now := inner(x)) is not was:
+                self.replaced.append((now, was))
+        return out
+
+    def _write(self, outside: FunctionalTensor, inside: FunctionalTensor, module: str) -> None:
+        """Give `outside` the value of what `module` took for it, and has changed in place."""
+        self.aliases.give_back(outside, inside)
+        was, now = inner(outside), inner(inside)
+        outside.replace_(now)
+        outside.commit_update()
+        outside.sync()
+        self.written.append((was, now, module))
+        self.overwritten.append(was)
+        if not _is_part(outside):
+            self.replaced.append((now, was))
+
+    def _kept(
+        self, func: Any, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call that drops nothing.
+
+        All ranks draw the same numbers. So what is dropped of a whole tensor, or of the terms of a
+        sum, is the same on each, which as all products with what each has is linear. Of a part they
+        drop what is dropped of the whole there (`runtime/redistribution/draws.py`).
+        """
+        if func in DROPOUT:
+            if args[1]:
+                self._drop(args[0], args[2], func in FEATURES)
+            return (*args[:2], False), kwargs
+        if func is ATTENTION:
+            dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+            if dropout:
+                self._drop(args[0], True, weights=True)
+                if len(args) > 4:
+                    return (*args[:4], 0.0, *args[5:]), kwargs
+                return args, {**kwargs, "dropout_p": 0.0}
+        return args, kwargs
+
+    def _drop(self, x: Any, now: bool, features: bool = False, weights: bool = False) -> None:
+        self.draws |= now and not self.trains
+        module = self.entered[-1] if self.entered else ""
+        call = module, self._left[module]
+        number = -1 if features else self._draws[call]
+        self._draws[call] += 1
+        self.dropped.append((inner(x), Draw(*call, number, weights)))
+
+
+def _is_part(x: FunctionalTensor) -> bool:
+    """Whether it is a view: where it changes, another tensor does."""
+    views = torch._C._functionalization.get_view_meta_sequence(x.elem)  # pyright: ignore
+    return any(type(v).__name__ not in ("detach_ViewMeta", "alias_ViewMeta") for v in views)
+
+
+class Recorder(OnMeta):
+    """Fake tensors, and a note of every call of an op on them."""
+
+    def __init__(self, entered: Sequence[str], by_rows: bool = False) -> None:
+        super().__init__()
+        self.entered, self.by_rows = entered, by_rows
+        self.forget()
+        self.table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
+        self.noting = True
+        self.traced_call = 0
+
+    def forget(self) -> None:
+        """Let go of what was noted: all of it refers to this mode, which refers to itself."""
+        self.calls: list[Call] = []
+        self.passed: list[Passed] = []
+        self.before: Callable[[], None] = lambda: None
+        """Is called before each call is noted."""
+
+    def begin(self, traced_call: int) -> None:
+        """From here on calls are made in this traced call."""
+        self.traced_call = traced_call
+
+    def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Note a call, or the calls that it is made of."""
+        if func is PASSES:
+            self.passed.append(Passed(args[0], args[1], len(self.calls)))
+            return None
+        if not self.noting or func.namespace == "prim" or func in FunctionalTensor.metadata_fns:
+            return self.dispatch(func, types, args, kwargs)
+        if func is aten.detach_.default:  # of a constant that was just made
+            return args[0]
+        if func is aten.lift_fresh.default:
+            func = aten.lift_fresh_copy.default
+        if func is ATTENTION and self.by_rows:
+            with self:
+                args, kwargs = by_rows(self.entered[-1] if self.entered else "", args, kwargs)
+            func = ROWS
+        apart = self.table.get(func) or (func.decompose if func._can_decompose() else None)
+        if apart is not None and func is not aten.detach.default and not is_leaf(func):
+            with self:
+                try:
+                    parts = apart(*args, **kwargs)
+                except RuntimeError:  # some want all on one device
+                    to_meta = partial(aten._to_copy, device="meta")
+                    there, named = self.moved(func, args, kwargs, to_meta)
+                    if there is args:
+                        raise
+                    parts = apart(*there, **named)
+            if parts is not NotImplemented:
+                return parts
+        asked = False
+        self.noting = False
+        try:
+            if func is BOUNDARY:
+                result = self.dispatch(aten.empty_like.default, types, args[:1])
+                self.known.same(result, args[0])
+            else:
+                fake = partial(self.dispatch, func, types, args, kwargs)
+                result, asked = self.known.result(func, args, kwargs, fake)
+        finally:
+            self.noting = True
+        if asked:
+            return result  # a constant
+        module = self.entered[-1] if self.entered else ""
+        self.before()
+        self.calls.append(
+            Call(func, tuple(args), kwargs, result, module, _source(), self.traced_call)
+        )
+        return result
+
+    def whole_module(
+        self, kind: str, taken: list[torch.Tensor], given: list[Spec]
+    ) -> list[torch.Tensor]:
+        """Note a call of a module that is not traced."""
+        self.noting = False
+        try:
+            with self:
+                made = [spec.empty() for spec in given]
+        finally:
+            self.noting = True
+        op, module = Untraced(f"module {kind}"), self.entered[-1]
+        self.before()
+        self.calls.append(Call(op, tuple(taken), {}, made, module, _source(), self.traced_call))
+        return made
+
+
+def _source() -> str:
+    """File and line at which the innermost `forward` of model code stands."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if frame.f_code.co_name == "forward" and package not in ("torch", "shardwright"):
+            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

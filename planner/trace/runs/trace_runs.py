@@ -1,0 +1,172 @@
+"""Trace a module on meta into an ATen graph in which every module boundary is a node.
+
+The module's own Python code runs once (`recorder.py`). Hooks put a marker where a tensor enters or
+leaves a module (`boundaries.py`), and it is noted where sizes come from (`provenance.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from shardwright.errors import ModelError, ShardwrightError
+from shardwright.planner.contract.names import is_within
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.trace.data_queries.loop_masks import as_long_as_the_model_says
+from shardwright.planner.trace.data_queries.unknown import DATA_DEPENDENT, Unknown, Unproven
+from shardwright.planner.trace.opaque.opaque_modules import Opaque
+from shardwright.planner.trace.queries import autocast, gradient_reads
+from shardwright.planner.trace.record import boundaries, parametrized
+from shardwright.planner.trace.record.record import Record
+from shardwright.planner.trace.record.recorder import record
+from shardwright.planner.trace.record.torchscript import as_python
+from shardwright.planner.trace.runs.run import Run, Runner
+from shardwright.planner.trace.sizes import sourced_attributes
+from shardwright.planner.trace.sizes.expressions import attributes_of
+from shardwright.planner.trace.sizes.provenance import Provenance
+from shardwright.planner.trace.state.persistent_state import Keeps, KeptNumbers, Retrace
+from shardwright.planner.trace.to_graph import graph_facts
+from shardwright.planner.trace.to_graph.translate import translate
+from shardwright.planner.trace.trace_lock import alone
+from shardwright.runtime.modules.attention import by_heads
+from shardwright.runtime.modules.parametrized import in_place
+
+ON_META = "give inputs with which its forward runs on meta tensors"
+IN_A_MODULE = (
+    "give example inputs with integers that its forward runs on, not on meta, or put the code that "
+    "needs data into a module within it, which then stays whole"
+)
+"""What to do where the root does not run, and where its own code depends on data."""
+
+
+def trace(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    more: Sequence[Run] = (),
+) -> Graph:
+    """Trace `module(*args, **kwargs)`, and then `more` runs of it, without running it on data.
+
+    Use distinct primes for sizes that vary at run time (batch, sequence), so that they can be told
+    from sizes of the model.
+
+    Raises:
+        ModelError: the module does not run on meta; the message says on what it stumbled.
+    """
+    return trace_runs(module, [Run("", args, kwargs), *more])
+
+
+def trace_runs(module: nn.Module, runs: Sequence[Run], skips: bool = False) -> Graph:
+    """The graph of several runs of `module`, of which the first is of all of it.
+
+    With `skips`, what code may go around is not gone around, where that will do (`skips.py`).
+
+    Raises:
+        ModelError: as `trace`.
+    """
+    opaque = Opaque(module, skips=skips)
+    graph = _traced(module, runs, opaque)
+    if not as_long_as_the_model_says(graph):
+        opaque.drop_stand_ins()
+        graph = _traced(module, runs, opaque)
+    free = {i for i, run in enumerate(runs) if run.training or not run.priced}
+    graph.unpriced = frozenset(i for i, (run, _) in enumerate(graph.branch_paths) if run in free)
+    return graph
+
+
+def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
+    """The graph of `runs`, with all that is known of it."""
+    found, provenance = run(module, runs, opaque)
+    graph = translate(found, module, provenance.sizes, provenance.sources)
+    graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
+    graph.flags, graph.left, graph.kept = found.flags, found.left, found.kept
+    graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
+    graph.pinned = provenance.pinned | inside(graph)
+    graph.marks.carried = graph_facts.carried(graph, module)
+    graph_facts.prune_boundaries(graph)
+    graph.marks.modes = graph_facts.modes(graph, runs)
+    graph_facts.name_literals(graph)
+    marks, reads = graph.marks, graph.reads
+    marks.overwritten = graph_facts.overwritten(graph)
+    marks.fixed = graph_facts.fixed(graph, provenance.fixed) | marks.made_up
+    marks.counted = {(reads[n], dim) for n, dim in provenance.counted if n in reads}
+    if any(run.module for run in runs):
+        marks.joined = graph_facts.joined(graph, module)
+    has_loss = "labels" in inspect.signature(module.forward).parameters
+    marks.logits = graph_facts.logits(graph) if has_loss else set()
+    marks.gone_on = graph_facts.gone_on(graph)
+    return graph
+
+
+def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record, Provenance]:
+    """Make `runs` with markers, and note what sizes in them come from.
+
+    Modules in it that branch on data are put into `opaque`, and it is run again without them. So it
+    is as if with data where its code does not work under export.
+    """
+    with (
+        alone(),
+        warnings.catch_warnings(),
+        by_heads(module),
+        as_python(),
+        gradient_reads.asked(),
+        autocast.known_on_meta(),
+        parametrized.refused(module),
+        in_place(),
+    ):
+        warnings.simplefilter("ignore")
+        exported, numbers, keeps = True, KeptNumbers(), None
+        while True:
+            entered: list[str] = []
+            try:
+                top = Runner(module)
+                with (
+                    boundaries.marked(module) as (entered, noted),
+                    sourced_attributes.marked(module, top) as provenance,
+                ):
+                    found = record(top, runs, entered, opaque, exported, numbers)
+                if not numbers.made([call.op for call in found.calls]):
+                    entered = [""]
+                    raise Keeps(min(numbers.places))
+                found.kept |= keeps is not None
+                found.flags = {name: one.flags() for name, one in noted.items() if one.calls}
+                if not (around := opaque.used_from_outside(called(found))):
+                    return found, provenance
+                entered = around
+                raise Unknown(f"a module in '{around[-1]}' is called from outside of it too")
+            except ShardwrightError:
+                raise
+            except Retrace:
+                continue
+            except Exception as error:
+                keeps = keeps or (error if isinstance(error, Keeps) else None)
+                needs_data = isinstance(error, DATA_DEPENDENT)
+                if opaque.after(error, entered):
+                    continue
+                if exported and not needs_data:
+                    exported = False
+                    continue
+                if unproven := keeps or (error if isinstance(error, Unproven) else None):
+                    raise ModelError(f"cannot split {type(module).__name__}: {unproven}") from error
+                text = str(error).strip().split("\n")[0][:300]
+                kind = "data-dependent" if needs_data else type(error).__name__
+                todo = IN_A_MODULE if needs_data else ON_META
+                raise ModelError(
+                    f"cannot trace {type(module).__name__}: {kind}: {text}; {todo}"
+                ) from error
+
+
+def called(found: Record) -> set[str]:
+    """The modules that took or gave a tensor in a run."""
+    calls = (call for call in found.calls if call.op is boundaries.BOUNDARY)
+    return {boundaries.read_tag(call.args[1])[0] for call in calls}
+
+
+def inside(graph: Graph) -> set[tuple[str, str]]:
+    """Attributes of modules that are not traced: they run as they are."""
+    read = {a for size in graph.sizes for a in attributes_of(size.expression)}
+    return {a for a in read if any(is_within(a[0], n) for n in graph.untraced)}

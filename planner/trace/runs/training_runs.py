@@ -1,0 +1,59 @@
+"""Training mode: nothing new where code does there what it does in eval mode, else traced besides.
+
+What dropout drops is left out of it: ranks drop the same of what all have, and of a part what is
+dropped of the whole there (see `Functional` in `recording_modes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from shardwright.errors import ModelError
+from shardwright.planner.graph.graph import Graph, Op
+from shardwright.planner.trace.data_queries.drawn_arrays import drawn_arrays
+from shardwright.planner.trace.model.source import Source
+from shardwright.planner.trace.queries.flags import add_flags
+from shardwright.planner.trace.queries.training_reads import Reads, changes_more
+from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.runs.trace_runs import trace_runs
+from shardwright.planner.trace.trace_lock import alone
+
+ELSE = ("ops", "marks", "trained", "unpriced", "draws", "flags", "places")
+COMPARED = [f.name for f in fields(Graph) if f.name not in ELSE]
+
+
+def in_training(runs: Sequence[Run]) -> list[Run]:
+    """The same calls in training mode."""
+    return [run._replace(training=True) for run in runs]
+
+
+def note_training(graph: Graph, source: Source, reads: Reads) -> None:
+    """Look whether the runs of `source`, as `graph` has them, do the same in training mode.
+
+    `reads` are those that were noted while it was traced.
+    """
+    if any(run.training for run in source.runs):
+        return
+    if not (reads.matter or graph.untraced or changes_more(source.module)):
+        graph.trained = True
+        return
+    try:
+        with alone(), drawn_arrays(source.module):
+            other = trace_runs(source.module, in_training(source.runs))
+    except ModelError:
+        return
+    graph.trained = same(graph, other)
+    if graph.trained:
+        graph.marks.drawn = other.marks.drawn
+        add_flags(graph.flags, other.flags)
+
+
+def same(one: Graph, other: Graph) -> bool:
+    """Whether two fresh graphs are alike, but for where in the code it stands."""
+    ends = [(replace(g.marks, drawn=set()), [*map(_elsewhere, g.ops)]) for g in (one, other)]
+    return ends[0] == ends[1] and all(getattr(one, n) == getattr(other, n) for n in COMPARED)
+
+
+def _elsewhere(op: Op) -> Op:
+    return op._replace(source="")

@@ -1,0 +1,120 @@
+"""Runs for what a model's plain call leaves unused: cross-attention, towers for images and sounds.
+
+A parameter that no traced run uses stays replicated, since nothing is known of it. But a decoder
+that can attend to an encoder does so where it is given `encoder_hidden_states`, and a module with a
+config of its own can be run by itself (`example_inputs.py`). What does not run on meta is left
+alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.planner.blocks.stacks import find_stacks, shortened
+from shardwright.planner.contract.names import is_within, pattern
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SOURCE
+from shardwright.planner.trace.data_queries.unknown import DATA_DEPENDENT
+from shardwright.planner.trace.inputs.example_inputs import example_inputs, number
+from shardwright.planner.trace.model.module_copies import duplicated
+from shardwright.planner.trace.opaque.opaque_modules import Opaque
+from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_on_fake
+
+ENCODED = ("encoder_hidden_states", "encoder_outputs")
+"""Arguments for what an encoder made: the tensor itself, or a tuple that it comes first in."""
+
+
+def more_runs(root: nn.Module, plain: Run) -> tuple[Run, ...]:
+    """Runs that use parameters of `root` which `plain` does not: a fuller call of it first."""
+    if not (_attends(root) or any(True for _ in _parts(root))):
+        return ()
+    for stacks in (find_stacks(root), []):
+        with suppress(Exception), shortened(root, stacks):  # its code may count on all blocks
+            return tuple(_found(root, plain))
+    return ()
+
+
+def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
+    used = _used(root, plain)
+    idle = {n for n, m in root.named_modules() if _owns(m)} - used
+    if idle and _attends(root):
+        for run in _fuller(root, plain):
+            with suppress(Exception):  # it has no cross-attention, or one of another width
+                if idle & (now := _used(root, run)):
+                    used |= now
+                    yield run
+                    break
+    done: list[str] = []
+    for name, module in _parts(root):
+        if any(is_within(name, n) for n in done) or any(is_within(n, name) for n in used):
+            continue
+        for run in _alone(name, module):
+            with suppress(Exception):  # it takes something else
+                _used(root, run)
+                done.append(name)
+                yield run
+                break
+
+
+def _alone(name: str, module: nn.Module) -> Iterator[Run]:
+    """Calls of a module: in its own dtype, and in float32, in case its code runs in few."""
+    own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    for dtype in dict.fromkeys((own, torch.float32)):
+        for inputs in example_inputs(module, dtype):
+            yield Run(name, (), inputs, None if dtype == own else dtype)
+
+
+def _attends(root: nn.Module) -> bool:
+    """Whether it may be given what an encoder makes, and does not make that itself."""
+    config, names = getattr(root, "config", None), inspect.signature(root.forward).parameters
+    if not hasattr(config, "to_dict") or getattr(config, "is_encoder_decoder", False):
+        return False
+    return any(name in names for name in ENCODED)
+
+
+def _fuller(root: nn.Module, plain: Run) -> Iterator[Run]:
+    config: Any = root.config
+    dtype = next(p.dtype for p in root.parameters())
+    names = inspect.signature(root.forward).parameters
+    name = next(n for n in ENCODED if n in names)
+    widths = (number(config, k) for k in ("cross_attention_hidden_size", "hidden_size"))
+    for width in dict.fromkeys(w for w in widths if w):
+        encoded = torch.empty(TRACE_BATCH, TRACE_SOURCE, width, dtype=dtype, device="meta")
+        given = encoded if name == ENCODED[0] else (encoded,)
+        yield plain._replace(kwargs={**plain.kwargs, name: given})
+
+
+def _owns(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters(recurse=False))
+
+
+def _parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules with parameters and a config of their own, in no block; those around first."""
+    for name, module in root.named_modules():
+        config = module.__dict__.get("config")
+        own = hasattr(config, "to_dict") and config is not getattr(root, "config", None)
+        if own and pattern(name) == name and any(True for _ in module.parameters()):
+            yield name, module
+
+
+def _used(root: nn.Module, run: Run) -> set[str]:
+    """The modules that run, and those within one that depends on data."""
+    opaque = Opaque(root)
+    while True:
+        found = set[str]()
+        with duplicated(root) as module:
+            entered = follow(module, lambda name, _output, found=found: found.add(name))
+            try:
+                run_on_fake(module, [run], opaque)
+            except DATA_DEPENDENT:
+                if not opaque.widen([n for n in entered if n != run.module]):
+                    raise
+                continue
+        names = [n for n, _ in root.named_modules()]
+        return found | {n for n in names if any(is_within(n, o) for o in opaque.alike)}

@@ -1,0 +1,91 @@
+"""What a size was computed from, as a nested tuple: see `SizeArgument` of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ, TRACE_SOURCE
+
+if TYPE_CHECKING:
+    from shardwright.planner.trace.sizes.callers import Caller
+
+Expression = tuple[Any, ...]
+
+RUN_TIME = {k * n for k in (1, TRACE_BATCH) for n in (1, TRACE_SEQ, TRACE_SOURCE)}
+"""Sizes of the trace that are of a batch and its sequences alone."""
+
+
+class SizeFact(NamedTuple):
+    """A size of a tensor: what it was computed from, its dim, and which bound of a slice it is.
+
+    `place` says which of the sizes it is that the call was given which `caller` made.
+    """
+
+    expression: Expression
+    dim: int
+    bound: str = ""
+    place: int = -1
+    caller: Caller | None = None
+
+
+def evaluate(
+    expression: Expression,
+    attributes: Mapping[tuple[str, str], int],
+    reads: Mapping[tuple[int, int], int] | None = None,
+) -> int:
+    """The value of `expression` where attributes (module, name) and reads have these values."""
+    head, *rest = expression
+    if head == "constant":
+        return int(rest[0])
+    if head == "read":
+        return (reads or {}).get((rest[1], rest[2]), int(rest[0]))
+    if head == "attribute":
+        return attributes.get((rest[0], rest[1]), rest[2])
+    left, right = (evaluate(tuple(e), attributes, reads) for e in rest)
+    if head == "+":
+        return left + right
+    if head == "-":
+        return left - right
+    if head == "*":
+        return left * right
+    return left // right if right else 0
+
+
+def attributes_of(expression: Expression) -> set[tuple[str, str]]:
+    """The attributes (module, name) in `expression`."""
+    return {(leaf[1], leaf[2]) for leaf in _leaves(expression) if leaf[0] == "attribute"}
+
+
+def reads_of(expression: Expression) -> set[tuple[int, int]]:
+    """The reads (number of the tensor, dim) in `expression`."""
+    return {(leaf[2], leaf[3]) for leaf in _leaves(expression) if leaf[0] == "read"}
+
+
+def is_mixed(expression: Expression) -> bool:
+    """Whether `expression` is made of a size of run time, and of the model's.
+
+    Its value on a part may then be on the same side of a bound as that of the whole in the trace,
+    and on the other side in a call of other sizes.
+    """
+    leaves = {leaf for leaf in _leaves(expression) if leaf[0] != "constant"}
+    read = {leaf[1] for leaf in leaves if leaf[0] == "read"}
+    sizes = read | {leaf[3] for leaf in leaves if leaf[0] == "attribute"}
+    varies = any(n == TRACE_BATCH or not n % TRACE_SEQ or not n % TRACE_SOURCE for n in read)
+    return varies and any(n > 1 and n not in RUN_TIME for n in sizes)
+
+
+def is_product(expression: Expression) -> bool:
+    """Whether `expression` is 0 on a part where it is 0 on the whole, and only there."""
+    if expression[0] == "*":
+        return all(is_product(tuple(factor)) for factor in expression[1:])
+    return expression[0] in ("constant", "attribute", "read")
+
+
+def _leaves(expression: Expression) -> Iterator[Expression]:
+    """What `expression` is computed from."""
+    if expression[0] in ("constant", "attribute", "read"):
+        yield expression
+    else:
+        for part in expression[1:]:
+            yield from _leaves(tuple(part))

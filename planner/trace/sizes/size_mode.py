@@ -1,0 +1,172 @@
+"""Within it, sizes read off tensors remember them, and it is noted what integers become."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from shardwright.planner.graph.trace_sizes import has_rows
+from shardwright.planner.trace.sizes import size_facts
+from shardwright.planner.trace.sizes.expressions import SizeFact, reads_of
+from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt, expression_of
+from shardwright.planner.trace.sizes.size_functions import (
+    CONVOLUTIONS,
+    COUNTING,
+    CREATING,
+    LITERAL,
+    REPEATING,
+    SIZED,
+    SPLIT,
+    counts_of,
+    numbers_of,
+)
+
+
+class SizeMode(TorchFunctionMode):
+    """Hands plain integers to torch's functions, and notes in `provenance` what they were."""
+
+    def __init__(self, provenance: Provenance) -> None:
+        super().__init__()
+        self.provenance = provenance
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The same as without, but for the integers in results."""
+        kwargs, notes = kwargs or {}, self.provenance
+        name = getattr(func, "__name__", "")
+        if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.shape:
+            return notes.read(args[0], func(*args))
+        if name == "size" and isinstance(args[0], torch.Tensor):
+            found = notes.read(args[0], func(args[0]))
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            return found if dim is None else found[int(dim)]
+        if (asked := _asked(name, func)) and (sizes := _known(args[0])) is not None:
+            return asked(notes.read(args[0], sizes), args[0], *args[1:], **kwargs)
+        if name == "__getitem__":
+            args = (args[0], _lists_to_slices(args[1]))
+        if name == "one_hot":
+            out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+            return notes.sized(out, size_facts.of_classes(out, *args, **kwargs))
+        if not (_has_sourced(args) or any(_has_sourced(v) for v in kwargs.values())):
+            out = func(*args, **kwargs)
+            facts = size_facts.of_sizes(name, args, kwargs, out) if name in LITERAL else ()
+            return notes.sized(out, facts)
+        out = func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+        return self._noted(name, args, kwargs, out)
+
+    def _noted(self, name: str, args: Any, kwargs: Any, out: Any) -> Any:
+        """The result of a call with integers that remember, after what they became is noted."""
+        notes = self.provenance
+        if name in CREATING:
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, SourcedInt):
+                    notes.counted |= reads_of(value.expression)
+        for value in numbers_of(name, args, kwargs):
+            if isinstance(value, SourcedInt) and name != "arange":
+                notes.as_number(value.expression)
+            elif isinstance(value, SourcedInt):  # the trial sees to attributes
+                notes.fixed |= reads_of(value.expression)
+        if name in SIZED:
+            return notes.sized(out, size_facts.of_sizes(name, args, kwargs, out))
+        if name in REPEATING and args:
+            x, counts = args[0], counts_of(args, kwargs)
+            return notes.sized(out, size_facts.of_repeats(x, counts, out, notes.read(x, x.shape)))
+        if name in SPLIT:
+            parts = size_facts.of_parts(args, kwargs, out)
+            return type(out)(notes.sized(x, facts) for x, facts in parts)
+        if name in CONVOLUTIONS:
+            self._note_groups(name, args, kwargs, out)
+        elif name == "__getitem__":
+            return notes.sized(out, size_facts.of_slices(args[0], args[1]))
+        elif name not in COUNTING:
+            for value in [*args, *kwargs.values()]:
+                if isinstance(value, SourcedInt):
+                    notes.as_number(value.expression)
+        return out
+
+    def _note_groups(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
+        """Groups times a kernel's second dim are the channels that come in; transposed, go out."""
+        groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
+        kernel = kwargs.get("weight", args[1] if len(args) > 1 else None)
+        if isinstance(groups, SourcedInt) and groups > 1:
+            given = kwargs.get("input", args[0] if args else None)
+            channels = out if "transpose" in name else given
+            each = expression_of(self.provenance.read(kernel, kernel.shape)[1])
+            fact = SizeFact(("*", groups.expression, each), channels.dim() - kernel.dim() + 1)
+            self.provenance.sized(channels, [fact])
+
+
+def _count(sizes: tuple[Any, ...], x: torch.Tensor) -> Any:
+    return math.prod(sizes)
+
+
+def _bytes(sizes: tuple[Any, ...], x: torch.Tensor) -> Any:
+    return math.prod(sizes) * x.element_size()
+
+
+def _length(sizes: tuple[Any, ...], x: torch.Tensor) -> int:
+    if sizes and isinstance(size := sizes[0], SourcedInt):  # len() forgets where it comes from
+        size.provenance.as_question(size.expression)
+    return len(x)
+
+
+def _stride(sizes: tuple[Any, ...], x: torch.Tensor, dim: int | None = None) -> Any:
+    if not x.is_contiguous():
+        return x.stride() if dim is None else x.stride(dim)
+    strides = tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
+    return strides if dim is None else strides[dim]
+
+
+ASKED = {"numel": _count, "nelement": _count, "__len__": _length, "stride": _stride}
+"""What is asked of a tensor by name: a function of its sizes, which know where they come from."""
+
+
+def _asked(name: str, func: Any) -> Any:
+    """What answers a question about sizes other than these themselves."""
+    if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.nbytes:
+        return _bytes
+    return ASKED.get(name)
+
+
+def _known(x: torch.Tensor) -> tuple[int, ...] | None:
+    """The sizes of `x`, where only data has none of them."""
+    return None if has_rows(x.shape) else x.shape
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SourcedInt):
+        return value.plain
+    if type(value) in (tuple, list):
+        return type(value)(_plain(v) for v in value)
+    if isinstance(value, torch.Size):
+        return torch.Size(_plain(v) for v in value)
+    if isinstance(value, slice):
+        return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
+    return value
+
+
+def _has_sourced(value: Any) -> bool:
+    if isinstance(value, SourcedInt):
+        return True
+    if isinstance(value, (tuple, list)):
+        return any(_has_sourced(v) for v in value)
+    return isinstance(value, slice) and any(
+        isinstance(v, SourcedInt) for v in (value.start, value.stop, value.step)
+    )
+
+
+def _lists_to_slices(index: Any) -> Any:
+    """x[..., [-2]] as x[..., -2:-1]: the same elements, and a rule can see which."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if sum(isinstance(p, (list, torch.Tensor)) for p in parts) != 1:
+        return index
+    out = []
+    for part in parts:
+        if isinstance(part, list) and len(part) == 1 and type(part[0]) is int:
+            out.append(slice(part[0], part[0] + 1 or None))
+        else:
+            out.append(part)
+    return tuple(out)

@@ -1,0 +1,1 @@
+"""What modules and caches keep from one call to the next."""

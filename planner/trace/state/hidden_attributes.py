@@ -1,0 +1,64 @@
+"""Attributes of modules that are not there until code asks: so it is known whether it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from shardwright.planner.trace.state.attribute_reads import Place
+
+HIDDEN = "_shardwright_hidden"
+"""The attribute with what is hidden."""
+
+
+@contextmanager
+def hidden_until_asked(
+    modules: Mapping[str, nn.Module],
+    places: Collection[Place],
+    found: Callable[[Place, Any], Any],
+) -> Iterator[None]:
+    """Within, what is in these `places` of `modules` is hidden until code asks for it.
+
+    Then it is there again, as what `found` makes of it; what nobody asked for is, at the end.
+    """
+    changed = [modules[path] for path in {place.path for place in places}]
+    for place in places:
+        module = modules[place.path]
+        if place.name in vars(module):
+            value = vars(module).pop(place.name)
+            hides = vars(module).setdefault(HIDDEN, {})
+            hides[place.name] = (value, lambda value, place=place: found(place, value))
+            if hasattr(type(module), place.name):  # nobody would be asked
+                _show(module, place.name)
+    try:
+        with _watched():
+            yield
+    finally:
+        for module in changed:
+            for name, (value, _) in vars(module).pop(HIDDEN, {}).items():
+                vars(module).setdefault(name, value)
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Within, modules give what is hidden to who asks for it."""
+    before = nn.Module.__getattr__
+
+    def get(self: nn.Module, name: str) -> Any:
+        hides = vars(self).get(HIDDEN)
+        return _show(self, name) if hides and name in hides else before(self, name)
+
+    nn.Module.__getattr__ = get  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__getattr__ = before  # type: ignore[method-assign]
+
+
+def _show(module: nn.Module, name: str) -> Any:
+    value, found = vars(module)[HIDDEN].pop(name)
+    vars(module)[name] = value = found(value)
+    return value

@@ -1,0 +1,1 @@
+"""From a record of calls to the planner's graph, and facts about its tensors."""

@@ -1,0 +1,361 @@
+"""From the recorded calls of a run to the planner's `Graph`, call by call."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.planner.contract.names import is_within
+from shardwright.planner.graph.graph import (
+    Boundary,
+    Graph,
+    Op,
+    Passing,
+    SizeArgument,
+    Slot,
+    Tensor,
+    Use,
+)
+from shardwright.planner.trace.data_queries.loops import SAME
+from shardwright.planner.trace.record import boundaries as boundaries
+from shardwright.planner.trace.record.arguments import tensors_in
+from shardwright.planner.trace.record.record import Call, Record
+from shardwright.planner.trace.sizes.expressions import SizeFact
+from shardwright.rules.call import OpCall, Operand, name_of
+from shardwright.rules.normalization import TABLE as NORMS
+from shardwright.rules.normalization import UPDATED
+from shardwright.rules.pointwise import TABLE as ELEMENTWISE
+
+IGNORED = {
+    "_assert_async",
+    "_assert_scalar",
+    "_assert_tensor_metadata",
+    "sym_constrain_range_for_size",
+}
+
+
+def translate(
+    record: Record,
+    module: nn.Module,
+    sizes: Iterable[tuple[torch.Tensor, SizeFact]],
+    sources: Mapping[int, torch.Tensor],
+) -> Graph:
+    """The `Graph` of a run of `module`, with what `Provenance` has of sizes in it.
+
+    Args:
+        record: The run.
+        module: The module as it is without the run.
+        sizes: Tensors of the run with sizes that were computed, or bare numbers.
+        sources: The tensors that "read" expressions in `sizes` speak of.
+    """
+    translator = _Translator(module, {id(before) for before, _ in record.carried})
+    for fqn, tensor in record.stored.items():
+        translator.store(fqn, tensor)
+    for tensor in record.inputs:
+        # The caller may want its gradient: of embeddings, of another module's output.
+        translator.take("input", tensor, differentiable=True)
+    needed = [*record.read, *record.written.values(), *record.outputs, *sources.values()]
+    needed += [tensor for pair in record.resumed for tensor in pair]
+    read = {id(call) for call in alive(record.calls, needed)}
+    # What a module gives is made, and priced, even where nobody takes it; it gets no gradient.
+    # What goes in for nothing, as what is in a cache already, may lie as it likes.
+    crossed = [call for call in record.calls if call.op is boundaries.BOUNDARY]
+    idle = {id(c) for c in crossed if record.taken[c.traced_call] and _enters(c)} - read
+    given = [call.result for call in crossed if id(call) not in idle]
+    calls = alive(record.calls, [*needed, *given])
+    for call in calls:
+        translator.call(call, differentiable=id(call) in read)
+    graph = translator.graph
+    graph.passed = _passed(record, calls, translator)
+    graph.outputs = [translator.name_of(t) for t in record.outputs]
+    graph.given, graph.states, graph.taken = record.given, record.states, record.taken
+    graph.marks.sized = {(translator.name_of(t), t.dim() - 1) for t in record.wide}
+    marks, names = graph.marks, translator.names
+    marks.in_place = {(translator.name_of(a), translator.name_of(b)) for a, b in _in_place(record)}
+    marks.rounds = {(translator.name_of(a), translator.name_of(b)) for a, b in record.carried}
+    marks.resumed = {(translator.name_of(a), translator.name_of(b)) for a, b in record.resumed}
+    marks.made_up = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
+    masks = (loop.mask for loop in record.loops if loop.mask is not None)
+    marks.masks = {translator.name_of(mask) for mask in masks}
+    marks.looped = _looped(record, names)
+    marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
+    graph.draws = record.draws
+    marks.drawn = {(names[id(t)], at) for t, at in record.drawn if id(t) in names}
+    whole, unsplit = record.own_gradients
+    marks.own_gradients = {names[id(t)] for t in whole if id(t) in names}
+    marks.linear_gradients = {names[id(t)] for t in unsplit if id(t) in names}
+    marks.shown = {translator.name_of(t) for t in record.read}
+    for fqn, tensor in record.written.items():
+        translator.write(fqn, translator.name_of(tensor))
+    marks.written |= {(use.stored, use.used, use.used) for use in trained(graph)}
+    marks.logits = {translator.name_of(t) for t in record.scores}
+    graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
+    graph.sizes = [
+        SizeArgument(f.expression, translator.names[id(t)], f.dim, f.bound, f.place, f.caller)
+        for t, f in sizes
+        if id(t) in translator.names
+    ]
+    return graph
+
+
+def _in_place(record: Record) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What modules were given, and took, and changed in place where others read it then."""
+    for was, now, module in record.changed:
+        if not any(not call or _is_outside(call, module) for call in _readers(record, now)):
+            continue
+        for call in record.calls:
+            crosses = call.op is boundaries.BOUNDARY and call.args[0] is was
+            if crosses and boundaries.read_tag(call.args[1])[:2] == (module, "in"):
+                yield was, call.result
+
+
+def _readers(record: Record, tensor: torch.Tensor) -> Iterator[Call | None]:
+    """Calls that read `tensor`; None for an output."""
+    if any(x is tensor for x in record.outputs):
+        yield None
+    for call in record.calls:
+        if any(x is tensor for x in tensors_in(call.args)):
+            if call.op is torch.ops.aten.detach.default:
+                yield from _readers(record, call.result)
+            else:
+                yield call
+
+
+def _is_outside(call: Call, module: str) -> bool:
+    return bool(module) and not is_within(_module_of(call), module)
+
+
+def _module_of(call: Call) -> str:
+    marked = call.op is boundaries.BOUNDARY
+    return boundaries.read_tag(call.args[1])[0] if marked else call.module
+
+
+def _enters(call: Call) -> bool:
+    return boundaries.read_tag(call.args[1])[1] == "in"
+
+
+def _passed(
+    record: Record, calls: Sequence[Call], translator: _Translator
+) -> list[tuple[int, Passing]]:
+    """What `Graph.passed` is; of a tensor that nobody takes, what it was made of."""
+    at = {id(call): i for i, call in enumerate(record.calls)}
+    crossed = [at[id(call)] for call in calls if call.op is boundaries.BOUNDARY]
+    makers = {id(t): call for call in record.calls for t in tensors_in(call.result)}
+
+    def known(tensor: torch.Tensor) -> Iterator[str]:
+        found, made = set[int](), [tensor]
+        while made:
+            each = made.pop()
+            if id(each) in found:
+                continue
+            found.add(id(each))
+            if id(each) in translator.names:
+                yield translator.names[id(each)]
+            elif (maker := makers.get(id(each))) is not None:
+                made += tensors_in((maker.args, dict(maker.kwargs)))
+
+    out = []
+    for tensor, tag, behind in record.passed:
+        slot = Slot(*boundaries.read_tag(tag), tensor.dim())
+        passing = Passing(slot, translator.names.get(id(tensor)), frozenset(known(tensor)))
+        out.append((bisect_left(crossed, behind), passing))
+    return out
+
+
+def _looped(record: Record, names: Mapping[int, str]) -> set[str]:
+    """What passes of loops over data take or give at boundaries, and parameters that they read.
+
+    Of those that some ranks may make alone.
+    """
+    parameters = {id(t) for t in record.stored.values()}
+    out = set[str]()
+    for loop in (loop for loop in record.loops if not loop.alike):
+        for call in record.calls[loop.starts[0] : loop.stop] if loop.starts else ():
+            if call.op is boundaries.BOUNDARY:
+                out.add(names.get(id(call.result), ""))
+            out |= {names[id(t)] for t in tensors_in(call.args) if id(t) in parameters}
+    return out - {""}
+
+
+def alive(calls: Sequence[Call], results: Iterable[torch.Tensor]) -> list[Call]:
+    """The calls that `results` hang on, in order."""
+    maker: dict[int, int] = {}
+    needs: list[set[int]] = []
+    for i, call in enumerate(calls):
+        taken = tensors_in((call.args, dict(call.kwargs)))
+        needs.append({maker[id(t)] for t in taken if id(t) in maker})
+        maker.update({id(t): i for t in tensors_in(call.result)})
+    found = {maker[id(t)] for t in results if id(t) in maker}
+    for i in reversed(range(len(calls))):
+        if i in found:
+            found |= needs[i]
+    return [call for i, call in enumerate(calls) if i in found]
+
+
+def trained(graph: Graph) -> list[Use]:
+    """Parameters and buffers that ops change in place when the model trains."""
+    changed = {
+        op.inputs[op.call.arguments[name].index]
+        for op in graph.ops
+        for name in UPDATED.get(op.call.op, ())
+    }
+    return [use for use in graph.uses if use.used in changed]
+
+
+class _Translator:
+    """The graph so far, and which name stands for which tensor."""
+
+    def __init__(self, module: nn.Module, carried: Collection[int] = ()) -> None:
+        self.carried = carried
+        self.graph = Graph()
+        self.names: dict[int, str] = {}
+        self.counts: dict[str, int] = {}
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        self.held = {**buffers, **parameters}
+        self.buffers = buffers.keys()
+        self.trainable = {n for n, p in parameters.items() if p.is_floating_point()}
+        self.stored: dict[int, str] = {}
+        self.owners = {n.rpartition(".")[0] for n in parameters}
+
+    def fresh(self, base: str) -> str:
+        """A name that no other tensor or op has."""
+        count = self.counts[base] = self.counts.get(base, -1) + 1
+        return f"{base}_{count}" if count else base
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """The name of `tensor`; one that no call made is a constant."""
+        if id(tensor) not in self.names:
+            self.take("constant", tensor, differentiable=False)
+        return self.names[id(tensor)]
+
+    def add(self, name: str, value: torch.Tensor, differentiable: bool) -> None:
+        """Put a tensor into the graph."""
+        can = differentiable and (value.dtype.is_floating_point or value.dtype.is_complex)
+        shape = tuple(int(s) for s in value.shape)
+        self.graph.tensors[name] = Tensor(name, shape, value.dtype, can)
+        self.names[id(value)] = name
+
+    def take(self, kind: str, value: torch.Tensor, differentiable: bool) -> None:
+        """An input."""
+        name = self.fresh(kind)
+        self.add(name, value, differentiable)
+        self.graph.inputs.append(name)
+
+    def store(self, fqn: str, value: torch.Tensor) -> None:
+        """A parameter or a buffer."""
+        is_buffer = fqn in self.buffers
+        used = self.fresh(f"{'b' if is_buffer else 'p'}_{fqn.replace('.', '_')}")
+        held = self.held[fqn]
+        stored = self.stored.setdefault(id(held), used + ".stored")
+        self.add(stored, held, fqn in self.trainable)
+        self.add(used, value, fqn in self.trainable)
+        self.graph.uses.append(Use(fqn, stored, used, is_buffer))
+
+    def write(self, fqn: str, after: str) -> None:
+        """A new value of a parameter or buffer: as the old one where that is part of it.
+
+        Else it is an output, and so whole.
+        """
+        use = next(u for u in self.graph.uses if u.fqn == fqn)
+        producers, made, found = self.graph.producers(), [after], {after}
+        while made and use.used not in found:
+            op = producers.get(made.pop())
+            if op is None or (len(op.inputs) > 1 and not use.is_buffer):
+                continue
+            if op.call.op in ELEMENTWISE or op.call.op in NORMS:
+                new = {*op.inputs} - found
+                made += new
+                found |= new
+        if use.used in found:
+            self.graph.marks.written.add((use.stored, use.used, after))
+        else:
+            self.graph.outputs.append(after)
+
+    def call(self, call: Call, differentiable: bool) -> None:
+        """An op, or a marker."""
+        name = name_of(call.op)
+        if name in IGNORED:
+            return
+        if name in SAME:
+            self.names[id(call.result)] = self.name_of(call.args[0])
+        elif call.op is boundaries.BOUNDARY:
+            source = self.name_of(call.args[0])
+            (target,) = self.results(call, self.fresh("boundary"), differentiable)
+            module, side, slot = boundaries.read_tag(call.args[1])
+            has_parameters = module in self.owners
+            self.graph.places.append(boundaries.place_in(call.args[1]))
+            self.graph.boundaries.append(
+                Boundary(module, side, slot, source, target, has_parameters, call.traced_call)
+            )
+        else:
+            self.op(call, name, differentiable)
+
+    def results(self, call: Call, name: str, differentiable: bool) -> list[str]:
+        """Put the tensors that a call makes into the graph and return their names."""
+        sources = [self.name_of(t) for t in tensors_in((call.args, dict(call.kwargs)))]
+        differentiable &= any(self.graph.tensors[n].differentiable for n in sources) or (
+            id(call.result) in self.carried  # what passes of a loop add to it is
+        )
+        several = isinstance(call.result, (tuple, list))
+        names = []
+        for i, result in enumerate(call.result if several else [call.result]):
+            if isinstance(result, torch.Tensor):
+                names.append(f"{name}.{i}" if several else name)
+                self.add(names[-1], result, differentiable)
+        return names
+
+    def argument(self, value: Any, inputs: list[str]) -> Any:
+        """An argument of an op, with tensors, whose names join `inputs`, as operands."""
+        if isinstance(value, torch.Tensor):
+            inputs.append(self.name_of(value))
+            return Operand(len(inputs) - 1)
+        several = isinstance(value, (list, tuple))
+        return [self.argument(v, inputs) for v in value] if several else value
+
+    def op(self, call: Call, name: str, differentiable: bool) -> None:
+        """The call as rules see it, with the tensors that go in and come out."""
+        inputs: list[str] = []
+        arguments = {k: self.argument(v, inputs) for k, v in named_arguments(call).items()}
+        unique = self.fresh(name.rpartition("::")[2])
+        outputs = self.results(call, unique, differentiable)
+        tensors = self.graph.tensors
+        seen = OpCall(
+            op=name,
+            arguments=arguments,
+            operands=tuple(tensors[t].shape for t in inputs),
+            results=tuple(tensors[t].shape for t in outputs),
+            operand_dtypes=tuple(tensors[t].dtype for t in inputs),
+            result_dtypes=tuple(tensors[t].dtype for t in outputs),
+        )
+        self.graph.ops.append(
+            Op(
+                unique,
+                seen,
+                tuple(inputs),
+                tuple(outputs),
+                call.module,
+                call.source,
+                traced_call=call.traced_call,
+            )  # fmt: skip
+        )
+
+
+def named_arguments(call: Call) -> Mapping[str, Any]:
+    """The arguments of a call by their names in the op's schema, defaults filled in."""
+    schema = getattr(call.op, "_schema", None)
+    if schema is None:
+        return {str(i): a for i, a in enumerate(call.args)} | dict(call.kwargs)
+    out: dict[str, Any] = {}
+    for i, parameter in enumerate(schema.arguments):
+        if i < len(call.args):
+            out[parameter.name] = call.args[i]
+        elif parameter.name in call.kwargs:
+            out[parameter.name] = call.kwargs[parameter.name]
+        elif parameter.has_default_value():
+            out[parameter.name] = parameter.default_value
+    return out

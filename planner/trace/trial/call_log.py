@@ -1,0 +1,191 @@
+"""What model code computes, call by call: the same functions, with the same numbers, on any part.
+
+Shapes do not show a number that changed. `x / x.shape[-1]` on a part divides by less, and so do a
+loop over `range(self.num_heads)`, a branch on it, `len(x[0])`. So the calls that a module's own
+code makes are noted in the whole model and in a part of it, and compared: all but those that only
+move elements, whose shapes are compared anyway, and the sizes that others take. Places and counts
+are compared where a part is given a tensor of the whole's shape: the same elements are to be taken;
+counts of repeats are compared with those that the plan makes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from shardwright.planner.trace.sizes.size_functions import (
+    AT_PLACES,
+    COUNTING,
+    LITERAL,
+    REPEATING,
+    SIZED,
+    SPLIT,
+    counts_of,
+    numbers_of,
+)
+from shardwright.planner.trace.trial import meta_call_cache
+
+MOVING = {*LITERAL, *SPLIT} | set(
+    """
+__get__ __set__ __getitem__ __len__ chunk clone contiguous detach dim flatten ndimension
+nelement numel permute repeat squeeze size select narrow stride storage_offset transpose t
+tensor_split type_as unbind unsqueeze repeat_interleave swapaxes movedim is_floating_point
+expand_as view_as reshape_as is_complex is_contiguous data_ptr element_size to float double half
+bfloat16 embedding __hash__ __repr__ requires_grad_
+""".split()
+)
+"""They compute nothing. (What an embedding looks up is the runtime's business.)"""
+
+
+class Call(NamedTuple):
+    """A function and the plain numbers that it was given."""
+
+    function: str
+    numbers: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.function}({', '.join(map(str, self.numbers))})"
+
+
+Calls = dict[str, list[Call]]
+"""Module -> the calls of its own code, in order."""
+
+HAND_ON = ("forward", "wrapper", "__torch_function__", "_call_impl")
+"""Functions of the runtime that call what they are in front of."""
+
+RUNS = "runs"
+"""What a call of another module is noted as; a part may have that done by other code."""
+
+AT = "at places: "
+"""What is before the function of a call that is noted for its places, and the operand's shape."""
+
+REPEATED = {AT + name for name in REPEATING}
+
+
+Numbers = tuple[Any, ...]
+
+Repeats = Mapping[tuple[str, Numbers], Container[Numbers]]
+"""What a call of `REPEATED` may be noted for on a part, by module and what it is on the whole."""
+
+
+class Entered(list[str]):
+    """The paths of the modules that run now, the innermost last."""
+
+    calls: Calls | None = None
+    """Where to note what they run, and call."""
+
+    def enter(self, name: str) -> None:
+        """Module `name` begins to run."""
+        if self.calls is not None and self:
+            self.calls.setdefault(self[-1], []).append(Call(RUNS, (name,)))
+        self.append(name)
+
+
+class Notes(TorchFunctionMode):
+    """Within, note the calls of every module; `entered` holds the modules that run now."""
+
+    def __init__(self, entered: Entered) -> None:
+        super().__init__()
+        self.entered, self.found = entered, Calls()
+        entered.calls = self.found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the call if it comes from model code."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        places = (name in AT_PLACES or name in REPEATING) and args and isinstance(args[0], Tensor)
+        if not self.entered or (name in MOVING and not places) or _from_runtime():
+            return meta_call_cache.call(func, args, kwargs)
+        if places:
+            self._note_places(name, args, kwargs)
+        if name not in MOVING:
+            counts = name in COUNTING or name in SIZED
+            numbers = tuple(_numbers([*args, *kwargs.values()], float if counts else (int, float)))
+            numbers += tuple(_numbers(numbers_of(name, args, kwargs), int))
+            self.found.setdefault(self.entered[-1], []).append(Call(name, numbers))
+        return meta_call_cache.call(func, args, kwargs)
+
+    def _note_places(self, name: str, args: Any, kwargs: Any) -> None:
+        """Note which elements of a tensor are taken."""
+        with torch._C.DisableTorchFunction():
+            shape = tuple(args[0].shape)
+        if name in REPEATING:
+            numbers = repeated(shape, counts_of(args, kwargs))
+        else:
+            numbers = (shape, *_numbers([*args[1:], *kwargs.values()], int))
+            if name == "repeat_interleave" and len(numbers) > 2 and shape[numbers[2]] == 1:
+                numbers = (shape, numbers[2])  # the count is a size of the result
+        self.found.setdefault(self.entered[-1], []).append(Call(AT + name, numbers))
+
+
+def repeated(shape: Sequence[int], counts: Sequence[int]) -> Numbers:
+    """What is noted of a tensor of a `shape` of which dims, the last ones, are repeated so often.
+
+    What dims of length 1 become is a size of the result.
+    """
+    pairs = zip(reversed(shape), reversed(counts), strict=False)
+    return tuple(shape), *[count for length, count in pairs if length > 1][::-1]
+
+
+def _numbers(values: Any, kind: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _numbers(value, kind)
+        elif isinstance(value, slice):
+            yield from _numbers((value.start, value.stop, value.step), kind)
+        elif isinstance(value, kind):
+            yield value
+
+
+def _from_runtime() -> bool:
+    """Whether the call is one of the runtime's own: a collective, a shard of a mask."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("shardwright.runtime"):
+            if frame.f_code.co_name not in HAND_ON or module.endswith(".vocab"):
+                return True
+        elif not module.startswith(("torch", "shardwright.")):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def difference(
+    whole: Mapping[str, list[Call]],
+    local: Mapping[str, list[Call]],
+    repeats: Repeats,
+) -> tuple[str, str] | None:
+    """The first module whose code computes otherwise on a part, and what it does there.
+
+    Tensors are to be repeated as a plan has it; one that `repeats` does not have, nobody uses.
+    """
+    for module, noted in whole.items():
+        calls, mine = _computed(noted), _computed(local.get(module, []))
+        for a, b in zip(calls, mine, strict=False):
+            if a != b:
+                return module, f"its code calls {b} on a part, {a} on the whole"
+        taken, here = _at_places(noted), _at_places(local.get(module, []))
+        for a, b in zip(taken, here, strict=True) if len(taken) == len(here) else ():
+            if a.function in REPEATED:
+                right = b.numbers in repeats.get((module, a.numbers), [b.numbers])
+            else:
+                right = a == b or a.numbers[0] != b.numbers[0]
+            if a.function == b.function and not right:
+                return module, f"its code takes {b} on a part, {a} on the whole"
+        if len(calls) != len(mine):
+            return module, f"its code makes {len(mine)} calls on a part, {len(calls)} on the whole"
+    return None
+
+
+def _computed(calls: Sequence[Call]) -> list[Call]:
+    return [call for call in calls if call.function != RUNS and not call.function.startswith(AT)]
+
+
+def _at_places(calls: Sequence[Call]) -> list[Call]:
+    return [call for call in calls if call.function.startswith(AT)]

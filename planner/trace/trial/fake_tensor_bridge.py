@@ -1,0 +1,184 @@
+"""Run a module on fake tensors, and see its calls: what code does, without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor
+from torch.utils._pytree import tree_map
+
+from shardwright.planner.trace.data_queries.asked import Asked
+from shardwright.planner.trace.data_queries.numbers import Questions
+from shardwright.planner.trace.inputs.input_values import pairs
+from shardwright.planner.trace.model.module_copies import duplicated
+from shardwright.planner.trace.model.skeletons import Hollow
+from shardwright.planner.trace.opaque.opaque_modules import Opaque
+from shardwright.planner.trace.opaque.random_inputs import Spec
+from shardwright.planner.trace.queries import autocast, gradient_reads
+from shardwright.planner.trace.record.fake_mode import META, LikeReal, OnMeta
+from shardwright.planner.trace.record.torchscript import as_python
+from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
+from shardwright.planner.trace.runs.run import Run, Runner, cast
+from shardwright.planner.trace.trace_lock import alone
+from shardwright.planner.trace.trial.call_log import Calls, Entered, Notes
+from shardwright.planner.trace.trial.non_tensor_outputs import UsersValues
+from shardwright.runtime.modules.attention import by_heads, split_by_heads
+from shardwright.runtime.modules.parametrized import in_place
+
+
+def calls_of(
+    root: nn.Module,
+    runs: Sequence[Run],
+    opaque: Opaque,
+    change: Callable[[nn.Module], None] = lambda module: None,
+    hollow: Hollow | None = None,
+) -> Calls | None:
+    """What the code of each module calls in `runs` of `root` as it is; None if it does not run.
+
+    It is a copy of `root` that runs, after `change` of it; modules of it may be `hollow`.
+    """
+    hollow = hollow or Hollow()
+    with duplicated(root, hollow) as module:
+        split_by_heads(module)  # before `follow` looks at its forwards
+        change(module)
+        entered = follow(module)
+        try:
+            with hollow.guarded(entered):
+                return run_and_note(module, runs, entered, opaque)
+        except Exception:  # whatever model code raises: run as a part it will raise it again
+            return None
+
+
+def follow(
+    root: nn.Module, leave: Callable[[str, Any], None] = lambda name, output: None
+) -> Entered:
+    """Look at the modules of `root`, for good: `leave` gets the name and output of each call.
+
+    Gives the paths of the modules that run, the innermost last.
+    """
+    entered = Entered()
+
+    def following(name: str, forward: Forward) -> Forward:
+        @wraps(forward)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            entered.enter(name)
+            output = forward(*args, **kwargs)
+            entered.pop()
+            leave(name, output)
+            return output
+
+        return followed
+
+    for name, module in root.named_modules():
+        put_around(module, partial(following, name))
+    return entered
+
+
+def run_and_note(module: nn.Module, runs: Sequence[Run], entered: Entered, opaque: Opaque) -> Calls:
+    """Make `runs` of `module`, which `follow` looks at; what its code called meanwhile."""
+    with Notes(entered) as notes:
+        run_on_fake(module, runs, opaque, UsersValues(module, notes.found))
+    return notes.found
+
+
+def _on_fake(module: nn.Module, fake: OnMeta) -> None:
+    """Make parameters and buffers fake: code may give one the `data` of what it computed."""
+    made: dict[int, Any] = {}
+    with torch._C.DisableTorchFunction():  # nobody need see it who looks at calls
+        for part in module.modules():
+            stores: list[dict[str, Any]] = [part._parameters, part._buffers]
+            for store in stores:
+                for name, tensor in store.items():
+                    if tensor is not None and type(tensor) in (torch.Tensor, nn.Parameter):
+                        if id(tensor) not in made:
+                            made[id(tensor)] = _fake(tensor, fake)
+                        store[name] = made[id(tensor)]
+
+
+def _fake(tensor: torch.Tensor, fake: OnMeta) -> FakeTensor:
+    """As `fake.from_tensor`, which takes ten times as long, for what lies in memory of its own."""
+    if tensor.device != META:
+        how: dict[str, Any] = {"requires_grad": tensor.requires_grad}
+        how["_is_param"] = isinstance(tensor, nn.Parameter)
+        return FakeTensor(fake, tensor.detach(), tensor.device, **how)
+    is_parameter = {"_is_param": True} if isinstance(tensor, nn.Parameter) else {}
+    return fake.fake(tensor.detach(), requires_grad=tensor.requires_grad, **is_parameter)
+
+
+@contextmanager
+def _converted_anew() -> Iterator[None]:
+    """Within, and in this thread, modules that are converted (`.to(dtype)`) get new parameters.
+
+    torch would swap fake ones for the converted, which it refuses while anything refers to them
+    weakly, as fake modes do.
+    """
+    before, thread = nn.Module._apply, get_ident()
+
+    def convert(
+        self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> nn.Module:
+        if get_ident() != thread:
+            return before(self, fn, recurse)
+        for child in self.children() if recurse else ():
+            convert(child, fn)
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                changed = nn.Parameter(fn(parameter), requires_grad=parameter.requires_grad)
+                self._parameters[name] = changed
+        self._buffers.update({k: fn(b) for k, b in self._buffers.items() if b is not None})
+        return self
+
+    nn.Module._apply = convert
+    try:
+        yield
+    finally:
+        nn.Module._apply = before
+
+
+def run_on_fake(
+    module: nn.Module,
+    runs: Sequence[Run],
+    opaque: Opaque,
+    users: UsersValues | None = None,
+) -> None:
+    """Make `runs` of `module`, which is on meta, for what `follow` sees, and `users` would see.
+
+    Modules in `opaque` do not run. What runs in another dtype than its own has that from then on.
+
+    On fake rather than plain meta tensors: model code knows them and does not ask for their values.
+    """
+    fake = LikeReal()
+    runs = opaque.made(runs)
+    plain = [(run.args, dict(run.kwargs)) for run in runs]
+    given = tree_map(lambda v: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v, plain)
+    valued = [*pairs(plain, given)]
+    given = [r._replace(args=a, kwargs=k) for r, (a, k) in zip(runs, given, strict=True)]
+    cast(module, runs)
+    _on_fake(module, fake)
+
+    def empty(_name: str, _taken: list[torch.Tensor], given: list[Spec]) -> list[torch.Tensor]:
+        return [spec.empty() for spec in given]
+
+    for tensor, value in valued:
+        fake.known.keep(tensor, value)
+    asked = Asked(Questions(opaque, value=fake.known.value, keep=fake.known.keep))
+    with (
+        alone(),
+        torch.no_grad(),
+        _converted_anew(),
+        opaque.standing_in(module, empty),
+        fake,
+        asked,
+        by_heads(module),
+        as_python(),
+        gradient_reads.asked(),
+        autocast.known_on_meta(),
+        in_place(),
+    ):
+        (Runner(module, on_fake=True) if users is None else users.runner(given))(given)

@@ -1,0 +1,104 @@
+"""Plain values that users see: what a run gives out beside tensors, and leaves in attributes.
+
+On a rank code makes them of sizes of its parts. So they are noted like calls (`call_log.py`), and a
+trial compares them with those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from inspect import signature
+from itertools import islice
+from numbers import Number
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.planner.trace.runs.run import Run, Runner, State
+from shardwright.planner.trace.state.attribute_contents import NOT_KEPT
+from shardwright.planner.trace.trial.call_log import Call, Calls
+from shardwright.runtime.noticed.changes import is_config
+from shardwright.runtime.slots import PLAIN, but_state, parts
+
+GIVES, KEEPS = "gives", "keeps"
+"""What values are noted as: those that a run gives out, and those in an attribute."""
+
+MOST = 1000
+"""Values that are looked at in one."""
+
+
+class UsersValues:
+    """Notes in `calls`, with those of modules, what users see of runs of `root`."""
+
+    def __init__(self, root: nn.Module, calls: Calls) -> None:
+        self.root, self._calls = root, calls
+        self._modules = [*root.named_modules()]
+        self._attributes = [_attributes(module) for _, module in self._modules]
+        self._paths: list[str] = []
+
+    def runner(self, runs: Sequence[Run]) -> Runner:
+        """What makes `runs`."""
+
+        def begin(traced_call: int, _: State) -> None:
+            self._paths.append(runs[traced_call].module)
+
+        return Runner(self.root, begin, self._end, on_fake=True)
+
+    def _end(self, _: State, output: Any) -> None:
+        takes = signature(self.root.get_submodule(self._paths[-1]).forward).parameters
+        given = [value for _, value in but_state(output, takes)]
+        self._note(self._paths[-1], GIVES, (), given)
+        for i, (path, module) in enumerate(self._modules):
+            before, values = self._attributes[i], vars(module)
+            if not before.held and _same(before.values, values):
+                continue
+            now = self._attributes[i] = _attributes(module)
+            for name, value in now.values.items():
+                other = value is not before.values.get(name)
+                if other or now.held.get(name) != before.held.get(name):
+                    self._note(path, KEEPS, (name,), value)
+
+    def _note(self, path: str, kind: str, at: tuple[str, ...], value: Any) -> None:
+        self._calls.setdefault(path, []).append(Call(kind, (*at, *_values(value))))
+
+
+class Attributes(NamedTuple):
+    """What a module has in its attributes, and the plain values in those that may change."""
+
+    values: dict[str, Any]
+    held: dict[str, list[Any]]
+
+
+def _attributes(module: nn.Module) -> Attributes:
+    found = {n: v for n, v in vars(module).items() if _is_own_name(n)}
+    held = {n: v for n, v in found.items() if v is not None and not isinstance(v, (Tensor, *PLAIN))}
+    return Attributes(found, {name: [*_values(value)] for name, value in held.items()})
+
+
+def _is_own_name(name: str) -> bool:
+    return name not in NOT_KEPT and not name.startswith("_shardwright")
+
+
+def _same(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    mine = {n: v for n, v in now.items() if _is_own_name(n)}
+    return len(mine) == len(before) and all(map(is_, mine.values(), before.values()))
+
+
+def _values(value: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
+    """The plain values in one, and the shapes of tensors of integers, in order."""
+    if isinstance(value, Tensor):
+        with torch._C.DisableTorchFunction():
+            if not (value.is_floating_point() or value.is_complex()):
+                yield tuple(value.shape)
+    elif isinstance(value, int) and type(value) is not bool:
+        yield int.__add__(value, 0)  # some of ours note who asks what they are
+    elif isinstance(value, (Number, str, bytes)):
+        yield value if value == value else "nan"
+    elif isinstance(value, (slice, range)):
+        yield from _values((value.start, value.stop, value.step))
+    elif not (isinstance(value, PLAIN) or is_config(value) or id(value) in around):
+        for pair in [*islice(parts(value) or (), MOST)]:  # numbers may be keys, too
+            for part in pair:
+                yield from _values(part, (*around, id(value)))
