@@ -32,7 +32,7 @@ from shardwright.runtime.communication.processes import (
 )
 from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.loops.adapting import is_adapted, save_adapters
-from shardwright.runtime.model.build import building, empty_model, model_class
+from shardwright.runtime.model.build import building, empty_model
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
@@ -201,9 +201,8 @@ def _whole(
 ) -> nn.Module:
     """The model that the plan is for, without memory for its parameters."""
     config = read_config(name, trust_remote_code, hub)
-    cls: Any = model_class(config, trust_remote_code, hub)
     chosen = dtype or getattr(config, "dtype", None)
-    with building(cls, config):
+    with building(config, trust_remote_code, hub) as cls:
         model = empty_model(cls._from_config, config, dtype=chosen, **model_kwargs)
     _check(model, plan)
     return _with_generation_config(model, name, hub)

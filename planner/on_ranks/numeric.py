@@ -166,15 +166,15 @@ def random_model(
 
     `what` is a config, a module or the name of code that makes one of them.
     """
-    from shardwright.runtime.model.build import model_class
+    from shardwright.runtime.model.build import building
 
     torch.manual_seed(0)  # what is not drawn anew below must be the same on each rank
     what = python_references.made(what) if python_references.is_code(what) else what
     if isinstance(what, nn.Module):
         model = what.to(dtype).eval()
     else:
-        cls: Any = model_class(what, trust_remote_code, hub)
-        model = cls._from_config(copy.deepcopy(what), dtype=dtype).eval()
+        with building(what, trust_remote_code, hub) as cls:
+            model = cls._from_config(copy.deepcopy(what), dtype=dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))

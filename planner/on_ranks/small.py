@@ -13,7 +13,7 @@ from torch import nn
 from shardwright.errors import ModelError
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.on_ranks.numeric import cut, random_inputs, random_model, run
-from shardwright.runtime.model.build import empty_model, model_class
+from shardwright.runtime.model.build import building, empty_model
 from shardwright.runtime.model.hub import USUAL, Hub
 
 WIDTHS = re.compile("size|dim|width|rank|intermediate|ffn|d_model|d_ff|d_inner|n_embd|n_inner")
@@ -36,11 +36,12 @@ def small(
     Raises:
         ModelError: no smaller model runs, and the model itself is too large to be run here.
     """
-    cls: Any = model_class(config, trust_remote_code, hub)
-    want = _patterns(empty_model(cls._from_config, copy.deepcopy(config)))
+    with building(config, trust_remote_code, hub) as cls:
+        want = _patterns(empty_model(cls._from_config, copy.deepcopy(config)))
     for smaller in _smaller(config):
         try:
-            tried = empty_model(cls._from_config, copy.deepcopy(smaller))
+            with building(smaller, trust_remote_code, hub) as cls:
+                tried = empty_model(cls._from_config, copy.deepcopy(smaller))
             if _patterns(tried) != want or sum(p.numel() for p in tried.parameters()) > MOST:
                 continue
             model = random_model(smaller, torch.float32, trust_remote_code, hub)

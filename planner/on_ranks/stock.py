@@ -25,7 +25,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.planner.on_ranks.numeric import TOLERANCE, differences, in_dtype, run
 from shardwright.runtime.in_transformers import tp_plan
-from shardwright.runtime.model.config import read_config
+from shardwright.runtime.model.config import read_config, trusting
 from shardwright.runtime.modules.local import mesh_of
 from shardwright.runtime.state.gather import full_tensors
 
@@ -98,7 +98,8 @@ class Ran:
 
 def whole(cls: Any, directory: str, dtype: torch.dtype) -> Any:
     """The unsplit model, as transformers reads it."""
-    return cls.from_pretrained(directory, config=read_config(directory), dtype=dtype).eval()
+    with trusting(False):
+        return cls.from_pretrained(directory, config=read_config(directory), dtype=dtype).eval()
 
 
 def try_out(way: Way, cls: Any, directory: str, inputs: dict[str, Any], ranks: int) -> Ran:
@@ -175,7 +176,8 @@ def _from_pretrained(cls: Any, directory: str, dtype: torch.dtype, table: dict[s
         raise UsageError("transformers splits no model without accelerate: pip install accelerate")
     how = DistributedConfig(tp_size=dist.get_world_size(), tp_plan=table)
     config = read_config(directory)
-    return cls.from_pretrained(directory, config=config, distributed_config=how, dtype=dtype)
+    with trusting(False):
+        return cls.from_pretrained(directory, config=config, distributed_config=how, dtype=dtype)
 
 
 def _seeded(model: Any, inputs: dict[str, Any], dtype: torch.dtype) -> Any:

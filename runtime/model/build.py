@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import ModelError
+from shardwright.runtime.model.config import ASK, code_named_in, refuse_kernels, trusting
 from shardwright.runtime.model.hub import USUAL, Hub
 
 M = TypeVar("M", bound=nn.Module)
@@ -168,10 +169,7 @@ def model_class(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) 
     if isinstance(found, type) and issubclass(found, nn.Module):
         return found
     if own:
-        todo = (
-            "its code comes with the model and runs only with --trust-remote-code "
-            "(trust_remote_code=True)"
-        )
+        todo = "its code comes with the model and " + ASK.removeprefix("which ")
     else:
         todo = (
             'check "architectures" in its config.json, install the transformers version that '
@@ -217,12 +215,18 @@ MOST_MODULES = 1 << 18
 
 
 @contextmanager
-def building(cls: type, config: Any) -> Iterator[None]:
-    """Within, a model is built from a config: what that raises is said in one line.
+def building(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> Iterator[Any]:
+    """Within, a model of the class that a config names is built: the class is given.
+
+    Code that the config, or one nested in it, names runs only if it is trusted.
 
     Raises:
-        ModelError: the config is not one of such a model, or of one without end.
+        ModelError: the config is not one of such a model, of one without end, or of one that needs
+            code that is not trusted.
     """
+    cls = model_class(config, trust_remote_code, hub)
+    if not trust_remote_code:
+        refuse_kernels(config)
     count, thread = 0, threading.get_ident()
 
     def counted(*_: Any) -> None:
@@ -236,13 +240,16 @@ def building(cls: type, config: Any) -> Iterator[None]:
 
     handle = register_module_module_registration_hook(counted)
     try:
-        yield
+        with trusting(trust_remote_code):
+            yield cls
     except ModelError:
         raise
     except Exception as error:  # whatever the model's code raises
         text = (str(error).strip() or "no message").splitlines()[0]
-        raise ModelError(
-            f"cannot build a {cls.__name__} of this config: {type(error).__name__}: {text:.300}"
-        ) from error
+        what = f"cannot build a {cls.__name__} of this config"
+        if "trust_remote_code" in str(error) and (named := code_named_in(config)):
+            where = ", ".join(named)
+            raise ModelError(f"{what}: it names code of its own ({where}), {ASK}") from None
+        raise ModelError(f"{what}: {type(error).__name__}: {text:.300}") from error
     finally:
         handle.remove()

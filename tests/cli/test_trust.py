@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers.dynamic_module_utils as dynamic
+from transformers import (
+    BertConfig,
+    CLIPVisionConfig,
+    EncoderDecoderConfig,
+    LlamaConfig,
+    LlavaConfig,
+    ViTConfig,
+)
+from transformers.models.auto import auto_factory
 
 import shardwright
 from benchmarks.faults.checkpoints import local_part
@@ -17,6 +27,7 @@ from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.build import model_class
 from shardwright.runtime.model.config import read_config
 from tests import planning
+from tests.checkpoint.make import write
 from tests.cli.conftest import Run
 from tests.ranks import run_ranks
 
@@ -135,3 +146,122 @@ def test_asked_for_it_is_planned_checked_and_loaded(own: Path, run: Run) -> None
 
     for found in run_ranks(2, rank):
         torch.testing.assert_close(found, want, rtol=0, atol=1e-9)
+
+
+SIZES: dict[str, Any] = dict(
+    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+)
+
+
+@pytest.fixture
+def nested(own: Path) -> Path:
+    """An encoder and a decoder that transformers knows, with a head of its own for the decoder."""
+    encoder = BertConfig(vocab_size=64, max_position_embeddings=64, **SIZES)
+    decoder = ViTConfig(**SIZES, architectures=["OwnHead"])
+    config: Any = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.architectures, config.pad_token_id = ["EncoderDecoderModel"], 0
+    config.decoder.auto_map = {"AutoModelForCausalLM": "own.OwnHead"}
+    config.save_pretrained(own)
+    (own / "own.py").write_text(HEAD.format(ran=own.parent / "ran"))
+    return own
+
+
+HEAD = """
+from pathlib import Path
+
+from torch import nn
+from transformers import PreTrainedModel, ViTConfig
+from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
+
+Path("{ran}").write_text("this code ran")
+
+
+class OwnHead(PreTrainedModel):
+    config_class = ViTConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed = nn.Embedding(64, config.hidden_size)
+        self.head = nn.Linear(config.hidden_size, 64, bias=False)
+        self.post_init()
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def forward(self, input_ids=None, encoder_hidden_states=None, **kwargs):
+        x = self.embed(input_ids) + encoder_hidden_states.mean(1, keepdim=True)
+        return CausalLMOutputWithCrossAttentions(logits=self.head(x))
+"""
+
+INPUTS = """
+import torch
+
+def inputs():
+    ids = torch.arange(57).view(3, 19)
+    return (), {"input_ids": ids, "decoder_input_ids": ids}
+"""
+
+
+@pytest.fixture
+def yes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Somebody who answers yes to all that is asked on the terminal; what was asked."""
+    asked: list[str] = []
+
+    def answer(prompt: str = "") -> str:
+        asked.append(prompt)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", answer)
+    return asked
+
+
+def test_code_of_a_nested_config_never_runs_unasked(
+    nested: Path, run: Run, yes: list[str], planned: tuple[Path, object]
+) -> None:
+    """In no command, and not when weights are loaded; nobody is asked."""
+    (nested / "inputs.py").write_text(INPUTS)
+    given = ("--inputs", f"{nested / 'inputs.py'}:inputs")
+    found = [
+        run("plan", nested, "--tp", 2),
+        run("plan", nested, "--tp", 2, *given),
+        run("check", planned[0], nested),
+        run("check", planned[0], nested, "--numeric"),
+        run("show", planned[0], "--model", nested, "--html", nested / "page.html"),
+        run("export", planned[0], nested, "--to", "transformers"),
+        run("export", planned[0], nested, "--to", "torch"),
+    ]
+    for result in found:
+        assert result.exit_code == 1, result.output
+        assert "names code of its own (decoder.auto_map), which runs only" in result.stderr
+        assert result.stderr.count("\n") == 1
+    write(nested, {"weight": torch.ones(1)})
+    with pytest.raises(ModelError, match="names code of its own"):
+        planning.plan(read_config(nested), 2)
+    with pytest.raises(ModelError, match="names code of its own"):
+        local_part(nested, Plan.load(planned[0]), Mesh.shape_only({}))
+    assert not yes
+    assert not (nested.parent / "ran").exists()
+
+
+def test_trust_reaches_nested_configs(nested: Path, run: Run, yes: list[str]) -> None:
+    (nested / "inputs.py").write_text(INPUTS)
+    given = ("--inputs", f"{nested / 'inputs.py'}:inputs", "--trust-remote-code")
+    file = nested.parent / "plan.json"
+    made = run("plan", nested, "--tp", 2, *given, "-o", file)
+    assert made.exit_code == 0, made.stderr
+    assert (nested.parent / "ran").exists()
+    assert run("check", file, nested, *given).exit_code == 0
+    assert not yes
+    assert auto_factory.resolve_trust_remote_code is dynamic.resolve_trust_remote_code
+
+
+def test_a_kernel_that_a_nested_config_names() -> None:
+    """Also where the config comes as an object: it may have been read from anywhere."""
+    config: Any = LlavaConfig(
+        text_config=LlamaConfig(**SIZES),
+        vision_config=CLIPVisionConfig(**SIZES),
+        architectures=["LlavaForConditionalGeneration"],
+    )
+    config.text_config._attn_implementation_internal = "someone/kernel"
+    with pytest.raises(ModelError, match=r"code on the hub \(text_config\..*: someone/kernel\)"):
+        planning.plan(config, 2)

@@ -20,7 +20,7 @@ from shardwright.planner.on_ranks.small import small
 from shardwright.planner.on_ranks.stock import Ran, Way, try_out
 from shardwright.planner.problem.tp_plan import read
 from shardwright.planner.quiet import quiet
-from shardwright.runtime.model.build import empty_model, model_class
+from shardwright.runtime.model.build import building, empty_model
 from shardwright.runtime.model.config import read_config
 from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
@@ -70,8 +70,8 @@ class Model:
             if not isinstance(model, str):
                 raise UsageError("only models of transformers can be exported to other runtimes")
             config = read_config(model, trust_remote_code, Hub(**hub))
-        made: Any = model_class(config, trust_remote_code, Hub(**hub))
-        whole = empty_model(made._from_config, copy.deepcopy(config))
+        with building(config, trust_remote_code, Hub(**hub)) as made:
+            whole = empty_model(made._from_config, copy.deepcopy(config))
         check_identity(whole, plan)
         return cls(whole, *small(config, trust_remote_code, Hub(**hub)))
 

@@ -191,16 +191,16 @@ def from_config(
     Raises:
         ModelError: it is no config, or none that a model can be built of.
     """
-    from shardwright.runtime.model.build import building, model_class
+    from shardwright.runtime.model.build import building
 
     if not hasattr(config, "to_dict"):
         raise ModelError(
             f"cannot plan a {type(config).__name__}: "
             "give a hub id, a directory, a config or a module"
         )
-    cls: Any = model_class(config, trust_remote_code, hub)
     chosen = dtype or getattr(config, "dtype", None) or torch.float32
-    with building(cls, config), alone(), torch.device("meta"), _Uninitialised():
+    how = building(config, trust_remote_code, hub)
+    with how as cls, alone(), torch.device("meta"), _Uninitialised():
         model = cls._from_config(copy.deepcopy(config), dtype=chosen)
     return model.eval()
 
