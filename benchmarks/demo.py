@@ -82,8 +82,8 @@ def main() -> int:
 def draw(outcomes: list[Outcome], path: Path) -> None:
     """Write a page that draws the plans."""
     from shardwright.planner.contract.files import write_atomically
-    from shardwright.planner.picture.facts import Shown
     from shardwright.planner.picture.page import page
+    from shardwright.planner.picture.view import Shown
 
     shown = [Shown(o.plan, title) for o, title in zip(outcomes, MODELS.values(), strict=True)]
     write_atomically(path, page(shown))

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import get_args
 
 from shardwright.planner.contract.dims import is_split
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
-from shardwright.planner.contract.plan_figures import Memory, Objective, SolverReport
-from shardwright.planner.contract.plan_file import ParameterPlan, Redistribution
+from shardwright.planner.contract.plan_figures import (
+    Memory,
+    Objective,
+    Phase,
+    Prediction,
+    SolverReport,
+    Workload,
+)
+from shardwright.planner.contract.plan_file import ParameterPlan, Plan, Redistribution
 from shardwright.planner.contract.redistribute import steps
 from shardwright.planner.contract.styles import style_of
 from shardwright.planner.units import human_bytes, human_time
@@ -56,7 +64,7 @@ def placement_in_words(layer: str, entry: ParameterPlan) -> str:
 
 
 def use_in_words(used: Placement) -> str:
-    """How a module sees a parameter that each rank holds whole."""
+    """How a module sees a replicated parameter."""
     if used.partial:
         return "added once"
     if used.meshes:
@@ -77,14 +85,39 @@ def solver_in_words(report: SolverReport) -> str:
 
 
 def objective_in_words(objective: Objective) -> str:
-    """What was to be least: `least time within 74.5 GiB, where 1 GiB counts as 12.3 us`."""
+    """What was minimized: `least time within 74.5 GiB (saving 1 GiB is worth 12.3 us)`."""
     room, price = objective.memory_bytes, objective.byte_price_ns
     within = "" if room is None else f" within {human_bytes(room)}"
     if objective.name == "memory" and room is None:
-        return "fewest bytes, with 5 % to spare but for attention, then least time"
+        return "least memory, or up to 5 % more if that is faster"
     if objective.name == "memory" or price is None:
         return f"least time{within}"
-    return f"least time{within}, where 1 GiB counts as {human_time(round(price * 2**30))}"
+    return f"least time{within} (saving 1 GiB is worth {human_time(round(price * 2**30))})"
+
+
+def mesh_in_words(plan: Plan) -> str:
+    """`on 4 ranks (dp=2, tp=2)`."""
+    mesh = ", ".join(f"{name}={size}" for name, size in plan.mesh.items())
+    return f"on {plan.world_size} rank{'s' if plan.world_size > 1 else ''} ({mesh})"
+
+
+def workload_in_words(load: Workload) -> str:
+    """`prefill, 128 decode, batch 1, seq 512, bfloat16 on h100-nvlink`."""
+    counts = [(phase, load.phases[phase]) for phase in get_args(Phase) if phase in load.phases]
+    phases = ", ".join(f"{n} {phase}" if n > 1 else phase for phase, n in counts)
+    return f"{phases}, batch {load.batch}, seq {load.seq}, {load.dtype} on {load.device}"
+
+
+def costs_in_words(predicted: Prediction) -> dict[str, str]:
+    """What a plan should cost, a row each: memory, time, then collectives, backward last."""
+    held, whole = max(predicted.parameter_bytes), max(predicted.unsharded_bytes, 1)
+    out = {
+        "memory per rank": f"{human_bytes(held)} ({held / whole:.1%})",
+        "predicted time": human_time(predicted.time_ns),
+    }
+    for c in sorted(predicted.collectives, key=lambda c: c.phase == "backward"):
+        out[f"{c.phase} {c.kind.replace('_', '-')}"] = f"{c.count:,} ({human_bytes(c.bytes)})"
+    return out
 
 
 HELD = {

@@ -16,7 +16,7 @@ from shardwright.planner.cli.console import Count, compact
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
-    from shardwright.planner.picture.facts import Shown
+    from shardwright.planner.picture.view import Shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -20,7 +20,7 @@ from shardwright.planner.cli.shared import (
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
-    from shardwright.planner.picture.facts import Shown
+    from shardwright.planner.picture.view import Shown
 
 
 @click.command(
@@ -66,7 +66,7 @@ def show(
 
 def _shown(plan: Plan, name: str, model: str | None, inputs: str | None, trust: bool) -> Shown:
     """A plan for the page, with what its model tells beside."""
-    from shardwright.planner.picture.facts import Shown
+    from shardwright.planner.picture.view import Shown
 
     if model is None:
         return Shown(plan, name)

@@ -150,7 +150,7 @@ class ModulePlan(SparsePart):
     each: list[ModuleCall] = Field(
         default=[],
         description="placements in each of its calls, if they vary: hooks tell calls apart by "
-        "where they are in the code and by local sizes, and are refused where that does not suffice",
+        "where they are in the code and by local sizes, and are refused if that does not suffice",
     )
     no_gradient: list[str] = Field(
         default=[],

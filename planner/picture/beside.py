@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.picture.facts import Shown
+from shardwright.planner.picture.view import Shown
 from shardwright.planner.picture.weights import Weights
 from shardwright.planner.problem.tp_plan import OWN, table_of
 from shardwright.planner.report.explain import explained, made

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from shardwright.planner.picture.facts import Shown
-from shardwright.planner.picture.view import View
+from shardwright.planner.picture.view import Shown, View
 from shardwright.planner.units import human_bytes, human_time
 
 HERE = Path(__file__).parent

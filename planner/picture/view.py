@@ -1,48 +1,81 @@
-"""What the page says of one plan: facts and drawings, by where they stand on the page."""
+"""What the page says of one plan, in the order in which it stands there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from markupsafe import Markup
-
-from shardwright.planner.contract.mesh import CP, TP
-from shardwright.planner.contract.names import pattern
-from shardwright.planner.contract.plan_figures import CollectiveCount, DrawnBlock, Phase
-from shardwright.planner.picture.block import BlockDrawing, Ids, block_ns, title
-from shardwright.planner.picture.cells import ranks_of
-from shardwright.planner.picture.close_up import CloseUp
-from shardwright.planner.picture.facts import Block, Cost, Figure, Shown, Weighed, phase_in_words
-from shardwright.planner.picture.memory_bar import Use, bar, rank_bars, uses
-from shardwright.planner.picture.palette import Palette, colours
-from shardwright.planner.picture.time_line import LANES, line, shares, spans
-from shardwright.planner.picture.verdict import checks, phases, verdict
+from shardwright.planner.contract.mesh import TP
+from shardwright.planner.contract.names import is_within, pattern
+from shardwright.planner.contract.plan_figures import Phase
+from shardwright.planner.contract.plan_file import Plan, digest_of
+from shardwright.planner.picture.blocks import Blocks, sent
+from shardwright.planner.picture.sheets import Sheet, colour, ranks_of
 from shardwright.planner.picture.weights import Weight, Weights
-from shardwright.planner.picture.words import kinds, numbered
+from shardwright.planner.report.fit import fits, memory_limit, memory_of, misfit
 from shardwright.planner.units import human_bytes, human_time
-from shardwright.planner.wording import objective_in_words, placement_in_words
+from shardwright.planner.wording import (
+    HELD,
+    costs_in_words,
+    mesh_in_words,
+    objective_in_words,
+    placement_in_words,
+    workload_in_words,
+)
+
+if TYPE_CHECKING:  # they import torch, and a plan is shown without
+    from shardwright.planner.report.explain import Explanation
+    from shardwright.planner.report.hand_written import HandWritten
 
 LARGE = 0.01
-"""What is left whole is listed from this share of all bytes on."""
+"""Replicated parameters are listed from this share of all bytes on."""
+IN_LEGEND = 32
+"""Ranks in the legend."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A plan to show, and what is known beside it.
+
+    Attributes:
+        plan: The plan.
+        name: Its name on the page: its file, say.
+        hand: The plan of transformers, priced.
+        explained: Costs of alternatives.
+    """
+
+    plan: Plan
+    name: str = ""
+    hand: HandWritten | None = None
+    explained: Sequence[Explanation] = field(default=())
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure at the head of the page; `bad` ones are red."""
+
+    label: str
+    text: str
+    value: int
+    more: str
+    share: float | None = None
+    bad: bool = False
 
 
 class View:
     """One plan on the page."""
 
+    held = HELD
+
     def __init__(self, shown: Shown, number: int) -> None:
         self.shown, self.plan, self.id = shown, shown.plan, f"p{number}"
-        self.ids = Ids(self.id)
-        ranks = ranks_of(self.plan)
-        self.palette = Palette(ranks, colours(len(ranks)))
+        self.ranks = ranks_of(self.plan)
         self.weights = Weights(self.plan)
-
-    @cached_property
-    def phase_ns(self) -> dict[Phase, int]:
-        """What each phase takes, in the order in which they are run."""
-        return phases(self.plan)
+        self.blocks = Blocks(self.plan, self.weights.found)
+        known = self.plan.predicted.phase_ns
+        self.phases: dict[Phase, int] = {p: known[p] for p in get_args(Phase) if p in known}
 
     # --- the head
 
@@ -51,247 +84,237 @@ class View:
         """Class of the model."""
         return self.plan.model.architecture
 
-    @cached_property
-    def ranks(self) -> str:
-        """On how many ranks, and as which mesh."""
-        plan = self.plan
-        text = f"on {numbered(plan.world_size, 'rank')}"
-        if plan.batch_dims:
-            copies = prod(plan.mesh[name] for name in plan.batch_dims)
-            text += f": {numbered(copies, 'copy' if copies == 1 else 'copies').rstrip('s')}"
-            text = (
-                text.replace("copie", "copies") + f" of the model, each split over {plan.mesh[TP]}"
-            )
-        if (cp := plan.mesh.get(CP, 1)) > 1:
-            text += f", {cp} of which share a sequence"
-        if plan.sub_axes:
-            text += f" ({' × '.join(map(str, plan.sub_axes[TP]))})"
-        return text
+    @property
+    def mesh(self) -> str:
+        """The mesh, in words."""
+        return mesh_in_words(self.plan)
 
     @property
-    def workload(self) -> str:
-        """What was priced."""
-        load = self.plan.workload
-        known = [(p, load.phases[p]) for p in get_args(Phase) if p in load.phases]
-        phases = ", ".join(f"{n} × {p}" if n > 1 else p for p, n in known)
+    def lead(self) -> str:
+        """What was priced and minimized."""
         return (
-            f"{phases}; batch {load.batch} of {load.seq:,} tokens, {load.dtype}, on {load.device}"
+            f"Priced for {workload_in_words(self.plan.workload)}. "
+            f"Objective: {objective_in_words(self.plan.objective)}."
         )
 
+    @cached_property
+    def figures(self) -> list[Figure]:
+        """Memory, time, collectives, optimality."""
+        return [self._memory(), *self._times(), self._collectives(), self._optimality()]
+
+    def _memory(self) -> Figure:
+        total = sum(self.memory.values())
+        room = memory_limit(self.plan)
+        share = total / room if room else None
+        parameters = human_bytes(max(self.plan.predicted.parameter_bytes))
+        more = f"{parameters} of parameters"
+        if room and share:
+            more = f"{share:.0%} of {human_bytes(room)}, {more}"
+        bad = not fits(self.plan)
+        more = f"DOES NOT FIT: {more}" if bad else more
+        return Figure("memory per rank", human_bytes(total), total, more, share, bad)
+
+    def _times(self) -> Iterable[Figure]:
+        for phase, ns in self.phases.items():
+            moved = self.blocks.time(0, phase)[1] if self.plan.drawing else 0
+            more = f"{moved / max(ns, 1):.0%} of it communication"
+            yield Figure(phase_name(phase), human_time(ns), ns, more * bool(self.plan.drawing))
+
+    def _collectives(self) -> Figure:
+        found = self.plan.predicted.collectives
+        counts = {
+            phase: sum(c.count for c in found if c.phase == phase)
+            for phase in ("forward", "decode", "backward")
+        }
+        size = human_bytes(sum(c.bytes for c in found if c.phase == "forward"))
+        rest = [f"{phase}: {n:,}" for phase, n in counts.items() if n and phase != "forward"]
+        more = "; ".join([f"{size} enter them on a rank", *rest])
+        return Figure("collectives in forward", f"{counts['forward']:,}", counts["forward"], more)
+
+    def _optimality(self) -> Figure:
+        solver = self.plan.solver
+        by, gap = f"found by {solver.name}", solver.gap / max(solver.objective[0], 1)
+        text, more = f"gap {gap:.2%}", f"{by}: no plan is better by more than the gap"
+        if solver.status == "optimal":
+            by = f"proven by {solver.proved_by or solver.name}"
+            text, more = "proven", f"{by}: no plan is better"
+            if not fits(self.plan):
+                text, more = "gap 0%", f"{by}, for least memory"
+        return Figure("optimality", text, solver.gap, more)
+
     @property
-    def objective(self) -> str:
-        """What was to be least."""
-        return objective_in_words(self.plan.objective)
-
-    @cached_property
-    def verdict(self) -> list[Figure]:
-        """The strip: what matters most."""
-        return verdict(self.plan)
-
-    @property
-    def checks(self) -> list[str]:
-        """What else is to be known: of checks that it passed, and notes."""
-        return checks(self.plan)
-
-    # --- the model
-
-    @cached_property
-    def legend(self) -> list[tuple[str, str]]:
-        """Rank and colour; of many ranks some."""
-        some = list(enumerate(self.palette.colours))
-        step = -(-len(some) // 16)
-        return [(str(rank), colour) for rank, colour in some[::step]]
-
-    @cached_property
-    def blocks(self) -> list[Block]:
-        """The model itself, then each distinct block."""
-        out = []
-        for number, block in enumerate(self.plan.drawing):
-            draw = BlockDrawing(
-                self.plan, number, self.weights.found, self.palette, self.ids,
-                next(iter(self.phase_ns), None),
-            )  # fmt: skip
-            lines = [
-                (phase_in_words(p), self._line(number, p))
-                for p in self.phase_ns
-                if number and block_ns(self.plan.drawing, number, p)
-            ]
-            costs = self._costs(number, block) if number else []
-            name = title(block) if number else "The whole model"
-            out.append(Block(self.ids.block(number), name, block.count, costs, draw.draw(), lines))
-        return out
-
-    def _line(self, number: int, phase: Phase) -> Markup:
-        found = spans(self.plan.drawing, number, phase)
-        what = f"{phase_in_words(phase)} of {title(self.plan.drawing[number])}"
-        wide = 1170.0 if number == 0 else 660.0
-        return line(found, f"{self.id}-t{number}-{phase}", what, wide)
-
-    def _costs(self, number: int, block: DrawnBlock) -> list[Cost]:
-        """What one block takes in each phase."""
-        out, first = [], next(iter(self.phase_ns), None)
-        calls = self._within(number)
-        for phase in self.phase_ns:
-            found = spans(self.plan.drawing, number, phase)
-            total = sum(s.total for s in found)
-            sent = sum(s.lane_ns(LANES[1]) for s in found)
-            passes = ["decode"] if phase == "decode" != first else ["forward"]
-            passes += ["backward"] * (phase == "train")
-            sent_in = {p: kinds(_sum(calls, p), p) for p in passes}
-            words = "; ".join(
-                f"{p}: {text}" if len(passes) > 1 else text for p, text in sent_in.items() if text
-            )
-            share = f"{human_time(sent)} ({sent / max(total, 1):.0%})"
-            every = human_time(total * block.count)
+    def notes(self) -> list[str]:
+        """Whether the plan was checked, and notes of the planner."""
+        plan = self.plan
+        out = [
+            "Every op was checked against its rule, and the model's code was run with the shapes "
+            "of a rank. The plan is unchanged since."
+            if plan.digest == digest_of(plan.model_dump())
+            else "This plan was edited, or an older release wrote it: shardwright check --accept "
+            "proves it."
+        ]
+        out += [f"Note: {plan.solver.note}."] * bool(plan.solver.note)
+        if plan.opaque:
             out.append(
-                Cost(phase_in_words(phase), words or "none", human_time(total), share, every)
+                f"Ops without a rule keep their tensors replicated: {', '.join(plan.opaque)}."
             )
-        if "train" not in self.phase_ns and (words := kinds(_sum(calls, "backward"), "backward")):
-            out.append(Cost("backward, if it trains", words, "", "", ""))
         return out
 
-    def _within(self, number: int) -> list[CollectiveCount]:
+    @property
+    def misfit(self) -> str | None:
+        """That the plan does not fit the device, if so."""
+        text = misfit(self.plan)
+        return text and text[0].upper() + text[1:] + "."
+
+    @property
+    def legend(self) -> list[tuple[int, str]]:
+        """Ranks and their colours."""
+        return [(rank, colour(rank)) for rank in range(min(len(self.ranks), IN_LEGEND))]
+
+    @property
+    def row(self) -> list[tuple[str, str, bool]]:
+        """(label, text, bad) of the plan in the table of several."""
+        room = memory_limit(self.plan)
+        head = [("mesh", ", ".join(f"{n}={size}" for n, size in self.plan.mesh.items()), False)]
+        head.append(("memory limit", human_bytes(room) if room else "none", False))
+        return head + [(f.label, f.text, f.bad) for f in self.figures]
+
+    # --- blocks
+
+    def costs(self, number: int) -> list[tuple[str, str, str, str]]:
+        """(phase, time, of it communication, time of all blocks) of one block."""
         out = []
-        for item in self.plan.drawing[number].items:
-            out += item.collectives
-            for inside, times in item.blocks.items():
-                out += [
-                    c.model_copy(update={"count": times * c.count, "bytes": times * c.bytes})
-                    for c in self._within(int(inside))
-                ]
+        for phase in self.phases:
+            ns, moved = self.blocks.time(number, phase)
+            every = human_time(ns * self.plan.drawing[number].count)
+            share = f"{human_time(moved)} ({moved / max(ns, 1):.0%})"
+            out.append((phase_name(phase), human_time(ns), share, every))
         return out
+
+    def sent(self, number: int) -> str:
+        """Collectives of one block."""
+        return sent(self.blocks.collectives(self.plan.drawing[number])) or "none"
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase whose times stand beside steps: the first."""
+        return next(iter(self.phases), None)
 
     # --- weights
 
     @cached_property
-    def closeups(self) -> list[Weighed]:
-        """Each weight close up: those that are split, and those that are large."""
+    def closeups(self) -> list[Weight]:
+        """The weights that have a close-up: sharded, large, or the largest of a step."""
         total = self.plan.predicted.unsharded_bytes
-        found = {self.ids.weight(w): w for w in self.weights}
+        first = {row[0].id for row in self.weights.found.values() if row}
+        found = {w.id: w for w in self.weights}.values()
         return [
-            self._weighed(key, w)
-            for key, w in found.items()
-            if w.is_split or len(w.shape) > 1 or w.whole_bytes * w.count >= LARGE * total
-            or any(w in row[:1] for row in self.weights.found.values())
+            w for w in found
+            if w.is_split or len(w.shape) > 1 or w.id in first
+            or w.unsharded_bytes * w.count >= LARGE * total
         ]  # fmt: skip
 
-    def _weighed(self, key: str, weight: Weight) -> Weighed:
-        close = CloseUp(weight, self.palette, key)
-        entry = weight.entry
-        words = placement_in_words(weight.layer, entry) if entry else "replicated"
-        owner = weight.one.rpartition(".")[0]
-        pin = next((f"{n}={p}" for n, p in self.plan.pins.items()
-                    if f"{weight.one}.".startswith(f"{n}.")), None)  # fmt: skip
-        reason = next(
-            (r.reason for r in self.plan.replicated if pattern(r.parameter) == pattern(weight.one)),
-            None,
-        )
-        explained = next(
-            (e for e in self.shown.explained if e.name in (weight.one, pattern(weight.one))), None
-        )
-        first = next((row[0] for row in self.weights.found.values() if weight in row), weight)
-        return Weighed(
-            key, self.ids.weight(first), weight, close, words, owner, pin, reason, explained
+    def sheet(self, weight: Weight) -> Sheet:
+        """A weight as cells."""
+        return Sheet(weight, self.ranks)
+
+    def leader(self, weight: Weight) -> Weight:
+        """The largest weight of its step: their close-ups are shown together."""
+        return next((row[0] for row in self.weights.found.values() if weight in row), weight)
+
+    def facts(self, weight: Weight) -> list[tuple[str, str]]:
+        """(what, in words) of a weight."""
+        entry, shape = weight.entry, " × ".join(f"{n:,}" for n in weight.shape)
+        many = f", × {weight.count} alike" if weight.count > 1 else ""
+        module = weight.one.rpartition(".")[0]
+        pin = next((f"{n}={p}" for n, p in self.plan.pins.items() if is_within(weight.one, n)), "")
+        found = [
+            ("shape", f"{shape}: {human_bytes(weight.unsharded_bytes)}{many}"),
+            ("module", f"{module}, as {weight.layer}"),
+            ("placement", entry.placement if entry else "replicated"),
+            ("in words", placement_in_words(weight.layer, entry) if entry else ""),
+            ("used as", (entry.use or "") if entry else ""),
+            ("code", weight.item.source),
+            ("pinned", pin),
+            ("why", self.reason(weight)),
+        ]
+        return [(what, text) for what, text in found if text]
+
+    def reason(self, weight: Weight) -> str:
+        """Why a large weight is replicated; empty if it is not."""
+        listed = self.plan.replicated
+        return next((r.reason for r in listed if pattern(r.parameter) == pattern(weight.one)), "")
+
+    def explained(self, weight: Weight) -> Explanation | None:
+        """What its alternatives would cost."""
+        names = (weight.one, pattern(weight.one))
+        return next((e for e in self.shown.explained if e.name in names), None)
+
+    # --- memory, time, tables
+
+    @cached_property
+    def memory(self) -> dict[str, int]:
+        """Bytes that the fullest rank holds, by what they are for."""
+        held = memory_of(self.plan)
+        return {key: n for key in HELD if (n := getattr(held, key))}
+
+    @property
+    def free(self) -> int:
+        """Bytes of the memory limit that nothing takes."""
+        return max((memory_limit(self.plan) or 0) - sum(self.memory.values()), 0)
+
+    @property
+    def uneven(self) -> str:
+        """How much parameters ranks hold, if they differ."""
+        sizes = self.plan.predicted.parameter_bytes
+        least, most = human_bytes(min(sizes)), human_bytes(max(sizes))
+        if least == most:
+            return ""
+        return (
+            f"Parameters and buffers: from {least} (rank {sizes.index(min(sizes))}) to {most} "
+            f"(rank {sizes.index(max(sizes))})."
         )
 
     @property
-    def wholes(self) -> list[tuple[str, str, str, str]]:
-        """(parameter, its bytes, what its copies take, why) of what is large and whole."""
+    def replicated(self) -> list[tuple[str, str, str, str]]:
+        """(parameter, bytes, bytes of its further copies, why) of large replicated parameters."""
+        alike: dict[tuple[str, int, str], int] = {}
+        for r in self.plan.replicated:
+            key = (pattern(r.parameter), r.bytes, r.reason)
+            alike[key] = alike.get(key, 0) + 1
         copies = self.plan.mesh[TP] - 1
         return [
-            (r.parameter, human_bytes(r.bytes), human_bytes(copies * r.bytes), r.reason)
-            for r in self.plan.replicated
-        ]
+            (f"{name}{f' × {n}' if n > 1 else ''}", human_bytes(n * size),
+             human_bytes(n * copies * size), why)
+            for (name, size, why), n in alike.items()
+        ]  # fmt: skip
 
     @property
     def small(self) -> str:
-        """What else is whole, all of it together."""
+        """Bytes of all other replicated parameters."""
         listed = {pattern(r.parameter) for r in self.plan.replicated}
-        rest = sum(
-            w.whole_bytes * w.count
-            for w in self.weights
-            if not w.is_split and pattern(w.one) not in listed
-        )
-        return human_bytes(rest)
-
-    # --- memory and time
-
-    @property
-    def memory(self) -> Markup:
-        """The bar of memory."""
-        return bar(self.plan)
-
-    @property
-    def uses(self) -> list[Use]:
-        """What it is for."""
-        return uses(self.plan)
-
-    @property
-    def rank_bars(self) -> Markup | None:
-        """Parameters of each rank, where they differ."""
-        return rank_bars(self.plan, self.palette.colours)
-
-    @property
-    def phases(self) -> list[tuple[str, str, Markup]]:
-        """Each phase: its name, what it takes, its line of time."""
-        out = []
-        for phase, ns in self.phase_ns.items():
-            if self.plan.drawing:
-                compute, sent = shares(self.plan, phase)
-                words = (
-                    f"{human_time(ns)}: {human_time(compute)} of computing, {human_time(sent)} of "
-                    "changes of placement"
-                )
-                out.append((phase_in_words(phase), words, self._line(0, phase)))
-        return out
+        return human_bytes(sum(
+            w.unsharded_bytes * w.count
+            for w in self.weights if not w.is_split and pattern(w.one) not in listed
+        ))  # fmt: skip
 
     @property
     def hand(self) -> list[tuple[str, str, str]]:
-        """(what, here, in transformers' table) of both."""
+        """(what, this plan, the plan of transformers) of both."""
         hand = self.shown.hand
         if hand is None or hand.predicted is None:
             return []
-        pairs = [_rows(self.plan.predicted), _rows(hand.predicted)]
-        return [
-            (name, pairs[0].get(name, "none"), pairs[1].get(name, "none"))
-            for name in dict.fromkeys((*pairs[0], *pairs[1]))
-        ]
+        ours, theirs = costs_in_words(self.plan.predicted), costs_in_words(hand.predicted)
+        return [(n, ours.get(n, "none"), theirs.get(n, "none")) for n in {**ours, **theirs}]
 
     @property
-    def hand_whole(self) -> list[tuple[str, str]]:
-        """What transformers' table leaves whole, the larger ones."""
+    def hand_replicated(self) -> str:
+        """The larger parameters that the plan of transformers leaves replicated."""
         found = self.shown.hand.replicated if self.shown.hand else {}
         least = LARGE * self.plan.predicted.unsharded_bytes
-        return [(name, human_bytes(n)) for name, n in found.items() if n >= least]
-
-    @property
-    def row(self) -> list[Figure]:
-        """The plan in the table of several."""
-        room = self.plan.objective.memory_bytes
-        mesh = ", ".join(f"{n}={size}" for n, size in self.plan.mesh.items())
-        held, *rest = self.verdict
-        return [
-            Figure("ranks", mesh),
-            Figure("budget", human_bytes(room) if room else "none"),
-            held,
-            *rest,
-        ]
+        return ", ".join(f"{name} ({human_bytes(n)})" for name, n in found.items() if n >= least)
 
 
-def _sum(found: Sequence[CollectiveCount], phase: str) -> list[CollectiveCount]:
-    """Those of a phase, of a kind together."""
-    out: dict[str, CollectiveCount] = {}
-    for c in found:
-        if c.phase == phase and c.count:
-            old = out.get(c.kind)
-            count, size = (old.count, old.bytes) if old else (0, 0)
-            out[c.kind] = c.model_copy(update={"count": count + c.count, "bytes": size + c.bytes})
-    return [*out.values()]
-
-
-def _rows(predicted) -> dict[str, str]:  # noqa: ANN001
-    held = max(predicted.parameter_bytes)
-    out = {"parameters on a rank": human_bytes(held), "time": human_time(predicted.time_ns)}
-    for c in predicted.collectives:
-        out[f"{c.phase} {c.kind.replace('_', '-')}"] = f"{c.count:,} ({human_bytes(c.bytes)})"
-    return out
+def phase_name(phase: str) -> str:
+    """A phase, run once."""
+    return {"decode": "decode step", "train": "training step"}.get(phase, phase)

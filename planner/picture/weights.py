@@ -1,7 +1,9 @@
-"""The parameters of a plan, each once for blocks that are alike."""
+"""The parameters of a plan, one for each distinct block, with the step that reads them."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -16,22 +18,20 @@ from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Pl
 
 ITEMSIZE = {"float64": 8, "float32": 4}
 """Bytes of an element, where it is not 2."""
-MOST = 1 << 16
-"""Blocks of a stack: no model has more."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter.
+    """A parameter of a block.
 
     Attributes:
         name: Its name, with the numbers of its blocks: `layers.0-31.mlp.up.weight`.
-        one: The full name of one of them.
-        count: How many are alike.
-        shape: Of the unsplit one.
-        layer: What its module becomes.
-        entry: How it lies; None where it is whole on every rank.
-        item: What reads it.
+        one: The full name in the first of these blocks.
+        count: How many blocks have it.
+        shape: The unsharded shape.
+        layer: The layer style of its module.
+        entry: Its placement; None if replicated.
+        item: The step of the block that reads it.
         itemsize: Bytes of an element.
     """
 
@@ -44,20 +44,24 @@ class Weight:
     item: DrawnItem
     itemsize: int
 
+    @property
+    def id(self) -> str:
+        """Its name as the id of an element of the page."""
+        return "".join(c if c.isalnum() else "-" for c in self.name)
+
     @cached_property
     def placement(self) -> Placement:
-        """How it lies on the ranks."""
-        text = self.entry.placement if self.entry else ", ".join(map(str, self.shape))
-        return parse(text)
+        """Its placement on the ranks."""
+        return parse(self.entry.placement if self.entry else ", ".join(map(str, self.shape)))
 
     @property
     def is_split(self) -> bool:
-        """Whether no rank holds all of it."""
+        """Whether it is sharded."""
         return any(map(is_split, self.placement.dims))
 
     @property
-    def whole_bytes(self) -> int:
-        """Bytes of one, unsplit."""
+    def unsharded_bytes(self) -> int:
+        """Bytes of one, unsharded."""
         return prod(self.shape) * self.itemsize
 
     def bytes_at(self, at: Coords) -> int:
@@ -66,21 +70,19 @@ class Weight:
 
 
 class Weights:
-    """All parameters of a plan, by the block and the item that reads them.
+    """All parameters of a plan.
 
     Attributes:
-        found: Number of a block, number of an item -> its parameters, the largest first.
-        rest: Those that no item reads.
+        found: (number of a block, number of a step) -> the parameters it reads, largest first.
+        rest: Parameters that no step reads.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.size = ITEMSIZE.get(plan.workload.dtype, 2)
-        by_owner: dict[str, list[str]] = {}
+        stored: dict[str, list[str]] = defaultdict(list)
         for name in plan.model.parameters:
-            by_owner.setdefault(name.rpartition(".")[0], []).append(name)
+            stored[name.rpartition(".")[0]].append(name)
         self.found: dict[tuple[int, int], list[Weight]] = {}
-        seen: set[str] = set()
         done: set[tuple[int, str]] = set()
         for b, block in enumerate(plan.drawing):
             first = first_of(block.modules[0])
@@ -89,25 +91,19 @@ class Weights:
                 if item.slot is not None or item.blocks or not item.ops or (b, owner) in done:
                     continue
                 done.add((b, owner))
-                stored = by_owner.get(owner) or by_owner.get(pattern(owner), ())
+                names = stored.get(owner) or stored.get(pattern(owner), ())
+                keys = [name.rpartition(".")[2] for name in names]
                 row = [
-                    self._weight(_within(owner, n), block.modules, item, block.count)
-                    for n in stored
+                    self._weight(f"{owner}.{key}".lstrip("."), block.modules, item, block.count)
+                    for key in keys
                 ]
-                seen |= {*stored}
-                seen |= {
-                    _within(".".join(filter(None, (each, item.module))), n)
-                    for modules in block.modules
-                    for each in each_of(modules)
-                    for n in stored
-                }
-                self.found[b, i] = sorted(
-                    row, key=lambda w: (-prod(w.shape), not w.name.endswith("weight"))
-                )
-        left = (n for n in plan.model.parameters if n not in seen)
-        self.rest = [self._weight(n, [""], DrawnItem(), 1) for n in left]
+                row.sort(key=lambda w: (-prod(w.shape), not w.name.endswith("weight")))
+                self.found[b, i] = row
+        read = {pattern(w.one) for row in self.found.values() for w in row}
+        left = (name for name in plan.model.parameters if pattern(name) not in read)
+        self.rest = [self._weight(name, [""], DrawnItem(), 1) for name in left]
 
-    def __iter__(self):  # noqa: ANN204
+    def __iter__(self) -> Iterator[Weight]:
         for row in self.found.values():
             yield from row
         yield from self.rest
@@ -115,28 +111,20 @@ class Weights:
     def _weight(self, one: str, blocks: list[str], item: DrawnItem, count: int) -> Weight:
         owner, _, key = one.rpartition(".")
         module = self.plan.module(owner) or ModulePlan()
-        shape = tuple(lookup(self.plan.model.parameters, one) or ())
-        first, many = first_of(blocks[0]), ", ".join(blocks)
-        name = many + one.removeprefix(first) if first else one
-        entry = module.parameters.get(key)
-        return Weight(name, one, count, shape, module.layer, entry, item, self.size)
+        first = first_of(blocks[0])
+        return Weight(
+            name=", ".join(blocks) + one.removeprefix(first) if first else one,
+            one=one,
+            count=count,
+            shape=tuple(lookup(self.plan.model.parameters, one) or ()),
+            layer=module.layer,
+            entry=module.parameters.get(key),
+            item=item,
+            itemsize=ITEMSIZE.get(self.plan.workload.dtype, 2),
+        )
 
 
 def first_of(modules: str) -> str:
     """The name of the first of `layers.0-31`."""
     stack, dot, number = modules.rpartition(".")
     return f"{stack}{dot}{number.partition('-')[0]}" if number[:1].isdigit() else modules
-
-
-def each_of(modules: str) -> list[str]:
-    """The names of all of `layers.0-31`."""
-    stack, dot, numbers = modules.rpartition(".")
-    first, _, last = numbers.partition("-")
-    if not last.isdigit():
-        return [modules]
-    return [f"{stack}{dot}{n}" for n in range(int(first), min(int(last), MOST) + 1)]
-
-
-def _within(owner: str, name: str) -> str:
-    key = name.rpartition(".")[2]
-    return f"{owner}.{key}" if owner else key

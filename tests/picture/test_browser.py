@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.picture.facts import Shown
 from shardwright.planner.picture.page import page
+from shardwright.planner.picture.view import Shown
 from tests.browser import NAMES, Browser, Page, browser, find
 from tests.picture.test_drawing import Net
 from tests.planning import plan
@@ -52,7 +52,7 @@ SHOWN = "[...document.querySelectorAll('article.plan')].filter(p => !p.hidden).m
 
 
 def test_numbers_shown_are_those_of_the_plan(tab: Page, plans: list[Plan]) -> None:
-    shown = tab.run("[...document.querySelectorAll('#p0 .verdict data')].map(d => +d.value)")
+    shown = tab.run("[...document.querySelectorAll('#p0 .figures data')].map(d => +d.value)")
     predicted = plans[0].predicted
     assert predicted.memory is not None
     ahead = sum(c.count for c in predicted.collectives if c.phase == "forward")
@@ -82,11 +82,10 @@ def test_weights_are_reached_by_keys(tab: Page) -> None:
     ).replace("\u200b", "")
 
 
-def test_what_has_the_focus_is_explained(tab: Page) -> None:
-    tab.run("document.querySelector('#p0 .block:nth-of-type(2) [tabindex][data-tip]').focus()")
-    assert tab.run("!document.getElementById('tip').hidden")
-    tab.press("Escape", 27)
-    assert tab.run("document.getElementById('tip').hidden")
+def test_labels_stay_within_their_boxes(tab: Page) -> None:
+    """Whatever their length: bars and sheets clip them."""
+    clipped = "e => !['visible'].includes(getComputedStyle(e).overflowX)"
+    assert tab.run(f"[...document.querySelectorAll('.bar i, .sheet i')].every({clipped})")
 
 
 def test_plans_are_switched(tab: Page) -> None:

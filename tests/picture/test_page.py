@@ -15,9 +15,9 @@ from shardwright.planner.contract.dims import local_ranges
 from shardwright.planner.contract.mesh import coords_of
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.picture.cells import spans, striped
-from shardwright.planner.picture.facts import Shown
 from shardwright.planner.picture.page import page
+from shardwright.planner.picture.sheets import COLOURS, side_of, spans
+from shardwright.planner.picture.view import Shown
 from shardwright.planner.units import human_bytes, human_time
 from tests.picture.test_drawing import Net
 from tests.planning import plan
@@ -107,26 +107,47 @@ def test_who_holds_what_of_query_key_and_value(published: Plan) -> None:
     rows = parse(entry.parameters["weight"].placement).dims[0]
     text = " ".join(words)
     ranks = [published.coords(r) for r in range(16)]
-    for cell in striped(rows, ranks).cells:
-        assert spans([(cell.start, cell.stop)]) in text
+    for piece in side_of(rows, ranks).pieces:
+        assert spans([(piece.start, piece.stop)]) in text
 
 
 @pytest.mark.parametrize(
     "dim", ["7@tp", "4@tp*2 + 2", "2@tp.0*2@tp.1*3", "6@tp.1*5", "3*(4@tp + 2)"]
 )
-def test_cells_cover_a_dim(dim: str) -> None:
-    """Each index is in one cell, held by just the ranks that hold it."""
+def test_pieces_cover_a_dim(dim: str) -> None:
+    """Each index is in one piece, held by just the ranks that hold it."""
     ranks = [coords_of({"tp": 4}, {"tp": [2, 2]}, r) for r in range(4)]
     tree = parse(dim).dims[0]
-    found = striped(tree, ranks)
-    assert found.cells[0].start == 0 and found.cells[-1].stop == found.size
-    for cell in found.cells:
-        for index in (cell.start, cell.stop - 1):
+    found = side_of(tree, ranks)
+    assert found.pieces[0].start == 0 and found.pieces[-1].stop == found.size
+    for piece in found.pieces:
+        for index in (piece.start, piece.stop - 1):
             holders = [
                 r for r, at in enumerate(ranks)
                 if any(a <= index < b for a, b in local_ranges(tree, at))
             ]  # fmt: skip
-            assert holders == list(cell.ranks)
+            assert holders == list(piece.ranks)
+
+
+def test_ranks_have_colours_that_can_be_told_apart() -> None:
+    """Sixteen of them: each pair differs by far more than the least that is seen."""
+    points = [[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in COLOURS]
+    assert len(points) == 16
+    for i, one in enumerate(points):
+        for other in points[:i]:
+            red = (one[0] + other[0]) / 2 / 256  # the "redmean" approximation of CIELUV
+            weights = (2 + red, 4, 3 - red)
+            far = sum(w * (a - b) ** 2 for w, a, b in zip(weights, one, other, strict=True))
+            assert far**0.5 > 100, (one, other)
+
+
+def test_what_does_not_fit_is_red_and_not_praised(net: Plan) -> None:
+    limit = net.objective.model_copy(update={"memory_bytes": 1000})
+    text = page([Shown(net.model_copy(update={"objective": limit}))])
+    assert 'class="bad"' in text and "The plan does not fit: a rank holds" in text
+    assert "DOES NOT FIT" in text and ">proven<" not in text
+    fitting = page([Shown(net)])
+    assert 'class="bad"' not in fitting and ">proven<" in fitting
 
 
 def test_names_are_escaped(net: Plan) -> None:
@@ -180,5 +201,5 @@ def test_plan_draws_with_alternatives(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
     assert Path(again).read_text() == Path(out).read_text()
     words = " ".join(Parsed(Path(out).read_text()).words)
-    assert "What the alternatives would cost more" in words
+    assert "Alternatives, compared with the plan" in words
     assert "has no tensor-parallel plan in transformers" in words
