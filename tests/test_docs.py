@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import re
@@ -164,6 +165,33 @@ def test_the_ladder_is_that_of_the_search() -> None:
     text = DESIGN.read_text().partition("`LADDER`")[2]
     shown = next(block for block in re.findall(r"^```text\n(.*?)```", text, re.M | re.S))
     assert shown.splitlines() == [step.what for step in LADDER]
+
+
+# --- messages
+
+
+def texts(file: Path) -> list[str]:
+    """All string literals in a source file; NUL stands for each formatted value."""
+
+    def text(node: ast.expr) -> str:
+        if isinstance(node, ast.JoinedStr):
+            return "".join(map(text, node.values))
+        return str(node.value) if isinstance(node, ast.Constant) else "\0"
+
+    nodes = ast.walk(ast.parse(file.read_text()))
+    return [text(node) for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)]
+
+
+def test_every_message_on_the_page_of_errors_is_raised() -> None:
+    """`<...>` on the page stands for any text."""
+    page = DOCS / "errors.md"
+    quoted = [block.text.strip() for block in blocks(page) if block.kind == "text"]
+    known = [text for file in modules().values() for text in texts(file)]
+    for message in quoted:
+        fixed = [re.escape(part) for part in re.split(r"<[^>]*>", message)]
+        wanted = re.compile(".*?".join(fixed), re.DOTALL)
+        assert any(wanted.search(text) for text in known), message
+    assert len(quoted) > 20
 
 
 # --- the plan's format
