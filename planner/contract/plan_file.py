@@ -222,7 +222,8 @@ class TracedCall(SparsePart):
         default="", description="when it draws random numbers; left out if it draws none"
     )
     arrays: bool = Field(
-        default=False, description="whether Python or NumPy draw arrays; left out if false"
+        default=False,
+        description="of older plans: NumPy draws arrays in it; refused in training mode",
     )
     asks_autocast: bool = Field(
         default=False,

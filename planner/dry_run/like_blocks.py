@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from shardwright.planner.blocks.stacks import Stack
-from shardwright.planner.dry_run.number import Number
+from shardwright.planner.trace.data_queries.stand_ins import WatchedNumber
 from shardwright.planner.trace.model.module_copies import plain
 from shardwright.planner.trace.model.skeletons import Hollow, Missing, is_hollow
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
@@ -73,7 +73,7 @@ class LikeBlocks:
                     if path and is_hollow(block):
                         continue
                     variables = vars(block.get_submodule(path))
-                    variables[name] = Number(variables[name], self._asked)
+                    variables[name] = WatchedNumber(variables[name], self._asked)
 
     def _asked(self) -> None:
         self.numbered = True

@@ -162,9 +162,6 @@ class Graph:
     draws: bool = False
     """Whether random numbers are drawn in eval mode, too."""
 
-    draws_arrays: bool = False
-    """Whether code draws arrays with Python or NumPy in training mode."""
-
     asks_autocast: bool = False
     """Whether code asks for autocast, and may compute otherwise then."""
 

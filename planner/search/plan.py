@@ -49,8 +49,9 @@ UNPROVEN = (
 """The note of a plan of a model that takes such masks, where that is so."""
 
 IN_EVAL_MODE = (
-    "refused in training mode: its code does something else there that cannot be traced, or drops "
-    "unequal parts on ranks (plan it without dropout, or on a number of ranks that divides them)"
+    "refused in training mode: its code does something else there that cannot be traced, draws "
+    "random numbers with Python or NumPy (draw them with torch), or drops unequal parts on ranks "
+    "(plan it without dropout, or on a number of ranks that divides them)"
 )
 """The note of a plan that is to train, where only eval mode is proven."""
 
@@ -151,7 +152,6 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             state=state,
             several=bool(state) and tokens_of(inputs) > 1,
             draws=draws,
-            arrays=run.training and graph.draws_arrays,
             asks_autocast=graph.asks_autocast,
         )
         alike = call.model_copy(update={"training": True, "draws": draws or drawn})

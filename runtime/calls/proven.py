@@ -52,7 +52,6 @@ class Proven:
         state: The classes of caches that calls handed on to each other, by argument.
         several: Whether calls went on with such by several tokens.
         trains: Whether they are proven in training mode, too.
-        arrays: Whether arrays are drawn in that with Python or NumPy.
         asks_autocast: Whether code asks for autocast, and is not proven under it.
     """
 
@@ -69,7 +68,6 @@ class Proven:
     state: dict[str, frozenset[str]]
     several: bool
     trains: bool
-    arrays: bool
     asks_autocast: bool
 
     @classmethod
@@ -97,8 +95,7 @@ class Proven:
             named and not any(slot[:1].isdigit() for slot in slots),
             _by_argument((n, kind) for call in calls for n, kind in call.state.items()),
             any(call.several for call in calls),
-            any(call.training for call in calls),
-            any(call.arrays for call in calls),
+            any(call.training and not call.arrays for call in calls),
             any(call.asks_autocast for call in calls),
         )
 
@@ -116,16 +113,8 @@ class Proven:
                 "then, which no call did that its plan was made for: call it without, in the dtype "
                 "that you want (model.to(torch.bfloat16) before it is split)"
             )
-        if self.trains and not (alone and self.arrays):
+        if self.trains or not any(module.training for module in modules):
             return
-        if not any(module.training for module in modules):
-            return
-        if self.trains:
-            raise UsageError(
-                f"'{alone}' of {self.model} is called by itself in training mode, where arrays are "
-                "drawn with Python or NumPy, and ranks draw the same in calls of the whole model "
-                "alone: call that, or .eval() on it"
-            )
         raise UsageError(
             f"{self.model} is in training mode, and its plan is proven for eval mode alone: "
             "call .eval() on it, or plan it to train (phase='train'), whose plan has a note "

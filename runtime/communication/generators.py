@@ -5,10 +5,8 @@ What all ranks have is then dropped alike, as the unsplit model on the first ran
 
 from __future__ import annotations
 
-import math
 import operator
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -41,36 +39,12 @@ def draw_alike(
     put(all_gather(own.to(device), group)[0].cpu())
 
 
-def draw_arrays_alike(group: Group, device: torch.device) -> None:
-    """The same for the generators of Python and NumPy."""
-    if group.size == 1 or group.pg is None or device.type == "meta":
-        return
-    import numpy as np
-
-    version, numbers, normal = random.getstate()
-    of_numpy: Any = np.random.get_state()
-    kind, keys, *rest = of_numpy
-    # As floats, which have room for the 32 bits of each word of a state.
-    own = [*numbers, math.nan if normal is None else normal, *keys.tolist(), *rest]
-    state = torch.tensor(own, dtype=torch.float64, device=device)
-    first = all_gather(state, group)[0].tolist()
-    words, (normal, *first) = first[: len(numbers)], first[len(numbers) :]
-    random.setstate((version, tuple(map(int, words)), None if math.isnan(normal) else normal))
-    *keys, at, has_normal, normal = first
-    np.random.set_state((kind, np.array(keys, np.uint32), int(at), int(has_normal), normal))
-
-
-def draw_as_first(
-    module: nn.Module, mesh: Mesh, alike: Callable[[Group, torch.device], None] = draw_alike
-) -> None:
-    """Put generators alike on all ranks of `mesh` that share a model, of which `module` is a part.
-
-    `alike` does it for one group: that is `draw_alike`, or `draw_arrays_alike`.
-    """
+def draw_as_first(module: nn.Module, mesh: Mesh) -> None:
+    """Put generators alike on all ranks of `mesh` that share the model `module` is a part of."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     for name in (CP, TP):
         if name in mesh.groups:
-            alike(mesh[name], device)
+            draw_alike(mesh[name], device)
 
 
 def any_trains(modules: Iterable[nn.Module]) -> bool:

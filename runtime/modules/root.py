@@ -22,9 +22,7 @@ from shardwright.runtime.calls.filled import check_filled, may_be_filled
 from shardwright.runtime.calls.proven import Proven
 from shardwright.runtime.communication.generators import (
     any_trains,
-    draw_alike,
     draw_alike_alone,
-    draw_arrays_alike,
     draw_as_first,
 )
 from shardwright.runtime.logits.split_logits import LossScope, Seal
@@ -33,11 +31,6 @@ from shardwright.runtime.redistribution.lengths import Lengths
 from shardwright.runtime.running import Running
 from shardwright.runtime.slots import positions
 from shardwright.runtime.subclasses import like, subclass_with
-
-COMPILED_ARRAYS = (
-    "a model that draws arrays with Python or NumPy while it trains was compiled, and ranks might "
-    "draw others: train it as it is, or compile it in eval mode"
-)
 
 ROOT_CLASSES: dict[type, type] = {}
 
@@ -55,16 +48,13 @@ class RootModule:
     _shardwright_members: list[nn.Module]
     _shardwright_draws: str
     """When random numbers are drawn, as calls of a plan have it."""
-    _shardwright_arrays: bool
-    """Whether arrays are drawn in training mode with Python or NumPy."""
     _shardwright_mesh: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward; with labels, logits stay split until it returns.
 
         Raises:
-            UsageError: attention weights are asked for, or hidden states that are split; or it is
-                compiled where arrays are drawn.
+            UsageError: attention weights are asked for, or hidden states that are split.
         """
         given = dict(zip(self._shardwright_positions, args, strict=False), **kwargs)
         lengths = self._shardwright_lengths
@@ -94,10 +84,6 @@ class RootModule:
         draws = draws == "always" or (draws and any_trains(self._shardwright_members))
         if draws and not compiling:
             self._shardwright_draw_alike()
-        if self._shardwright_arrays and any_trains(self._shardwright_members):
-            if compiling:
-                raise UsageError(COMPILED_ARRAYS)
-            self._shardwright_draw_alike(draw_arrays_alike)
         running, caches = self._shardwright_running, self._shardwright_caches
         within, running.now = running.now, True
         filled = [] if compiling else may_be_filled(given, caches.names)
@@ -142,10 +128,10 @@ class RootModule:
             return (*args[:at], True, *args[at + 1 :]), kwargs, True
         return args, {**kwargs, "return_dict": True}, True
 
-    def _shardwright_draw_alike(self, alike: Any = draw_alike) -> None:
+    def _shardwright_draw_alike(self) -> None:
         """Put the generators of all ranks that share the model where that of the first stands."""
         if self._shardwright_mesh is not None:
-            draw_as_first(self, self._shardwright_mesh, alike)  # type: ignore[arg-type]
+            draw_as_first(self, self._shardwright_mesh)  # type: ignore[arg-type]
 
     def _shardwright_wanted(self, name: str, given: dict[str, Any]) -> bool:
         """Whether a call, or else the config, asks for the output that `name` switches on."""
@@ -214,7 +200,6 @@ def wrap_root(
     note_members(model)
     drawn = {call.draws for call in calls or ()} - {""}
     model._shardwright_draws = "always" if "always" in drawn else "".join(drawn)  # type: ignore[assignment]
-    model._shardwright_arrays = any(call.arrays for call in calls or ())  # type: ignore[assignment]
     if drawn:
         draw_alike_alone(model, running, "always" in drawn)
     for module in model.modules() if "always" in drawn else ():

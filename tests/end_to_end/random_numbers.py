@@ -2,10 +2,8 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
 import copy
-import random
 from typing import Any
 
-import numpy
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -71,44 +69,6 @@ def drops(model: Any, **options: Any) -> None:
         )
 
 
-def left_out(*shape: int) -> Any:
-    """What to leave out, of NumPy's generator and Python's."""
-    return numpy.random.rand(*shape) < 0.4 + 0.2 * random.random()
-
-
-class Masks(nn.Module):
-    """Leaves out what others draw than torch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 24), nn.Linear(24, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            left = torch.tensor(left_out(x.shape[0], x.shape[1]), device=x.device)
-            x = x.masked_fill(left[..., None], 0.0)
-        return self.down(F.gelu(self.up(x)))
-
-
-def masks(model: Any) -> None:
-    """In training mode, from other seeds on each rank."""
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(2)).double()
-    split: Any = shardwright.apply(
-        copy.deepcopy(model), planning.plan(copy.deepcopy(model), tp=2, args=(x,)), mesh
-    )
-
-    def found(of: Any, seed: int) -> list[torch.Tensor]:
-        random.seed(seed)
-        numpy.random.seed(seed)
-        random.gauss()  # of which every other one is kept
-        return [of(x), of(x)]
-
-    want, got = found(model, 5), found(split.train(), 5 + dist.get_rank())
-    assert not torch.equal(*want)
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
-
-
 class Always(nn.Module):
     """Drops in eval mode, too: of parts that are not equal, and then of what is whole."""
 
@@ -170,7 +130,6 @@ CASES = {
     "sequence parallel": lambda: drops(made(gpt2), sequence_parallel=True),
     "gradient checkpointing": lambda: drops(made(llama), checkpointing=True),
     "eval mode": lambda: drops_always(made(Always).eval()),
-    "arrays of NumPy": lambda: masks(made(Masks)),
     "parts": lambda: parts(made(gpt2)),
     "sampling": lambda: samples(made(llama).eval()),
 }

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.trace.data_queries.model_code import only_way
+from shardwright.planner.trace.data_queries.model_code import answer_that_goes_on
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 
@@ -264,6 +264,8 @@ def test_which_way_code_goes_on(code: str, tmp_path: Path) -> None:
     file.write_text(code + "\n")
     lines = range(1, code.count("\n") + 2)
     want = TESTS[code]
-    assert {only_way(str(file), n) for n in lines if only_way(str(file), n) is not None} == (
-        {want} - {None}
-    )
+    assert {
+        answer_that_goes_on(str(file), n)
+        for n in lines
+        if answer_that_goes_on(str(file), n) is not None
+    } == ({want} - {None})

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.trace.data_queries.unknown import Unknown
+from shardwright.planner.trace.data_queries.errors import NeedsData
 from shardwright.planner.trace.opaque.argument_objects import Objects, Watched
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
@@ -168,5 +168,5 @@ def test_what_it_may_not_do(words: str) -> None:
     objects = Objects([State()])
     watched = Watched(objects)
     REFUSED[words](objects.objects[0])
-    with pytest.raises(Unknown, match=words):
+    with pytest.raises(NeedsData, match=words):
         watched.changes()

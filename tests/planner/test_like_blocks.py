@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shardwright.planner.api import prepare
 from shardwright.planner.blocks.stacks import find_stacks
 from shardwright.planner.dry_run.dry_run import DryRun
-from shardwright.planner.dry_run.number import Number
+from shardwright.planner.trace.data_queries.stand_ins import WatchedNumber
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.runs.run import Run
 from tests.planner.equal import assert_equal, features, planned
@@ -170,7 +170,7 @@ def test_what_is_given_otherwise_runs() -> None:
 
 def test_a_number_is_an_integer_that_notes_questions() -> None:
     asked: list[None] = []
-    number = Number(3, lambda: asked.append(None))
+    number = WatchedNumber(3, lambda: asked.append(None))
     assert isinstance(number, int)
     assert not asked
     assert (number + 1, 1 + number, int(number), [*range(number)]) == (4, 4, 3, [0, 1, 2])

@@ -182,8 +182,8 @@ class Tosses(Mlp):
         return x if self.training and random.random() < 0.5 else super().forward(x)
 
 
-class DropsNothing(Mlp):
-    """Drops a layer by a number that it draws, but none as it stands."""
+class DropsLayers(Mlp):
+    """Drops a layer by a number that it draws: with a probability of 0 as it stands."""
 
     share, most = 0.0, 2
 
@@ -192,13 +192,7 @@ class DropsNothing(Mlp):
             if self.training and random.uniform(0, 1) < self.share:
                 continue
             x = super().forward(x)
-        return x if self.training and self.share > random.random() else super().forward(x)
-
-
-class DropsLayers(DropsNothing):
-    """It does."""
-
-    share = 0.5
+        return x
 
 
 class Multiplies(Mlp):
@@ -221,15 +215,6 @@ class Masks(Mlp):
             left = torch.tensor(drawn(x.shape[0], x.shape[1]), device=x.device)
             x = x.masked_fill(left[..., None], 0.0)
         return super().forward(x)
-
-
-class MasksInside(Mlp):
-    """The same of features that could be split: for a part other numbers would be drawn."""
-
-    def inner(self, h: Tensor) -> Tensor:
-        if self.training:
-            h = h.masked_fill(torch.tensor(drawn(h.shape[-1]), device=h.device), 0.0)
-        return F.gelu(h)
 
 
 class LooksAtMasks(Mlp):
@@ -308,7 +293,7 @@ def is_split(plan: Plan, name: str) -> bool:
 @pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize(
     "kind",
-    [Scales, Averages, Replaces, Normed, NormedSum, Helped, Told, Drops, Skips, DropsNothing],
+    [Scales, Averages, Replaces, Normed, NormedSum, Helped, Told, Drops, Skips],
 )
 def test_trains_as_the_whole_model(kind: type[nn.Module], tp: int) -> None:
     model, plan = made(kind, tp)
@@ -336,7 +321,7 @@ def test_parts_may_be_in_other_modes() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [OftenSkips, ShowsAll, Tosses, LooksAtMasks, DropsLayers, Multiplies]
+    "kind", [OftenSkips, ShowsAll, Tosses, Masks, LooksAtMasks, DropsLayers, Multiplies]
 )
 def test_what_is_not_proven_is_refused(kind: type[nn.Module]) -> None:
     """Of the model and of a module in it that is called by itself."""
@@ -353,18 +338,15 @@ def test_what_is_not_proven_is_refused(kind: type[nn.Module]) -> None:
     run_ranks(2, rank)
 
 
-def test_arrays_that_are_drawn() -> None:
-    """They decide nothing but what is in them, and are as large as for the whole model."""
-    model, plan = made(Masks)
-    assert [call.arrays for call in plan.calls if call.training] == [True]
-    assert is_split(plan, "up.weight")
-    plan = made(MasksInside)[1]
-    assert is_split(plan, "up.weight") != any(call.training for call in plan.calls)
+def test_an_older_plan_that_draws_arrays_is_refused() -> None:
+    """Ranks would draw others: what older plans had for that is gone."""
+    model, plan = made(NoiseToTrain)
+    calls = [call.model_copy(update={"arrays": call.training}) for call in plan.calls]
+    plan = plan.model_copy(update={"calls": calls})
 
     def rank(mesh: Mesh) -> None:
-        split: Any = apply(copy.deepcopy(model), made(Masks)[1], mesh).train()
-        with pytest.raises(UsageError, match="called by itself in training mode, where arrays"):
-            split.up(GIVEN)
+        with pytest.raises(UsageError, match=REFUSED):
+            apply(copy.deepcopy(model), plan, mesh).train()(GIVEN)
 
     run_ranks(2, rank)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from shardwright.planner.trace.data_queries.unknown import Undecided
+from shardwright.planner.trace.data_queries.errors import BranchesOnData
 
 Answers = tuple[bool, ...]
 BranchPaths = tuple[tuple[int, Answers], ...]
@@ -62,7 +62,7 @@ def answer_for_all(question: str) -> bool | None:
     """The answer to a question that has the same one all through a call; None outside of calls.
 
     Raises:
-        Undecided: it has none yet.
+        BranchesOnData: it has none yet.
     """
     if (present := _present.get(None)) is None:
         return None
@@ -70,6 +70,6 @@ def answer_for_all(question: str) -> bool | None:
     if question not in known:
         found = next(rest, None)
         if found is None:
-            raise Undecided(traced_call)
+            raise BranchesOnData(traced_call)
         known[question] = found
     return known[question]

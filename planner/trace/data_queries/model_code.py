@@ -1,23 +1,34 @@
-"""The code of a model that runs right now, and where a test of it lets it go on."""
+"""The line of a model's code that asks something of data, and whether one answer makes it raise.
+
+An `assert`, or an `if` that raises, is given the answer with which the code goes on.
+"""
 
 from __future__ import annotations
 
 import ast
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
-import torch
+NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+CALLED_THROUGH = ("torch.overrides", "torch._tensor", __package__)
+"""Modules through which code calls functions of tensors."""
 
 
-def model_frame() -> Any:
-    """The frame of model code that called, if any did."""
+def model_frame(calls_itself: bool = False) -> Any:
+    """The innermost frame of model code; None without, or if it must call itself and torch does."""
     frame: Any = sys._getframe(1)
-    while frame is not None and is_plumbing(frame.f_globals.get("__name__", "")):
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not is_plumbing(module):
+            return frame
+        through = frame.f_code.co_name == "__torch_function__" or module.startswith(CALLED_THROUGH)
+        if calls_itself and not through:
+            return None
         frame = frame.f_back
-    return frame
+    return None
 
 
 def is_plumbing(module: str) -> bool:
@@ -25,104 +36,72 @@ def is_plumbing(module: str) -> bool:
     return module.split(".")[0] in ("torch", "shardwright")
 
 
-def torch_goes_on() -> bool | None:
-    """The truth with which torch.nn's own code goes on that asks for it; None if with either."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and is_plumbing(name := frame.f_globals.get("__name__", "")):
-        if name.startswith("torch.nn."):
-            return only_way(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return None
-
-
-def torch_raises() -> bool:
-    """Whether a check of torch's asks, which raises what nobody near catches if it is not true."""
-    frame: Any = sys._getframe(1)
-    checks = False
-    while frame is not None and is_plumbing(frame.f_globals.get("__name__", "")):
-        checks |= frame.f_code is torch._check_tensor_all_with.__code__
-        frame = frame.f_back
-    if not checks or frame is None:
-        return checks
-    return not any(a <= frame.f_lineno <= b for a, b in _caught(frame.f_code.co_filename))
-
-
-def is_message(frame: Any) -> bool:
-    """Whether a string that code in `frame` writes now is given to a call that gives nothing."""
-    return any(a <= frame.f_lineno <= b for a, b in _messages(frame.f_code.co_filename))
-
-
 @lru_cache(maxsize=256)
-def _tree(file: str) -> ast.AST:
+def parsed(file: str) -> ast.Module:
+    """The code of a file; nothing where it has none."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return ast.Module([], [])
 
 
-def _attempts(file: str) -> Iterator[ast.stmt]:
-    """Statements of which what they raise may be caught."""
-    for node in ast.walk(_tree(file)):
-        if isinstance(node, (ast.Try, ast.With)):  # a context may suppress what is raised
-            yield from node.body
+def own(body: Iterable[ast.AST], without: tuple[type[ast.AST], ...] = NESTED) -> Iterator[ast.AST]:
+    """All nodes of some statements but for those within others of some kinds."""
+    for node in body:
+        if not isinstance(node, without):
+            yield node
+            yield from own(ast.iter_child_nodes(node), without)
 
 
-@lru_cache(maxsize=256)
-def _caught(file: str) -> list[tuple[int, int]]:
-    """First and last line of each of those."""
-    return [(node.lineno, node.end_lineno or node.lineno) for node in _attempts(file)]
+def is_at(node: ast.AST, line: int) -> bool:
+    """Whether a node stands on a line, among others."""
+    return node.lineno <= line <= (node.end_lineno or node.lineno)  # type: ignore[attr-defined]
 
 
-@lru_cache(maxsize=256)
-def _messages(file: str) -> list[tuple[int, int]]:
-    """First and last line of each string that is made for a call of which nobody takes a result."""
-    calls = (n.value for n in ast.walk(_tree(file)) if isinstance(n, ast.Expr))
-    strings = (a for c in calls if isinstance(c, ast.Call) for a in c.args)
-    return [(a.lineno, a.end_lineno or a.lineno) for a in strings if isinstance(a, ast.JoinedStr)]
-
-
-@lru_cache(maxsize=256)
-def _tests(file: str) -> list[tuple[int, int, bool]]:
-    """First and last line of each test that raises when it fails, and the truth that passes it."""
-    caught = {id(node) for statement in _attempts(file) for node in ast.walk(statement)}
-    out = []
-    for node in ast.walk(_tree(file)):
-        if id(node) in caught:
-            continue
-        if isinstance(node, ast.Assert):
-            passes = True
-        elif isinstance(node, ast.If) and not node.orelse and isinstance(node.body[0], ast.Raise):
-            passes = False
-        else:
-            continue
-        if (found := truth(node.test, passes)) is not None:
-            out.append((node.test.lineno, node.test.end_lineno or node.test.lineno, found))
-    return out
-
-
-def truth(test: ast.expr, passes: bool) -> bool | None:
-    """The answer to the one question of a test with which it `passes`; None if it has others."""
-    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        test, passes = test.operand, not passes
-    return passes if _is_one_question(test) else None
-
-
-def _is_one_question(test: ast.expr) -> bool:
-    """Whether all that a test asks is whether it is true as a whole."""
-    inner = (ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.comprehension, ast.Lambda, ast.Await)
-    plain = not any(isinstance(node, inner) for node in ast.walk(test))
-    one = not isinstance(test, ast.Compare) or len(test.ops) == 1
-    member = isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.In, ast.NotIn))
-    asked = any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("bool", "all", "any")
-        for node in ast.walk(test)
-    )
-    return plain and one and not member and not asked
-
-
-def only_way(file: str, line: int) -> bool | None:
-    """The truth of a test at this place with which code goes on; None if it does with either."""
-    found = {passes for first, last, passes in _tests(file) if first <= line <= last}
+def answer_that_goes_on(file: str, line: int) -> bool | None:
+    """The answer to a test on a line with which code does not raise; None if it never does."""
+    tests, _ = _tests(file)
+    found = {answer for test, answer in tests if is_at(test, line)}
     return found.pop() if len(found) == 1 else None
+
+
+def may_be_caught(file: str, line: int) -> bool:
+    """Whether what a line raises may be caught in the file."""
+    return any(is_at(node, line) for node in _tests(file)[1])
+
+
+@lru_cache(maxsize=256)
+def _tests(file: str) -> tuple[list[tuple[ast.expr, bool]], list[ast.AST]]:
+    """Tests that raise when they fail, each with the answer that passes it; and what is caught."""
+    nodes = [*ast.walk(parsed(file))]
+    # What a context raises it may suppress.
+    caught = [s for n in nodes if isinstance(n, (ast.Try, ast.With)) for s in n.body]
+    safe = {id(n) for statement in caught for n in ast.walk(statement)}
+    out = []
+    for node in (n for n in nodes if id(n) not in safe):
+        match node:
+            case ast.Assert(test=test):
+                answer = answer_for(test, True)
+            case ast.If(test=test, body=[ast.Raise(), *_], orelse=[]):
+                answer = answer_for(test, False)
+            case _:
+                continue
+        if answer is not None:
+            out.append((test, answer))
+    return out, caught  # type: ignore[return-value]
+
+
+def answer_for(test: ast.expr, wanted: bool) -> bool | None:
+    """The answer to the one question of a test that makes it `wanted`; None if it has others."""
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, wanted = test.operand, not wanted
+    for node in ast.walk(test):
+        match node:
+            case ast.BoolOp() | ast.UnaryOp() | ast.IfExp() | ast.comprehension() | ast.Lambda():
+                return None
+            case ast.Await() | ast.Call(func=ast.Name(id="bool" | "all" | "any")):
+                return None
+    match test:
+        case ast.Compare(ops=[_, _, *_]) | ast.Compare(ops=[ast.In() | ast.NotIn()]):
+            return None
+    return wanted

@@ -15,7 +15,6 @@ from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
-from shardwright.planner.trace.data_queries.drawn_arrays import drawn_arrays
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.queries import autocast
 from shardwright.planner.trace.queries.autocast_reads import same_under_autocast
@@ -23,7 +22,11 @@ from shardwright.planner.trace.queries.free_numbers import free_numbers
 from shardwright.planner.trace.queries.training_reads import noted
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.trace_runs import trace_runs
-from shardwright.planner.trace.runs.training_runs import in_training, note_training
+from shardwright.planner.trace.runs.training_runs import (
+    in_training,
+    no_python_random,
+    note_training,
+)
 from shardwright.planner.trace.trace_lock import alone
 
 Traced = tuple[Source, Folding, Unfolded]
@@ -60,12 +63,11 @@ def trace_all(
         return best
     for whole in (False, True) if folded and source.trains else (not folded,):
         with suppress(ModelError, Unfoldable):
-            with alone(), drawn_arrays(source.module) as draws:
+            with alone(), no_python_random():
                 found = tried(*_with_training(source, best[0]), whole)
                 if found[1].graph.left and not source.keeps and keeps(source, True):
                     kept = (replace(of, keeps=True) for of in (source, best[0]))
                     found = tried(*_with_training(*kept), whole)
-            found[1].graph.draws_arrays = draws.arrays
             if {*map(pattern, found[1].graph.untraced)} <= {*map(pattern, graph.untraced)}:
                 return found
     return best

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.trace.data_queries.unknown import Unknown
+from shardwright.planner.trace.data_queries.errors import NeedsData
 from shardwright.planner.trace.sizes.provenance import SourcedInt
 
 Path = tuple[Any, ...]
@@ -72,7 +72,7 @@ class Objects:
         """What is known of them: the kinds of all that is in them, and what `stated` says of parts.
 
         Raises:
-            Unknown: it cannot be told.
+            NeedsData: it cannot be told.
         """
         kinds = tuple((place, type(v).__name__) for place, v in self.holders.items())
         return kinds, tuple((place, _said(v, stated)) for place, v in self.parts.items())
@@ -81,13 +81,13 @@ class Objects:
         """Copies of them, with `tensors` in the place of theirs, on `device`.
 
         Raises:
-            Unknown: they cannot be copied.
+            NeedsData: they cannot be copied.
         """
         instead = zip(self.tensors().values(), tensors, strict=True)
         try:
             copies = copy.deepcopy([*self.objects], {id(t): new for t, new in instead})
         except Exception as error:  # whatever their code raises
-            raise Unknown("an object among its arguments cannot be copied") from error
+            raise NeedsData("an object among its arguments cannot be copied") from error
         out = Objects(copies)
         for place, value in out.parts.items():
             if isinstance(value, torch.device):
@@ -136,14 +136,14 @@ class Watched(TorchFunctionMode):
         """What stands elsewhere, or is another, since.
 
         Raises:
-            Unknown: something is gone, or there is more than tensors and numbers in new places.
+            NeedsData: something is gone, or there is more than tensors and numbers in new places.
         """
         holders = _ids(self.objects.holders)
         self.objects.take_stock()
         if gone := self.before.keys() - self.objects.parts.keys():
-            raise Unknown(f"it takes '{min(gone).path[-1]}' out of what it is given")
+            raise NeedsData(f"it takes '{min(gone).path[-1]}' out of what it is given")
         if holders != _ids(self.objects.holders):
-            raise Unknown("it puts more than tensors and numbers into what it is given")
+            raise NeedsData("it puts more than tensors and numbers into what it is given")
         return list(self._changes())
 
     def _changes(self) -> Iterator[Change]:
@@ -154,7 +154,7 @@ class Watched(TorchFunctionMode):
                     yield Change(place, now, True)
             elif isinstance(now, Tensor) or isinstance(was, Tensor) or now != was:
                 if isinstance(now, frozenset):
-                    raise Unknown("it changes a set in what it is given")
+                    raise NeedsData("it changes a set in what it is given")
                 yield Change(place, now, False)
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.trace.data_queries.branch_paths import BranchPaths, both
-from shardwright.planner.trace.data_queries.unknown import DATA_DEPENDENT, Undecided
+from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT, BranchesOnData
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.opaque.argument_objects import Objects
 from shardwright.planner.trace.opaque.random_inputs import (
@@ -64,10 +64,12 @@ class Opaque:
 
     def after(self, error: Exception, entered: Sequence[str]) -> bool:
         """Take in what a run failed at; False where nothing is left to try."""
-        if isinstance(error, Undecided) and (paths := both(self.branch_paths, error.traced_call)):
+        if isinstance(error, BranchesOnData) and (
+            paths := both(self.branch_paths, error.traced_call)
+        ):
             self.branch_paths = paths
             return True
-        if isinstance(error, Undecided) and not self.skips:
+        if isinstance(error, BranchesOnData) and not self.skips:
             self.skips, self.branch_paths = True, ()
             return True
         if any(answers for _, answers in self.branch_paths) and self._needs_data(error, entered):
@@ -152,7 +154,7 @@ class Opaque:
         """What comes of a call of module `name` in a mode.
 
         Raises:
-            Unknown: that depends on data, or the module does more than to compute it.
+            NeedsData: that depends on data, or the module does more than to compute it.
         """
         key = name, given, str(spec), training
         if key not in self._known:

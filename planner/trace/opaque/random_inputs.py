@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from shardwright.planner.trace.data_queries.unknown import Fails, Unknown
+from shardwright.planner.trace.data_queries.errors import FailsOnMadeUpData, NeedsData
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.opaque.argument_objects import Change, Objects, Place, Watched
 from shardwright.planner.trace.trace_lock import exporting
@@ -77,7 +77,7 @@ def outcome(
     """What comes of a call of `module`, called `name`, that is given `objects` among others.
 
     Raises:
-        Unknown: that depends on data, or the module does more than to compute it.
+        NeedsData: that depends on data, or the module does more than to compute it.
     """
     found: list[Outcome] = []
     # No mode is on in another thread.
@@ -86,11 +86,11 @@ def outcome(
             try:
                 run = _run, module, given, spec, objects, seed
                 found.append(thread.submit(copy_context().run, *run).result())
-            except Fails:  # of some data nothing comes out
+            except FailsOnMadeUpData:  # of some data nothing comes out
                 if seed - len(found) > 0:
                     raise
     if any(other != found[0] for other in found):
-        raise Unknown(f"what '{name}' gives out depends on its data in shape")
+        raise NeedsData(f"what '{name}' gives out depends on its data in shape")
     return found[0]
 
 
@@ -98,12 +98,12 @@ def stated(leaf: Any) -> Any:
     """What is known of an argument without data, as in `Given.leaves`.
 
     Raises:
-        Unknown: it is neither a tensor nor a plain value.
+        NeedsData: it is neither a tensor nor a plain value.
     """
     if isinstance(leaf, Tensor):
         return tuple(int(n) for n in leaf.shape), leaf.dtype
     if not isinstance(leaf, PLAIN):
-        raise Unknown(f"a {type(leaf).__name__} is among its arguments")
+        raise NeedsData(f"a {type(leaf).__name__} is among its arguments")
     if isinstance(leaf, bool):
         return bool(leaf)  # where only data has it, on one of its branch paths
     if isinstance(leaf, int):
@@ -172,15 +172,17 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
             found, out = tree_flatten(real(*args, **kwargs))
     except Exception as error:  # whatever model code raises
         text = str(error).strip().split("\n")[0][:200]
-        raise Fails(f"on the CPU it fails as well: {type(error).__name__}: {text}") from error
+        raise FailsOnMadeUpData(
+            f"on the CPU it fails as well: {type(error).__name__}: {text}"
+        ) from error
     if versions != [t._version for t in taken] or list(map(id, held)) != list(map(id, _held(real))):
-        raise Unknown("it changes what it is given, or keeps something")
+        raise NeedsData("it changes what it is given, or keeps something")
     touched, changes = watched.touched(), watched.changes()
     put = [change.value for change in changes if not change.written]
     # What is then changed in place would change twice, or not at all.
     made = [_place(t) for t in [*found, *put] if isinstance(t, Tensor) and t.numel()]
     if len(set(made)) < len(made) or not set(made).isdisjoint(map(_place, [*taken, *drawn])):
-        raise Unknown("it hands on what it is given")
+        raise NeedsData("it hands on what it is given")
     changed = [change._replace(value=_spec(change.value)) for change in changes]
     return Outcome([_spec(v) for v in found], out, touched, changed)
 
@@ -200,5 +202,5 @@ def _spec(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return Spec(tuple(leaf.shape), leaf.stride(), leaf.dtype)
     if not isinstance(leaf, PLAIN):
-        raise Unknown(f"a {type(leaf).__name__} is among its results")
+        raise NeedsData(f"a {type(leaf).__name__} is among its results")
     return leaf

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from shardwright.planner.trace.data_queries.branch_paths import answer_for_all
-from shardwright.planner.trace.data_queries.loop_code import parsed
-from shardwright.planner.trace.data_queries.model_code import is_plumbing
+from shardwright.planner.trace.data_queries.model_code import is_plumbing, parsed
 from shardwright.planner.trace.queries import autocast
 from shardwright.planner.trace.queries.training_reads import harmless
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.planner.trace.data_queries.loop_code import parsed
+from shardwright.planner.trace.data_queries.model_code import parsed
 from shardwright.planner.trace.runs.run import in_mode
 
 DROPPING = (

@@ -14,7 +14,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.trace.data_queries.unknown import Unproven
+from shardwright.planner.trace.data_queries.errors import Unproven
 
 
 class Aliases:

@@ -16,8 +16,8 @@ from torch._C._functorch import (
 from torch.autograd import forward_ad
 
 from shardwright.planner.graph.graph import KEEPS
-from shardwright.planner.trace.data_queries.loops import inner
-from shardwright.planner.trace.data_queries.unknown import Unproven
+from shardwright.planner.trace.data_queries.conditional_regions import inner
+from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.queries.flags import Noted
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.runtime.code.call_sites import place_of_call

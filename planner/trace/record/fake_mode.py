@@ -21,7 +21,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
 from torch._subclasses.fake_tensor import in_kernel_invocation_manager, torch_decomp_decompositions
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shardwright.planner.trace.data_queries.known import Known
+from shardwright.planner.trace.data_queries.known_values import KnownValues
 from shardwright.planner.trace.record.fake_ops import GROUPED_MM, SHAPES, grouped_mm
 
 aten = torch.ops.aten
@@ -67,7 +67,7 @@ class OnMeta(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.known = Known(self)
+        self.known = KnownValues(self)
         self._common: dict[str, Any] | None = None
 
     @classmethod

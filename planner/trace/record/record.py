@@ -10,7 +10,7 @@ import torch
 
 from shardwright.planner.contract.plain_values import PlainValue
 from shardwright.planner.graph.marks import Draw
-from shardwright.planner.trace.data_queries.loops import Loop
+from shardwright.planner.trace.data_queries.conditional_regions import Region
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ class Record:
     replaced: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """What they are after that, and before; not those that are parts of others."""
 
-    loops: list[Loop] = field(default_factory=list)
-    """Loops that may make fewer passes than they did."""
+    regions: list[Region] = field(default_factory=list)
+    """Loops that may make fewer passes than they did, and what code may skip."""
 
-    carried: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    changed_in_regions: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """What those changed in place, before and after each change."""
 
     scores: list[torch.Tensor] = field(default_factory=list)

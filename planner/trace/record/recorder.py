@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -18,11 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.graph.marks import Draw
-from shardwright.planner.trace.data_queries.asked import Asked
-from shardwright.planner.trace.data_queries.known import DRAWS
-from shardwright.planner.trace.data_queries.loops import carried, inner, known
-from shardwright.planner.trace.data_queries.numbers import Questions
-from shardwright.planner.trace.data_queries.unknown import Unknown
+from shardwright.planner.trace.data_queries.conditional_regions import changed, inner, known
+from shardwright.planner.trace.data_queries.known_values import DRAWS
+from shardwright.planner.trace.data_queries.queries import DataQueries
 from shardwright.planner.trace.inputs.input_values import pairs
 from shardwright.planner.trace.opaque.custom_backward import OwnGradients
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
@@ -101,17 +99,9 @@ def record(
         unpriced = [g for run, g in zip(runs, given, strict=True) if not run.priced]
         out.wide = [t for t in _tensors(unpriced) if t.is_floating_point()]
         own = OwnGradients()
-        questions = Questions(
-            opaque,
-            lambda x: out.read.append(inner(x)),
-            lambda x, dim: out.cut.append((inner(x), dim)),
-            lambda: len(recorder.calls),
-            lambda x: recorder.known.value(inner(x)),
-            lambda x, value: recorder.known.keep(inner(x), value),
-            own.whole.append,
-        )
-        recorder.before = questions.skips.settle
-        with functional, opaque.standing_in(module, note), Asked(questions), own.noted():
+        queries = DataQueries(opaque, recorder.known, out, own.whole.append)
+        recorder.before = queries.regions.settle
+        with functional, opaque.standing_in(module, note), queries, own.noted():
             within = {f"root.{name}": tensor for name, tensor in state.items()}
             functional_call(top, within, (made,), tie_weights=False)
             out.written = _changed(stored, state)
@@ -130,27 +120,14 @@ def record(
             in_eval_mode = (c for c in recorder.calls if not runs[c.traced_call].training)
             out.draws = functional.draws or any(True for _ in _drawn(in_eval_mode))
             out.own_gradients = [*map(inner, own.whole)], [*map(inner, own.unsplit)]
-            out.loops = [*questions.loops, *questions.skips.ended()]
-            out.carried = _carried(out, lambda t: known(t) or t in recorder.known)
+            out.regions = queries.regions.ended()
+            results = [*out.outputs, *out.written.values()]
+            has_value = lambda t: known(t) or t in recorder.known  # noqa: E731
+            out.changed_in_regions = [
+                *changed(out.calls, out.regions, out.replaced, results, has_value)
+            ]
             recorder.forget()
             return out
-
-
-def _carried(
-    found: Record, has_value: Callable[[torch.Tensor], bool]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What loops over data change in place.
-
-    Raises:
-        Unknown: one is left early, or hands on something else.
-    """
-    if any(loop.stop is None for loop in found.loops):
-        raise Unknown("a loop over data ends early")
-    results = [*found.outputs, *found.written.values()]
-    try:
-        return list(carried(found.calls, found.loops, found.replaced, results, has_value))
-    except ValueError as error:
-        raise Unknown(str(error)) from error
 
 
 def _for_users(calls: Sequence[Call], contained: Iterable[Contained]) -> list[torch.Tensor]:

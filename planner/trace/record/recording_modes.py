@@ -17,7 +17,7 @@ from torch._decomp import _core_aten_decompositions_post_autograd
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from shardwright.planner.graph.marks import Draw
-from shardwright.planner.trace.data_queries.loops import inner
+from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.opaque.random_inputs import Spec
 from shardwright.planner.trace.record.aliases import Aliases
 from shardwright.planner.trace.record.arguments import mapped

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from shardwright.planner.trace.data_queries.unknown import Unknown
+from shardwright.planner.trace.data_queries.errors import NeedsData
 
 Compiled: Any = torch.jit.ScriptFunction
 
@@ -41,10 +41,10 @@ def _code(compiled: Any) -> Callable[..., Any]:
     """What a function was compiled from.
 
     Raises:
-        Unknown: it was recorded or read, or does otherwise where it is compiled.
+        NeedsData: it was recorded or read, or does otherwise where it is compiled.
     """
     found = vars(compiled).get("_torchdynamo_inline")
     written = inspect.isfunction(found) and "__name__" in vars(compiled)  # else it was recorded
     if not written or "is_scripting" in found.__code__.co_names:
-        raise Unknown("it calls TorchScript that is not the same as Python code")
+        raise NeedsData("it calls TorchScript that is not the same as Python code")
     return found

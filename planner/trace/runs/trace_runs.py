@@ -16,8 +16,8 @@ from torch import nn
 from shardwright.errors import ModelError, ShardwrightError
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import Graph
-from shardwright.planner.trace.data_queries.loop_masks import as_long_as_the_model_says
-from shardwright.planner.trace.data_queries.unknown import DATA_DEPENDENT, Unknown, Unproven
+from shardwright.planner.trace.data_queries.conditional_regions import masks_have_stated_lengths
+from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT, NeedsData, Unproven
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.queries import autocast, gradient_reads
 from shardwright.planner.trace.record import boundaries, parametrized
@@ -70,7 +70,7 @@ def trace_runs(module: nn.Module, runs: Sequence[Run], skips: bool = False) -> G
     """
     opaque = Opaque(module, skips=skips)
     graph = _traced(module, runs, opaque)
-    if not as_long_as_the_model_says(graph):
+    if not masks_have_stated_lengths(graph):
         opaque.drop_stand_ins()
         graph = _traced(module, runs, opaque)
     free = {i for i, run in enumerate(runs) if run.training or not run.priced}
@@ -137,7 +137,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
                 if not (around := opaque.used_from_outside(called(found))):
                     return found, provenance
                 entered = around
-                raise Unknown(f"a module in '{around[-1]}' is called from outside of it too")
+                raise NeedsData(f"a module in '{around[-1]}' is called from outside of it too")
             except ShardwrightError:
                 raise
             except Retrace:

@@ -6,12 +6,15 @@ dropped of the whole there (see `Functional` in `recording_modes.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
+from typing import Any
 
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph, Op
-from shardwright.planner.trace.data_queries.drawn_arrays import drawn_arrays
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.queries.flags import add_flags
 from shardwright.planner.trace.queries.training_reads import Reads, changes_more
@@ -28,6 +31,26 @@ def in_training(runs: Sequence[Run]) -> list[Run]:
     return [run._replace(training=True) for run in runs]
 
 
+@contextmanager
+def no_python_random() -> Iterator[None]:
+    """Within, code must not draw random numbers with Python or NumPy: each rank would draw others.
+
+    Raises:
+        ModelError: behind it, that it did.
+    """
+    before = _generators()
+    yield
+    if _generators() != before:
+        raise ModelError("it draws random numbers with Python or NumPy: draw them with torch")
+
+
+def _generators() -> tuple[Any, ...]:
+    """Where the generators of Python and NumPy stand."""
+    numpy: Any = sys.modules.get("numpy")
+    kind, keys, *rest = numpy.random.get_state() if numpy else (None, b"")
+    return random.getstate(), kind, bytes(keys), *rest
+
+
 def note_training(graph: Graph, source: Source, reads: Reads) -> None:
     """Look whether the runs of `source`, as `graph` has them, do the same in training mode.
 
@@ -39,7 +62,7 @@ def note_training(graph: Graph, source: Source, reads: Reads) -> None:
         graph.trained = True
         return
     try:
-        with alone(), drawn_arrays(source.module):
+        with alone(), no_python_random():
             other = trace_runs(source.module, in_training(source.runs))
     except ModelError:
         return

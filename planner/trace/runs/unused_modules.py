@@ -19,7 +19,7 @@ from torch import nn
 from shardwright.planner.blocks.stacks import find_stacks, shortened
 from shardwright.planner.contract.names import is_within, pattern
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SOURCE
-from shardwright.planner.trace.data_queries.unknown import DATA_DEPENDENT
+from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT
 from shardwright.planner.trace.inputs.example_inputs import example_inputs, number
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from shardwright.planner.trace.data_queries.loops import inner
+from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.sizes.callers import caller
 from shardwright.planner.trace.sizes.expressions import (
     Expression,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.planner.contract.plain_values import is_plain
-from shardwright.planner.trace.data_queries.loops import inner
+from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.queries.opaque_ints import Hidden
 from shardwright.planner.trace.sizes.provenance import SourcedInt
 from shardwright.planner.trace.state.attribute_contents import NOT_KEPT

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from shardwright.planner.trace.data_queries.loops import inner
+from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.record.aliases import Aliases
 from shardwright.planner.trace.runs.run import State
 from shardwright.runtime.slots import is_own, leaves

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from shardwright.planner.trace.data_queries.unknown import Unproven
+from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.queries.opaque_ints import Decided, Shows, hidden
 from shardwright.planner.trace.runs.run import Run, in_mode
 from shardwright.planner.trace.sizes.provenance import seen_by_users

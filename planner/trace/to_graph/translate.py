@@ -20,7 +20,7 @@ from shardwright.planner.graph.graph import (
     Tensor,
     Use,
 )
-from shardwright.planner.trace.data_queries.loops import SAME
+from shardwright.planner.trace.data_queries.conditional_regions import SAME
 from shardwright.planner.trace.record import boundaries as boundaries
 from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.record.record import Call, Record
@@ -52,7 +52,7 @@ def translate(
         sizes: Tensors of the run with sizes that were computed, or bare numbers.
         sources: The tensors that "read" expressions in `sizes` speak of.
     """
-    translator = _Translator(module, {id(before) for before, _ in record.carried})
+    translator = _Translator(module, {id(before) for before, _ in record.changed_in_regions})
     for fqn, tensor in record.stored.items():
         translator.store(fqn, tensor)
     for tensor in record.inputs:
@@ -76,10 +76,12 @@ def translate(
     graph.marks.sized = {(translator.name_of(t), t.dim() - 1) for t in record.wide}
     marks, names = graph.marks, translator.names
     marks.in_place = {(translator.name_of(a), translator.name_of(b)) for a, b in _in_place(record)}
-    marks.rounds = {(translator.name_of(a), translator.name_of(b)) for a, b in record.carried}
+    marks.rounds = {
+        (translator.name_of(a), translator.name_of(b)) for a, b in record.changed_in_regions
+    }
     marks.resumed = {(translator.name_of(a), translator.name_of(b)) for a, b in record.resumed}
     marks.made_up = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
-    masks = (loop.mask for loop in record.loops if loop.mask is not None)
+    masks = (loop.mask for loop in record.regions if loop.mask is not None)
     marks.masks = {translator.name_of(mask) for mask in masks}
     marks.looped = _looped(record, names)
     marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
@@ -173,7 +175,7 @@ def _looped(record: Record, names: Mapping[int, str]) -> set[str]:
     """
     parameters = {id(t) for t in record.stored.values()}
     out = set[str]()
-    for loop in (loop for loop in record.loops if not loop.alike):
+    for loop in (loop for loop in record.regions if not loop.same_on_all_ranks):
         for call in record.calls[loop.starts[0] : loop.stop] if loop.starts else ():
             if call.op is boundaries.BOUNDARY:
                 out.add(names.get(id(call.result), ""))

@@ -13,8 +13,7 @@ from torch import nn
 from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_map
 
-from shardwright.planner.trace.data_queries.asked import Asked
-from shardwright.planner.trace.data_queries.numbers import Questions
+from shardwright.planner.trace.data_queries.queries import DataQueries
 from shardwright.planner.trace.inputs.input_values import pairs
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.model.skeletons import Hollow
@@ -167,14 +166,13 @@ def run_on_fake(
 
     for tensor, value in valued:
         fake.known.keep(tensor, value)
-    asked = Asked(Questions(opaque, value=fake.known.value, keep=fake.known.keep))
     with (
         alone(),
         torch.no_grad(),
         _converted_anew(),
         opaque.standing_in(module, empty),
         fake,
-        asked,
+        DataQueries(opaque, fake.known),
         by_heads(module),
         as_python(),
         gradient_reads.asked(),

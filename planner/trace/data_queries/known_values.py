@@ -20,7 +20,6 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shardwright.planner.trace.data_queries.model_code import torch_goes_on
 from shardwright.planner.trace.record.arguments import mapped, tensors_in
 
 MOST = 1 << 16
@@ -38,7 +37,7 @@ BELOW_ALL = {aten.lt.Scalar: False, aten.ge.Scalar: True}
 """Comparisons with a number, and what they give where that is none of those from 0 to 1."""
 
 
-class Known:
+class KnownValues:
     """The values of fake tensors, as far as they are known; a tensor made in `fakes` is fake."""
 
     def __init__(self, fakes: AbstractContextManager[Any] | None = None) -> None:
@@ -59,33 +58,24 @@ class Known:
             out = fake()
         except (DynamicOutputShapeException, DataDependentOutputException):
             made = self._computed(func, args, kwargs) if known else None
-            if (
-                made is None
-                and func is aten.bincount.default
-                and (length := _bins(*args, **kwargs))
-            ):
+            if made is not None:
+                device = next(t.device for t in tensors_in((args, kwargs)))
                 with self._fakes:
-                    dtype = torch.int64 if len(args) < 2 or args[1] is None else args[1].dtype
-                    return torch.empty(length, dtype=dtype, device=args[0].device), False
-            if made is None:
-                goes_on = torch_goes_on() if func is aten._local_scalar_dense.default else None
-                if goes_on is None:
-                    raise
-                return goes_on, True
-            device = next(t.device for t in tensors_in((args, kwargs)))
-            with self._fakes:
-                out = tree_map(lambda v: _like(v, device), made)
-            self._keep(out, made)
-            return out, True
+                    out = tree_map(lambda v: _like(v, device), made)
+                self._keep(out, made)
+                return out, True
+            if func is aten.bincount.default and (bins := _bins(*args, **kwargs)) is not None:
+                with self._fakes:
+                    return bins(), False
+            raise
         if func in UNIFORM or (func is aten.detach.default and args[0] in self._uniform):
             self._uniform[out] = True
         if func in BELOW_ALL and args[0] in self._uniform and args[1] <= 0:  # dropped never
             with on_data():
                 made = torch.full(tuple(out.shape), BELOW_ALL[func])
-            self._keep(out, made)
-            return out, False
-        small = known and sum(t.numel() for t in tensors_in(out)) < MOST
-        made = self._computed(func, args, kwargs) if small else None
+        else:
+            small = known and sum(t.numel() for t in tensors_in(out)) < MOST
+            made = self._computed(func, args, kwargs) if small else None
         if made is None:
             self._forget(func, args)
         else:
@@ -150,9 +140,10 @@ def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> int:
-    """How many bins code counts in; there are more only where it counts what is none of them."""
-    return minlength
+def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    """What makes the bins that code counts in; more only where it counts what is in none."""
+    dtype = torch.int64 if weights is None else weights.dtype
+    return (lambda: torch.empty(minlength, dtype=dtype, device=x.device)) if minlength else None
 
 
 def _like(value: Any, device: torch.device | None) -> Any:

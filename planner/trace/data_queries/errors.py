@@ -8,19 +8,19 @@ from torch._subclasses.fake_tensor import (
 )
 
 
-class Unknown(Exception):
-    """It cannot be told what a module gives out; the message says why."""
+class NeedsData(Exception):
+    """What a module gives depends on data; the message says why."""
 
 
-class Unproven(Unknown):
+class Unproven(NeedsData):
     """Code does what nobody can prove of it; the message says what, and what to do instead."""
 
 
-class Fails(Unknown):
+class FailsOnMadeUpData(NeedsData):
     """It does not run on made-up data."""
 
 
-class Undecided(Unknown):
+class BranchesOnData(NeedsData):
     """Traced call number `traced_call` asked something of data, and goes on either way."""
 
     def __init__(self, traced_call: int) -> None:
@@ -28,5 +28,5 @@ class Undecided(Unknown):
         self.traced_call = traced_call
 
 
-DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Unknown)
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, NeedsData)
 """What is raised where a run would need data."""

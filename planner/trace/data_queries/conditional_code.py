@@ -1,0 +1,298 @@
+"""Code that runs or not as data says: passes of a loop over selected rows, and what a test skips.
+
+It is traced as if it always ran. That is right where it hands nothing but tensors to other code: it
+calls nothing that may keep something else, and any other name that it assigns is assigned before it
+is read, and read nowhere else. `conditional_regions.py` looks at what it does to tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+from shardwright.planner.trace.data_queries.model_code import (
+    answer_for,
+    is_at,
+    own,
+    parsed,
+)
+
+SELECTING = ("nonzero", "argwhere", "where", "squeeze", "flatten")
+"""Functions that give rows, or the same seen otherwise."""
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+ENDS = (ast.Return, ast.Break, ast.Continue, ast.Raise)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+STATEMENTS = (
+    ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.If, ast.For, ast.With, ast.Assert,
+    ast.Raise, ast.Continue, ast.Pass,
+)  # fmt: skip
+"""What code that may not run can do: all of it ends where it ends, or before."""
+LATER = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)
+"""Expressions that assign, or run later."""
+
+ORDERS: Mapping[type[ast.cmpop], Any] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Lt: operator.lt, ast.LtE: operator.le,
+}  # fmt: skip
+
+
+T = TypeVar("T", bound=ast.AST)
+
+
+class Refused(Exception):
+    """Code may depend on whether other code ran; the message says by what."""
+
+
+class ConditionalCode(NamedTuple):
+    """Lines of a function that run or not, and the names of tensors that they assign for others.
+
+    Where a `test` decides, `answer` is the one with which they run. It may be ahead of them, and
+    set a flag that they are asked about later.
+    """
+
+    first: int
+    last: int
+    rebound: frozenset[str]
+    test: ast.expr | None = None
+    answer: bool = True
+
+
+def loop_over_rows(file: str, line: int, tensors: Collection[str]) -> ConditionalCode:
+    """The loop that takes the rows which code on a line of a file asks for.
+
+    Args:
+        file: The source.
+        line: Where what is looped over is asked for its rows.
+        tensors: Names that stand for tensors before the loop.
+
+    Raises:
+        Refused: there is no such loop, or passes hand on more than tensors.
+    """
+    found = [(f, loop) for f, loop in _statements(file, ast.For) if is_at(loop.iter, line)]
+    if len(found) != 1:
+        raise Refused("the rows that data selects are not taken by one loop")
+    ((function, loop),) = found
+    below = loop.body[0].lineno > (loop.iter.end_lineno or 0)  # no other loop on that line
+    if not (_is_rows(loop.iter) and below and not loop.orelse):
+        raise Refused("a loop does more than to take the rows that data selects")
+    return _conditional(function, [loop], tensors)
+
+
+def _is_rows(node: ast.expr) -> bool:
+    """Whether an expression is a tensor of rows itself, or its list, not something made with it."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=rows, attr="tolist"), args=[]):
+            return _is_rows(rows)
+        case (
+            ast.Call(func=ast.Attribute(attr=name))
+            | ast.Subscript(value=ast.Call(func=ast.Attribute(attr=name)))
+        ):
+            return name in SELECTING
+    return isinstance(node, (ast.Name, ast.Attribute))
+
+
+def skipped_code(
+    file: str, line: int, values: Mapping[str, Any], tensors: Collection[str], rows: int | None
+) -> ConditionalCode | None:
+    """What the test on a line of a file may skip; None where more depends on it.
+
+    Args:
+        file: The source.
+        line: Where the test is.
+        values: What names stand for there.
+        tensors: Those of tensors.
+        rows: The length that it asks for; it must not skip for that. None where it is one question.
+    """
+    for function, node in _statements(file, ast.If):
+        if is_at(node.test, line):
+            with suppress(Refused):
+                return _skipped(function, node, values, tensors, rows)
+            return None
+    return None
+
+
+def _statements(file: str, kind: type[T]) -> Iterator[tuple[ast.FunctionDef, T]]:
+    """Statements of a kind in a file, each with the function that it stands in."""
+    for function in ast.walk(parsed(file)):
+        if isinstance(function, ast.FunctionDef):
+            yield from ((function, n) for n in own(function.body) if isinstance(n, kind))
+
+
+def _skipped(
+    function: ast.FunctionDef,
+    node: ast.If,
+    values: Mapping[str, Any],
+    tensors: Collection[str],
+    rows: int | None,
+) -> ConditionalCode | None:
+    around = [n for n in own(function.body) if isinstance(n, LOOPS) and _in(node, n)]
+    asking = _asking_for_flag(function, node, values)
+    ends_pass = asking is None and isinstance(node.body[0], ast.Continue)
+    test = asking or node
+    body = [s for s in around[-1].body if s.lineno > node.lineno] if ends_pass else test.body
+    leaves = not ends_pass and any(isinstance(n, ENDS) for n in own(body))
+    if leaves or test.orelse or not body or not all(isinstance(n, ast.For) for n in around[-1:]):
+        return None
+    if not ends_pass and body[0].lineno <= (test.test.end_lineno or 0):
+        return None  # on one line it cannot be told from its test
+    runs = asking is None and not ends_pass
+    if rows is None:
+        answer = answer_for(_open_part(node.test, values), runs)
+    else:
+        answer = runs if _with_length(node.test, rows) is runs else None
+    if answer is None:
+        return None
+    return _conditional(function, body, tensors)._replace(test=node.test, answer=answer)
+
+
+def _asking_for_flag(
+    function: ast.FunctionDef, node: ast.If, values: Mapping[str, Any]
+) -> ast.If | None:
+    """The test that alone asks for a flag, which `node` sets to skip the code of that test."""
+    match node:
+        case ast.If(
+            body=[ast.Assign(targets=[ast.Name(id=flag)], value=ast.Constant(bool(value)))],
+            orelse=[],
+        ):
+            tests = [n for n in own(function.body) if isinstance(n, ast.If)]
+            flags = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == flag]
+            alone = len(_loads(flags)) == 1 and values.get(flag) is not value
+            for test in tests if alone else ():
+                asks = ast.unparse(test.test) in (flag, f"not {flag}")
+                if asks and test.lineno > node.lineno and answer_for(test.test, True) is not value:
+                    return test
+    return None
+
+
+def _open_part(test: ast.expr, values: Mapping[str, Any]) -> ast.expr:
+    """What of a test is open: `a or b` is `a` where `b` is known to be false."""
+    if not isinstance(test, ast.BoolOp):
+        return test
+    neutral = isinstance(test.op, ast.And)
+    rest = [v for v in test.values if not (isinstance(v, ast.Name) and values.get(v.id) is neutral)]
+    return rest[0] if len(rest) == 1 else test
+
+
+def _with_length(test: ast.expr, rows: int) -> bool | None:
+    """The truth of a test that asks for a length and compares it; None of any other."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            found = _with_length(operand, rows)
+            return None if found is None else not found
+        case ast.Call(func=ast.Name(id="len")):
+            return bool(rows)
+        case ast.Compare(
+            left=ast.Call(func=ast.Name(id="len")), ops=[op], comparators=[ast.Constant(int(n))]
+        ) if type(op) in ORDERS:
+            return ORDERS[type(op)](rows, n)
+    return None
+
+
+def _in(node: ast.AST, other: ast.AST) -> bool:
+    return any(part is node for part in ast.walk(other))
+
+
+def _conditional(
+    function: ast.FunctionDef, body: Sequence[ast.stmt], tensors: Collection[str]
+) -> ConditionalCode:
+    """Statements of a function that run or not, with the names of tensors that they hand on.
+
+    Raises:
+        Refused: they may hand on something else.
+    """
+    assigned = _assigned(body)
+    assigned -= {*tensors} - _assigned(body, augmented=False)  # `x += y` changes a tensor in place
+    inside = [n for statement in body for n in ast.walk(statement)]
+    for node in inside:
+        _check(node, {*tensors, *assigned})
+    skipped = {id(n) for n in inside}
+    outside = [n for n in ast.walk(function) if id(n) not in skipped]
+    again = any(isinstance(n, LOOPS) and _in(body[0], n) for n in outside)
+    later = (n for n in outside if again or getattr(n, "lineno", 0) > body[0].lineno)
+    handed_on = assigned & (_read(later) | _read_first(body, frozenset())[0])
+    if other := sorted(handed_on - {*tensors}):
+        raise Refused(f"'{other[0]}' is read where code that may not run assigns it")
+    return ConditionalCode(body[0].lineno, body[-1].end_lineno or 0, frozenset(handed_on))
+
+
+def _check(node: ast.AST, tensors: Collection[str]) -> None:
+    """Refuse a node that may keep something, but in `tensors`, or that leaves the code early."""
+    match node:
+        case ast.Expr(value=ast.Constant()):
+            return
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))) if name.endswith(
+            "_"
+        ) and not name.startswith("_"):  # it changes a tensor
+            return
+        case ast.Expr():
+            raise Refused("a pass calls what may keep something for the next")
+        case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store()) if name in tensors:
+            return
+        case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()) | ast.Starred():
+            raise Refused(f"a pass changes '{ast.unparse(node)}'")
+    if isinstance(node, LATER) or (isinstance(node, ast.stmt) and not isinstance(node, STATEMENTS)):
+        raise Refused(f"there is a '{type(node).__name__.lower()}' in the loop")
+
+
+def _assigned(nodes: Iterable[ast.AST], augmented: bool = True) -> set[str]:
+    """Names that are assigned; where not `augmented`, by more than `+=` and its like."""
+    out = set[str]()
+    for node in nodes:
+        if isinstance(node, ast.AugAssign) and not augmented:
+            continue
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            out.add(node.id)
+        if not isinstance(node, COMPREHENSIONS):
+            out |= _assigned(ast.iter_child_nodes(node), augmented)
+    return out
+
+
+def _loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
+    return [n for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+
+
+def _read(nodes: Iterable[ast.AST]) -> set[str]:
+    return {n.id for n in _loads(nodes)}
+
+
+def _read_first(
+    body: Iterable[ast.stmt], have: frozenset[str]
+) -> tuple[set[str], frozenset[str] | None]:
+    """The names that statements read before they assign them, and those that they assign.
+
+    `have` are those that were assigned before. None where nothing goes on from there.
+    """
+    stale = set[str]()
+    for node in body:
+        match node:
+            case ast.Raise() | ast.Continue():
+                return stale, None
+            case ast.If(test=test):
+                stale |= _read(ast.walk(test)) - have
+                ends = [_read_first(branch, have) for branch in (node.body, node.orelse)]
+                stale |= ends[0][0] | ends[1][0]
+                known = [names for _, names in ends if names is not None]
+                if not known:
+                    return stale, None
+                have = frozenset.intersection(*known)
+            case ast.For():
+                stale |= _read(ast.walk(node.iter)) - have
+                stale |= _read_first(node.body, have | _assigned([node.target]))[0]
+                stale |= _read_first(node.orelse, have)[0]
+            case ast.With():
+                stale |= _read(n for item in node.items for n in ast.walk(item)) - have
+                inner, known_after = _read_first(node.body, have | _assigned(node.items))
+                stale |= inner
+                if known_after is None:
+                    return stale, None
+                have = known_after
+            case _:
+                stale |= _read(ast.walk(node)) - have
+                if isinstance(node, ast.AugAssign):
+                    stale |= _assigned([node.target]) - have
+                have |= _assigned([node])
+    return stale, have

@@ -1,0 +1,249 @@
+"""Calls that are made at run time or not, as data says: passes of a loop over rows, skipped code.
+
+Every pass is traced that any data could make, and all that code may skip. At run time some of it
+runs, none maybe. That is as right where each tensor that it changes in place, or hands on, is in
+one state before and after it: then it does not matter which of the changes are made. What it makes
+else nobody reads outside of it. Nothing is sent where some ranks may be alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from shardwright.planner.graph.axes import leaves_of, refine
+from shardwright.planner.graph.graph import Graph
+from shardwright.planner.trace.data_queries.conditional_code import ConditionalCode, skipped_code
+from shardwright.planner.trace.data_queries.errors import NeedsData
+from shardwright.planner.trace.record.arguments import tensors_in
+from shardwright.planner.trace.sizes.expressions import reads_of
+from shardwright.rules.call import name_of
+
+SAME = {"detach", "lift_fresh_copy"}
+"""Ops whose result is their operand."""
+
+
+@dataclass
+class Region:
+    """A loop that ran, or what a test may skip, which is one pass."""
+
+    mask: Tensor | None = None
+    """What says which rows a loop has; it is as long as the model says."""
+
+    starts: list[int] = field(default_factory=list)
+    """The numbers of the calls that passes began with."""
+
+    stop: int | None = None
+    """That behind the last pass; None until it ended."""
+
+    rebound: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """What stood for names before and after a pass: without it code reads what was before."""
+
+    same_on_all_ranks: bool = False
+    """Whether all ranks make it or none does, as all read the same off data: they may send."""
+
+    def pass_of(self, call: int) -> int:
+        """The number of the pass that a call was made in; -1 for one outside."""
+        inside = self.stop is not None and call < self.stop
+        return bisect_right(self.starts, call) - 1 if inside else -1
+
+
+@dataclass
+class _Skippable:
+    """What may be skipped and runs now, or is still ahead."""
+
+    frame: Any
+    code: ConditionalCode
+    region: Region
+    before: Mapping[str, Tensor]
+    ahead: bool
+
+
+class Regions:
+    """The regions of a run; `now` is how many calls were made so far."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.now = now
+        self.found: list[Region] = []
+        self.passes = 0
+        """How many loops are in a pass."""
+        self._open: list[_Skippable] = []
+
+    def skippable(self, frame: Any, rows: int | None = None) -> bool | None:
+        """The answer to the test that `frame` is at, with which it runs what it may skip.
+
+        With `rows`, whether it does so where these are the length that it asks for. None where the
+        code does more than to skip.
+        """
+        values, file = frame.f_locals, frame.f_code.co_filename
+        code = skipped_code(file, frame.f_lineno, values, tensors_of(values), rows)
+        if code is None:
+            return None
+        self.settle()
+        before = {name: inner(values[name]) for name in code.rebound}
+        alike = rows is None and bool(before)  # a length may be that of what a rank selects
+        self.found.append(region := Region(starts=[self.now()], same_on_all_ranks=alike))
+        ahead = not code.first <= frame.f_lineno <= code.last
+        self._open.append(_Skippable(frame, code, region, before, ahead))
+        return code.answer
+
+    def settle(self) -> None:
+        """Close what no longer runs."""
+        running = _frames() if self._open else ()
+        for one in list(self._open):
+            line, test = one.frame.f_lineno if one.frame in running else 0, one.code.test
+            within = one.code.first <= line <= one.code.last
+            one.ahead &= not within and test is not None and test.lineno <= line < one.code.first
+            if not (within or one.ahead):
+                self._close(one)
+
+    def ended(self) -> list[Region]:
+        """All regions, when nothing runs any more.
+
+        Raises:
+            NeedsData: a loop was left early.
+        """
+        for one in list(self._open):
+            self._close(one)
+        if any(region.stop is None for region in self.found):
+            raise NeedsData("a loop over data ends early")
+        return self.found
+
+    def _close(self, one: _Skippable) -> None:
+        self._open.remove(one)
+        one.region.stop = self.now()
+        one.region.rebound += _rebound(one.before, one.frame)
+
+    def loop(
+        self, mask: Tensor, frame: Any, code: ConditionalCode, numbers: Iterable[Any]
+    ) -> Iterator[Any]:
+        """Rows that `mask` may select, by `numbers`, each in a pass of the loop of `frame`."""
+        self.found.append(region := Region(inner(mask)))
+        for number in numbers:
+            region.starts.append(self.now())
+            before = {name: inner(frame.f_locals[name]) for name in code.rebound}
+            self.passes += 1
+            yield number
+            self.passes -= 1
+            region.rebound += _rebound(before, frame)
+        region.stop = self.now()
+
+
+def tensors_of(values: Mapping[str, Any]) -> frozenset[str]:
+    """The names that stand for tensors."""
+    return frozenset(name for name, value in values.items() if isinstance(value, Tensor))
+
+
+def _rebound(before: Mapping[str, Tensor], frame: Any) -> list[tuple[Tensor, Tensor]]:
+    after = {name: frame.f_locals.get(name) for name in before}
+    if any(not isinstance(value, Tensor) for value in after.values()):
+        raise NeedsData("what code may skip assigns something else to the name of a tensor")
+    return [(value, inner(after[name])) for name, value in before.items()]
+
+
+def _frames() -> list[Any]:
+    frame: Any = sys._getframe(1)
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def inner(value: Any) -> Any:
+    """The fake tensor that holds the present value of a tensor of the run."""
+    elem = value.elem if isinstance(value, FunctionalTensor) else value  # methods may take that
+    if not (isinstance(elem, Tensor) and torch._is_functional_tensor(elem)):
+        return value
+    torch._functionalize_sync(elem)
+    return torch._from_functional_tensor(elem)
+
+
+def known(value: Any) -> bool:
+    """Whether a tensor has a value though there is no data: one that code states."""
+    return isinstance(value, Tensor) and getattr(inner(value), "constant", None) is not None
+
+
+def changed(
+    calls: Sequence[Any],
+    regions: Collection[Region],
+    replaced: Sequence[tuple[Tensor, Tensor]],
+    results: Iterable[Tensor],
+    has_value: Callable[[Tensor], bool] = lambda tensor: False,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What passes change, before and after each change.
+
+    Args:
+        calls: All calls (`args`, `kwargs`, `result`) that were made.
+        regions: What they are in.
+        replaced: Tensors after they were changed in place, and before.
+        results: Tensors that are read after all calls.
+        has_value: Whether a tensor has a value though there is no data.
+
+    Raises:
+        NeedsData: something else that a pass made is read outside of it, or what it changes has a
+            value: that would be the one after all passes.
+    """
+    if not regions:
+        return
+    first: dict[int, Tensor] = {}  # of tensors that are the same
+
+    def one(tensor: Tensor) -> Tensor:
+        return first.get(id(tensor), tensor)
+
+    maker: dict[int, int] = {}
+    readers: list[tuple[int, Tensor]] = []
+    for i, call in enumerate(calls):
+        if name_of(call.op) in SAME:
+            first[id(call.result)] = one(call.args[0])
+            continue
+        readers += [(i, one(t)) for t in tensors_in((call.args, dict(call.kwargs)))]
+        maker |= {id(t): i for t in tensors_in(call.result)}
+    readers += [(len(calls), one(t)) for t in results]
+    was = {id(one(now)): one(before) for now, before in replaced}
+    for region in regions:
+
+        def made_in(tensor: Tensor, region: Region = region) -> int:
+            return region.pass_of(maker.get(id(tensor), -1))
+
+        was_before = {**was, **{id(one(now)): one(before) for before, now in region.rebound}}
+        for now, before in replaced:
+            if 0 <= made_in(one(now)) != made_in(one(before)) and has_value(now):
+                raise NeedsData("passes of a loop over data change what has a value without data")
+        read = {id(t): t for at, t in readers if 0 <= made_in(t) != region.pass_of(at)}
+        for tensor in read.values():
+            while made_in(tensor) >= 0:
+                if (before := was_before.get(id(tensor))) is None:
+                    raise NeedsData("what a pass of a loop over data makes is read outside of it")
+                if (before.shape, before.dtype) != (tensor.shape, tensor.dtype):
+                    raise NeedsData("what code may go around gives another shape or dtype")
+                yield before, tensor
+                tensor = before
+
+
+def masks_have_stated_lengths(graph: Graph) -> bool:
+    """Whether masks of loops (of one dim) are as long as a parameter, or as model code states.
+
+    Not as what it is given, or as data says: then there may be more rows than in the trace.
+    """
+    marks = graph.marks
+    if not marks.masks:
+        return True
+    axes = refine(graph)
+
+    def atoms(dims: Iterable[tuple[str, int]]) -> set[int]:
+        return {a.id for name, dim in dims for a in leaves_of(axes.dims[name][dim])}
+
+    def every(names: Iterable[str]) -> set[int]:
+        return atoms((n, dim) for n in names for dim in range(len(axes.dims[n])))
+
+    stated = {(s.tensor, s.dim) for s in graph.sizes if s.dim >= 0 and not reads_of(s.expression)}
+    said = every(u.stored for u in graph.uses) | atoms(stated - marks.made_up)
+    return atoms((n, 0) for n in marks.masks) <= said - every(graph.inputs) - atoms(marks.made_up)

@@ -1,0 +1,154 @@
+"""What model code gets for numbers that only data has, and for the number of a row in a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from shardwright.planner.trace.data_queries.errors import NeedsData
+
+COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+
+
+def _refuses(names: str) -> Callable[[type], type]:
+    """A class of which code may not use these methods."""
+
+    def used(*_: Any) -> NoReturn:
+        raise NeedsData("it computes with a number that only data has")
+
+    def refusing(made: type) -> type:
+        for name in names.split():
+            setattr(made, f"__{name}__", used)
+        return made
+
+    return refusing
+
+
+@_refuses(
+    "int index float hash neg abs round str format and rand or ror xor invert "
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow"
+)
+class DataNumber:
+    """A number that only data has: code may ask whether it is true, and compare it."""
+
+    def __init__(self, ask: Callable[[], bool], kind: type) -> None:
+        self.ask, self.kind = ask, kind
+        self.answer: bool | None = None
+
+    def __bool__(self) -> bool:
+        if self.answer is None:
+            self.answer = self.ask()
+        return self.answer
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # pyright: ignore  # code that asks goes on as with the real one
+        return self.kind
+
+
+for _name in COMPARISONS:
+    setattr(DataNumber, _name, lambda self, _: DataNumber(self.ask, bool))
+
+
+@_refuses("len bool getitem contains eq ne hash add radd mul rmul reversed getattr")
+class DataList:
+    """A list of the rows that data selects, as plain numbers: code may loop over it alone."""
+
+    def __init__(self, passes: Callable[[], Iterator[Any]]) -> None:
+        self.passes = passes
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.passes()
+
+
+KEPT = frozenset(
+    """
+__class__ __new__ __init__ __getattribute__ __setattr__ __delattr__ __init_subclass__ __doc__
+__subclasshook__ __dir__ __sizeof__ __getnewargs__ __reduce__ __reduce_ex__ __getstate__
+""".split()
+)
+"""Methods of `int` that do not depend on the number."""
+
+
+class WatchedNumber:
+    """An integer for code that is handed it; not an `int`, which lists take without asking."""
+
+    def __init__(self, value: int, asked: Callable[[], None]) -> None:
+        self.value, self.asked = value, asked
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """What `isinstance` is told."""
+        return int
+
+    def __deepcopy__(self, memo: Any) -> WatchedNumber:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked()
+        return getattr(self.value, name)
+
+
+def _asking(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        self.asked()
+        return getattr(self.value, name)(*args)
+
+    return method
+
+
+for _name in dir(int):
+    if _name.startswith("__") and _name not in KEPT and callable(getattr(int, _name)):
+        setattr(WatchedNumber, _name, _asking(_name))
+
+
+class RowUses:
+    """What passes do with the number of their row: which of them stand for all.
+
+    Those for rows on the same side of all numbers that it is compared with make the same calls, if
+    it does nothing else but to select from tensors.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.bounds = {0}
+        self.matters = False
+        """Whether passes may differ in another way."""
+
+    def compared(self, bound: int) -> None:
+        """Note a number that it is compared with."""
+        self.bounds |= {bound, bound + 1}
+
+    def used(self) -> None:
+        """Note that it is used in another way."""
+        self.matters = True
+
+    def numbers(self) -> Iterator[int]:
+        """One number of a row for each way that a pass takes, as far as is known by then."""
+        done = set[int]()
+        while left := (set(range(self.count)) if self.matters else self.bounds) - done:
+            done.add(number := min(left))
+            if 0 <= number < self.count:
+                yield number
+
+
+class RowNumber(WatchedNumber):
+    """The number of a row."""
+
+    def __init__(self, value: int, uses: RowUses) -> None:
+        super().__init__(value, uses.used)
+        self.uses = uses
+
+
+def _comparing(name: str) -> Callable[[RowNumber, Any], bool]:
+    def compare(self: RowNumber, other: Any) -> bool:
+        if isinstance(other, int):
+            self.uses.compared(int(other))
+        else:
+            self.uses.used()
+        return getattr(self.value, name)(other)
+
+    return compare
+
+
+for _name in COMPARISONS:
+    setattr(RowNumber, _name, _comparing(_name))
