@@ -342,7 +342,7 @@ def test_an_older_plan_that_draws_arrays_is_refused() -> None:
     """Ranks would draw others: what older plans had for that is gone."""
     model, plan = made(NoiseToTrain)
     calls = [call.model_copy(update={"arrays": call.training}) for call in plan.calls]
-    plan = plan.model_copy(update={"calls": calls})
+    plan = plan.model_copy(update={"calls": calls}).sealed()
 
     def rank(mesh: Mesh) -> None:
         with pytest.raises(UsageError, match=REFUSED):
