@@ -63,7 +63,8 @@ def trace(
 def trace_runs(module: nn.Module, runs: Sequence[Run], skips: bool = False) -> Graph:
     """The graph of several runs of `module`, of which the first is of all of it.
 
-    With `skips`, what code may go around is not gone around, where that will do (`skips.py`).
+    With `skips`, what code may skip is traced as if it always ran, where that will do
+    (`data_queries/conditional_code.py`).
 
     Raises:
         ModelError: as `trace`.
