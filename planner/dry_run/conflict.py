@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.planner.contract.names import is_within, pattern
-from shardwright.planner.dry_run.attributes import Unsolvable
+from shardwright.planner.dry_run.local_sizes import Unsolvable
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.strategies.state import Shards

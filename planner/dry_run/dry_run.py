@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,14 +11,24 @@ from torch import nn
 from shardwright.planner.blocks.stacks import Stack, shortened
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.like_blocks import LikeBlocks, like_earlier
+from shardwright.planner.dry_run.block_dedup import DeduplicatedBlocks, duplicate_blocks
 from shardwright.planner.dry_run.local_run import Mismatch, run_local
-from shardwright.planner.dry_run.repeats import Repeat, as_planned
+from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.model.skeletons import Hollow
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.runs.run import Run
-from shardwright.planner.trace.trial.call_log import Calls
+from shardwright.planner.trace.trial.call_log import Calls, Numbers, Repeats, repeated
 from shardwright.planner.trace.trial.fake_tensor_bridge import calls_of
+
+Sizes = Sequence[int]
+
+
+class Repeat(NamedTuple):
+    """A tensor that the code of a module repeats, and the result: traced names, and sizes."""
+
+    module: str
+    ends: tuple[str, str]
+    sizes: tuple[Sizes, Sizes]
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class DryRun:
     watched: Sequence[tuple[str, str, str]]
     alike: Sequence[Stack] = ()
     repeats: Sequence[Repeat] = ()
-    _whole: dict[bool, Whole] = field(default_factory=dict, init=False)
+    _unsharded: dict[bool, UnshardedRun] = field(default_factory=dict, init=False)
 
     def mismatch(
         self,
@@ -49,7 +59,7 @@ class DryRun:
 
         With `every_block`, no block is left out because it is like another.
         """
-        whole = self.whole(every_block)
+        whole = self.unsharded(every_block)
         predicted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
         for module, slot, tensor in self.watched:
             predicted.setdefault((module, slot), []).append(sizes[tensor])
@@ -58,7 +68,7 @@ class DryRun:
             here = {n for n, _ in self.root.named_modules({*hollow.values()})} | hollow.keys()
             spoken = {n: m for n, m in plan.modules.items() if "*" in n or n in here}
             part = plan.model_copy(update={"modules": spoken}) if self.stacks or hollow else plan
-            blocks = LikeBlocks(self.alike, whole.left_out, Hollow(hollow.values()))
+            blocks = DeduplicatedBlocks(self.alike, whole.left_out, Hollow(hollow.values()))
             how = (self.opaque, as_planned(self.repeats, sizes), whole.calls, blocks)
             found = run_local(self.root, self.runs, part, coords, predicted, *how)
         wrong = found is not None or blocks.hollow.asked
@@ -66,30 +76,32 @@ class DryRun:
             return self.mismatch(plan, coords, sizes, every_block=True)
         return found
 
-    def whole(self, every_block: bool) -> Whole:
+    def unsharded(self, every_block: bool) -> UnshardedRun:
         """What the code of the unsplit modules does.
 
         (For a `cached_property` Python 3.11 holds a lock, and model code may plan, too.)
         """
         every_block = every_block or not self.alike
-        if every_block not in self._whole:
-            like = like_earlier(self.root, () if every_block else self.alike)
+        if every_block not in self._unsharded:
+            like = duplicate_blocks(self.root, () if every_block else self.alike)
             found = self._run(every_block, like) or self._run(every_block, {})
             assert found is not None, "nothing was hollow"
-            self._whole[every_block] = found
-        return self._whole[every_block]
+            self._unsharded[every_block] = found
+        return self._unsharded[every_block]
 
-    def _run(self, every_block: bool, hollow: Mapping[str, nn.Module]) -> Whole | None:
+    def _run(self, every_block: bool, hollow: Mapping[str, nn.Module]) -> UnshardedRun | None:
         """What the code does; None where it asks for what `hollow` blocks hold."""
-        blocks = LikeBlocks(() if every_block else self.alike, hollow=Hollow(hollow.values()))
+        blocks = DeduplicatedBlocks(
+            () if every_block else self.alike, hollow=Hollow(hollow.values())
+        )
         with shortened(self.root, self.stacks):
             calls = calls_of(self.root, self.runs, self.opaque, blocks.watch, blocks.hollow)
         if blocks.hollow.asked or (hollow and calls is None):
             return None
-        return Whole(calls, frozenset(blocks.left_out), blocks.numbered, hollow)
+        return UnshardedRun(calls, frozenset(blocks.left_out), blocks.numbered, hollow)
 
 
-class Whole(NamedTuple):
+class UnshardedRun(NamedTuple):
     """What code of unsplit modules calls, where it runs; the calls of blocks that were left out.
 
     And whether code of blocks asks for the number of its block, and the blocks that are not needed.
@@ -99,3 +111,26 @@ class Whole(NamedTuple):
     left_out: frozenset[tuple[str, int]]
     numbered: bool
     hollow: Mapping[str, nn.Module]
+
+
+def repeats_of(graph: Graph, traced: Mapping[str, str] | None = None) -> Iterator[Repeat]:
+    """All that `graph` has; its tensors are copies of those `traced`, if any are."""
+    for op in graph.ops:
+        if op.call.op == "repeat":
+            one, other = op.inputs[0], op.outputs[0]
+            ends = (one, other) if traced is None else (traced[one], traced[other])
+            sizes = graph.tensors[one].shape, graph.tensors[other].shape
+            yield Repeat(op.module, ends, sizes)
+
+
+def as_planned(repeats: Iterable[Repeat], local: Mapping[str, Sizes]) -> Repeats:
+    """What is noted of each on the whole, and on a part of these `local` sizes (see `calls.py`)."""
+    found: dict[tuple[str, Numbers], set[Numbers]] = {}
+    for module, (one, other), sizes in repeats:
+        found.setdefault((module, _noted(*sizes)), set()).add(_noted(local[one], local[other]))
+    return found
+
+
+def _noted(before: Sizes, after: Sizes) -> Numbers:
+    lengths = zip(reversed(before), reversed(after), strict=False)
+    return repeated(before, [b // a if a else 0 for a, b in lengths][::-1])

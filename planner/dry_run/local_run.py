@@ -17,7 +17,7 @@ from torch import nn
 from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.like_blocks import LikeBlocks
+from shardwright.planner.dry_run.block_dedup import DeduplicatedBlocks
 from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.runs.run import Run
@@ -44,13 +44,13 @@ def run_local(
     predicted: Mapping[tuple[str, str], list[tuple[int, ...]]],
     opaque: Opaque,
     repeats: Repeats,
-    whole_calls: Calls | None,
-    blocks: LikeBlocks,
+    unsharded_calls: Calls | None,
+    blocks: DeduplicatedBlocks,
 ) -> Mismatch | None:
     """Apply `plan` to a copy of `root` without a process group, make `runs`, compare shapes.
 
-    With `whole_calls`, compare what its code calls, and `repeats`, as well. Of `blocks`, like ones
-    run once.
+    With `unsharded_calls`, compare what its code calls, and `repeats`, as well. Of `blocks`, those
+    that are alike run once.
     """
     training = [c.model_copy(update={"training": True}) for c in plan.calls]
     drawing = plan.model_copy(update={"calls": training})  # whatever ranks draw random numbers for
@@ -65,7 +65,7 @@ def run_local(
         try:
             with blocks.hollow.guarded(entered):
                 noted = run_and_note(local, runs, entered, opaque)
-            other = None if whole_calls is None else difference(whole_calls, noted, repeats)
+            other = None if unsharded_calls is None else difference(unsharded_calls, noted, repeats)
             if other is not None:
                 found.append(Mismatch(*other))
         except Exception as error:  # whatever model code raises on sizes it does not expect

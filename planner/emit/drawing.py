@@ -12,10 +12,10 @@ from itertools import groupby
 
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_figures import DrawnBlock, DrawnItem, Phase
+from shardwright.planner.emit.attention_parts import parts
+from shardwright.planner.emit.cost_breakdown import Cost, CostBreakdown
 from shardwright.planner.emit.elements import Element, Elements
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.emit.parts import parts
-from shardwright.planner.emit.spent import Spending, Spent
 from shardwright.planner.graph.graph import Boundary
 from shardwright.planner.verify.first_run import of_first_run
 from shardwright.planner.verify.recost import Bill
@@ -38,12 +38,12 @@ def drawing(layouts: Layouts, bill: Bill) -> list[DrawnBlock]:
     """
     first = of_first_run(bill)
     elements = Elements(first)
-    return _Drawing(layouts, elements, Spending(elements, first)).blocks()
+    return _Drawing(layouts, elements, CostBreakdown(elements, first)).blocks()
 
 
 class _Drawing:
-    def __init__(self, layouts: Layouts, elements: Elements, spending: Spending) -> None:
-        self.layouts, self.elements, self.spending = layouts, elements, spending
+    def __init__(self, layouts: Layouts, elements: Elements, costs: CostBreakdown) -> None:
+        self.layouts, self.elements, self.costs = layouts, elements, costs
         self.found, self.parts = elements.found, parts(elements)
         self._texts: dict[int, str] = {}
         self.runs: dict[Place, list[list[int]]] = {}
@@ -156,8 +156,8 @@ class _Drawing:
             yield rest
 
     def _item(self, number: int, takes: dict[str, str], block: str) -> DrawnItem:
-        element, spent = self.found[number], self.spending.elements[number]
-        slowest = sorted(spent.slowest.items(), key=lambda one: -one[1])
+        element, cost = self.found[number], self.costs.elements[number]
+        slowest = sorted(cost.slowest.items(), key=lambda one: -one[1])
         return DrawnItem(
             module=_relative(element.module, block),
             slot=element.boundary and f"{element.boundary.side} {element.boundary.slot}".strip(),
@@ -165,18 +165,18 @@ class _Drawing:
             source=slowest[0][0][1] if slowest and not element.boundary else "",
             takes=takes,
             parts=self.parts.get(number, []),
-            phase_ns={p: n for p, n in spent.ns.items() if n},
-            collectives=spent.counted(),
+            phase_ns={p: n for p, n in cost.ns.items() if n},
+            collectives=cost.counted(),
         )
 
     def _aside(self, place: Place) -> DrawnItem:
         """What a block takes besides, with that of blocks within that do nothing else."""
-        total = Spent()
-        for chain, spent in self.spending.aside.items():
+        total = Cost()
+        for chain, cost in self.costs.aside.items():
             known = next(chain[:n] for n in range(len(chain), 0, -1) if chain[:n] in self.runs)
             if known == place:
-                total.ns += spent.ns
-                for phase, calls in spent.calls.items():
+                total.ns += cost.ns
+                for phase, calls in cost.calls.items():
                     total.calls[phase] += calls
         ns: dict[Phase, int] = {p: n for p, n in total.ns.items() if n}
         return DrawnItem(phase_ns=ns, collectives=total.counted())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardwright.planner.emit.places import Places, prefixes
+from shardwright.planner.emit.model_blocks import ModelBlocks, prefixes
 from shardwright.planner.emit.redistributions import crossed
 from shardwright.planner.graph.graph import Boundary, Graph, Op
 from shardwright.planner.graph.kv_cache import ATTENTION
@@ -57,7 +57,7 @@ class Elements:
         self.graph: Graph = bill.costs.graph
         self.state, self.rules = bill.assignment, bill.costs.axes.rules
         weights = [u for u in self.graph.uses if not u.is_buffer]
-        self.places = Places(u.fqn.rpartition(".")[0] for u in weights)
+        self.blocks = ModelBlocks(u.fqn.rpartition(".")[0] for u in weights)
         self.entered = {b.target: b for b in self.graph.boundaries}
         self.outer = self.graph.outer()
         self.made: dict[str, int] = {u.used: WEIGHT for u in weights}
@@ -97,7 +97,7 @@ class Elements:
         made = self.made
         inputs = [(n, made[n] if n in made else self.origin(n)) for n in dict.fromkeys(op.inputs)]
         read = [(n, o) for n, o in inputs if o is not None]
-        chain = self.places.chain(op.module)
+        chain = self.blocks.around(op.module)
         if not read:
             self.aside.append((chain, op))
             return
@@ -111,7 +111,7 @@ class Elements:
         product = len(read) > 1 and self._is_product(op, read)
         number = None if product else self._joined(op, chain, sources)
         if number is None:
-            number = self._next(chain, self.places.part(op.module))
+            number = self._next(chain, self.blocks.part(op.module))
         element = self.found[number]
         element.ops.append(op)
         for name in op.inputs:
@@ -128,8 +128,8 @@ class Elements:
         (number, *others) = sources
         if others or number == WEIGHT or self.found[number].chain != chain:
             return None
-        element, part = self.found[number], self.places.part(op.module)
-        own = part in self.places.owners and part != element.module
+        element, part = self.found[number], self.blocks.part(op.module)
+        own = part in self.blocks.owners and part != element.module
         fits = is_move(op.call) or not (own or element.boundary)
         return number if fits else None
 
@@ -162,7 +162,7 @@ class Elements:
         number = self.origin(taken)
         if number is not None and number != WEIGHT and source != target:
             base, path = self._path(taken)
-            chain = self.places.chain(boundary.module)
+            chain = self.blocks.around(boundary.module)
             self.found.append(Element(chain, boundary.module, boundary))
             self.found[-1].reads.append((self.made[base], taken, path))
             number = self.made[name] = len(self.found) - 1

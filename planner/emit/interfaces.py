@@ -15,7 +15,7 @@ from shardwright.planner.contract.names import pattern, slot_pattern
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModuleCall, Placed
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.emit.untaken import UNKNOWN, Untaken
+from shardwright.planner.emit.unused_gradients import UNKNOWN, UnusedGradients
 from shardwright.planner.graph.graph import Boundary, Slot
 from shardwright.planner.strategies.state import REPLICATED
 
@@ -56,28 +56,32 @@ def interfaces(
     """The interface of each of these modules that was called."""
     unknown, calls = _unknown(layouts), _calls(layouts, modules)
     of = {m: m for m in calls} | {m: twin for m, twin in _twins(layouts, calls) if m in modules}
-    untaken = Untaken(layouts)
+    unused = UnusedGradients(layouts)
     return {
-        m: _interface(m, calls[one], untaken, changing, sorted(unknown.get(one, ())))
+        m: _interface(m, calls[one], unused, changing, sorted(unknown.get(one, ())))
         for m, one in of.items()
     }
 
 
 def _interface(
-    module: str, calls: Sequence[Call], untaken: Untaken, changing: Changing, unknown: list[str]
+    module: str,
+    calls: Sequence[Call],
+    unused: UnusedGradients,
+    changing: Changing,
+    unknown: list[str],
 ) -> Interface:
     def sides(placed: Mapping[Slot, Placement]) -> ModuleCall:
         found = (_side(placed, s, changing.get((module, s), ())) for s in ("in", "out"))
         return ModuleCall(**dict(zip(("takes", "gives"), found, strict=True)))
 
-    first, alike = _first(lies := _lies(calls, untaken))
+    first, alike = _first(lies := _lies(calls, unused))
     once, each = sides(first), [] if alike else [sides(call) for call in lies]
     distinct = [
         call.model_copy(update={"at": _places(zip(calls, each, strict=False), call)})
         for i, call in enumerate(each)
         if call not in each[:i]
     ]
-    constant = _no_gradient(module, calls, untaken, changing)
+    constant = _no_gradient(module, calls, unused, changing)
     return Interface(once.takes, once.gives, distinct, constant, unknown)
 
 
@@ -181,15 +185,15 @@ def _first(calls: Iterable[Mapping[Slot, Placement]]) -> tuple[dict[Slot, Placem
     return known, alike
 
 
-def _lies(calls: Sequence[Call], untaken: Untaken) -> list[dict[Slot, Placement]]:
+def _lies(calls: Sequence[Call], unused: UnusedGradients) -> list[dict[Slot, Placement]]:
     """How tensors lie in each call.
 
     What has no gradient enters as in another call, where it lies alike but for that and all that
     leaves does: the same code then does the same to a gradient, if it ever has one.
     """
     known = [call.tensors.items() for call in calls]
-    lies = [{s: untaken.placement(name) for s, name in each} for each in known]
-    without = [{s for s, name in each if untaken.mask(name) is None} for each in known]
+    lies = [{s: unused.placement(name) for s, name in each} for each in known]
+    without = [{s for s, name in each if unused.mask(name) is None} for each in known]
     out = []
     for placed, constant in zip(lies, without, strict=True):
         entering = [s for s in constant if s.side == "in"]
@@ -211,7 +215,7 @@ def _like(one: Placement, other: Placement, values: bool) -> bool:
 
 
 def _no_gradient(
-    module: str, calls: Iterable[Call], untaken: Untaken, changing: Changing
+    module: str, calls: Iterable[Call], unused: UnusedGradients, changing: Changing
 ) -> list[str]:
     """Sides and slots of real tensors that have a gradient in no call, and of which none follows.
 
@@ -222,7 +226,7 @@ def _no_gradient(
         for slot, name in call.tensors.items():
             at = slot.side, slot.slot
             changes = slot.slot in changing.get((module, slot.side), ())
-            found[at] = found.get(at, True) and _constant(name, untaken, changes)
+            found[at] = found.get(at, True) and _constant(name, unused, changes)
     rest = {(side, slot_pattern(slot)) for (side, slot), constant in found.items() if not constant}
     folded = (
         (side, slot if (side, slot_pattern(slot)) in rest else slot_pattern(slot))
@@ -232,13 +236,13 @@ def _no_gradient(
     return sorted({f"{side} {slot}".rstrip() for side, slot in folded})
 
 
-def _constant(name: str, untaken: Untaken, changes: bool) -> bool:
+def _constant(name: str, unused: UnusedGradients, changes: bool) -> bool:
     """Whether a tensor would have a gradient of which nothing is known."""
-    layouts = untaken.layouts
+    layouts = unused.layouts
     tensor, states = layouts.graph.tensors[name], layouts.states
     if tensor.differentiable or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return False
-    if (mask := untaken.mask(name)) == 0 or (mask not in (None, UNKNOWN) and not changes):
+    if (mask := unused.mask(name)) == 0 or (mask not in (None, UNKNOWN) and not changes):
         return False
     covered = states.covered(name, layouts.assignment[name].shards)
     return any(not covered & bit for bit in states.sub.bits)

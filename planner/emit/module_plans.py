@@ -13,9 +13,9 @@ from shardwright.planner.contract.names import fold
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED, styles
-from shardwright.planner.emit.draws import draws_of
 from shardwright.planner.emit.interfaces import Interface, between, gates, interfaces
 from shardwright.planner.emit.layouts import Layouts
+from shardwright.planner.emit.random_draws import draws_of
 from shardwright.planner.emit.redistributions import redistributions
 from shardwright.planner.graph.graph import ATTENDS, KEEPS, Use
 from shardwright.planner.strategies.state import REPLICATED, State
@@ -36,7 +36,7 @@ def module_plans(
         sizes: The dims that (module, call in its code) is to be given.
 
     Raises:
-        Differs: there is no such plan.
+        InconsistentBoundary: there is no such plan.
     """
     parameters, changes = parameter_plans(layouts), redistributions(layouts)
     local: dict[str, dict[str, str]] = {}

@@ -10,7 +10,7 @@ from shardwright.planner.graph.graph import ATTENDS, Boundary
 from shardwright.planner.strategies.state import State, made_partial
 
 
-class Differs(Exception):
+class InconsistentBoundary(Exception):
     """A module would take a tensor in one call as it is, in another as it was around it."""
 
     def __init__(self, module: str, slot: str) -> None:
@@ -25,7 +25,7 @@ def redistributions(layouts: Layouts) -> dict[tuple[str, str], list[Redistributi
     goes into attention always, as there the side is.
 
     Raises:
-        Differs: there is no such plan.
+        InconsistentBoundary: there is no such plan.
     """
     graph, assignment = layouts.graph, layouts.assignment
     outer = graph.outer()
@@ -41,7 +41,7 @@ def redistributions(layouts: Layouts) -> dict[tuple[str, str], list[Redistributi
             found = redistribution(layouts, boundary, around, ends)
             slots = sides.setdefault((boundary.module, boundary.side), {})
             if slot[2:] in slots and slots[slot[2:]].before != found.before:
-                raise Differs(boundary.module, boundary.slot)
+                raise InconsistentBoundary(boundary.module, boundary.slot)
             slots[slot[2:]] = found
     return {side: [c for _, c in sorted(slots.items())] for side, slots in sides.items()}
 

@@ -16,9 +16,9 @@ from shardwright.errors import PlanError, SolverError
 from shardwright.planner.api import as_planned, prepare
 from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.plan_file import Plan
-from shardwright.planner.dry_run.attributes import Unsolvable
+from shardwright.planner.dry_run.local_sizes import Unsolvable
 from shardwright.planner.emit.layouts import Layouts
-from shardwright.planner.emit.redistributions import Differs
+from shardwright.planner.emit.redistributions import InconsistentBoundary
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.infeasible_core import Contradiction, refuse
 from shardwright.planner.problem.optimize import optimize
@@ -111,7 +111,7 @@ class Prover:
             layouts = Layouts(task.graph, network.states, network.assignment(optimum.assignment))
             unfolded, bill = checked(task, formulation.costs, layouts, optimum)
             modules = local_modules(task, layouts)
-        except (SolverError, Unsolvable, Differs) as error:
+        except (SolverError, Unsolvable, InconsistentBoundary) as error:
             raise PlanError(f"the plan does not hold: {error}") from None
         found = of_solution(task, layouts, unfolded, bill, modules, formulation.costs, optimum)
         same(task.source.module, plan, found, figures)

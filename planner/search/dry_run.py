@@ -9,12 +9,12 @@ from shardwright.errors import ModelError
 from shardwright.planner.contract.dims import Dim, atoms, dim_size
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
-from shardwright.planner.dry_run.attributes import Unsolvable, local_sizes
 from shardwright.planner.dry_run.conflict import Conflict, of_module, of_size
 from shardwright.planner.dry_run.local_run import Mismatch
+from shardwright.planner.dry_run.local_sizes import Unsolvable, local_sizes
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import module_plans
-from shardwright.planner.emit.redistributions import Differs
+from shardwright.planner.emit.redistributions import InconsistentBoundary
 from shardwright.planner.search.plan import finished, make_plan
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
@@ -50,7 +50,7 @@ def _dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict]) -> Pla
             modules = local_modules(task, layouts)
         except Unsolvable as failure:
             return of_size(failure, layouts, earlier) or str(failure)
-        except Differs as failure:
+        except InconsistentBoundary as failure:
             return of_module(failure.module, str(failure), layouts, earlier) or str(failure)
         plan = make_plan(task, solution, modules, earlier)
         stage("verify")
@@ -66,7 +66,8 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
 
     Raises:
         Unsolvable: no attributes give some size, and no call can be given it.
-        Differs: a module would take a tensor in one call as it is, in another as it was.
+        InconsistentBoundary: a module would take a tensor in one call as it is, in another
+            as it was.
     """
     several = bool(layouts.states.sub.table())
     every = task.ranks(layouts.states) if several else corners(task, layouts)

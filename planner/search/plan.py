@@ -30,9 +30,9 @@ from shardwright.planner.contract.plan_file import (
 )
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.emit.drawing import drawing
-from shardwright.planner.emit.draws import draws_of
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.module_plans import folded, shapes
+from shardwright.planner.emit.random_draws import draws_of
 from shardwright.planner.emit.reasons import reason_of, replicated_parameters
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph, Use

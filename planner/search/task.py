@@ -14,9 +14,8 @@ from shardwright.planner.blocks.fold import Folding
 from shardwright.planner.blocks.unfold import Unfolded, unfold
 from shardwright.planner.contract.mesh import CP, TP, Coords, coords_of
 from shardwright.planner.contract.plan_figures import Workload
-from shardwright.planner.dry_run.between_blocks import between_blocks
-from shardwright.planner.dry_run.dry_run import DryRun
-from shardwright.planner.dry_run.repeats import repeats_of
+from shardwright.planner.dry_run.block_dedup import calls_between_blocks
+from shardwright.planner.dry_run.dry_run import DryRun, repeats_of
 from shardwright.planner.graph.axes import Axes
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin
@@ -146,12 +145,12 @@ class Task:
         stacks = self.folding.stacks
         if not stacks:
             return False
-        full, brief = (run.whole(every_block=False) for run in self.dry_runs)
+        full, brief = (run.unsharded(every_block=False) for run in self.dry_runs)
         if full.numbered or brief.calls is None:
             return full.numbered
         # Where numbers that note questions are in the way of code, it does more than hand them on.
         return full.calls is None or not (
-            between_blocks(full.calls, stacks) <= between_blocks(brief.calls, stacks)
+            calls_between_blocks(full.calls, stacks) <= calls_between_blocks(brief.calls, stacks)
         )
 
     def _opaque(self, alike: Mapping[str, str]) -> Opaque:

@@ -6,6 +6,7 @@ Ops and changes of placement that are alike, in blocks that are alike, are price
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -60,9 +61,7 @@ class Bill:
         """Nanoseconds of each phase of the workload, run once."""
         out: dict[Phase, int] = {}
         for run in self.costs.passes:
-            spent = sum(
-                n * self.costs.ops.once(op, strategy, run) for op, strategy, n in self._strategies
-            )
+            spent = sum(n * self.op_times(op)[run.phase] for op, n in self.ops)
             for traffic, times in self.redistributions(run):
                 ahead, back = self.costs.redistributions.nanoseconds(traffic)
                 spent += times * (ahead + back * run.trains)
@@ -93,12 +92,12 @@ class Bill:
         """
         out: list[tuple[Traffic, int]] = []
         costs = self.costs.redistributions
-        for (before, source, target), stays, times in self._changes:
-            states = (self.assignment[before], self.assignment[source], self.assignment[target])
-            traffic, _ = costs.inner(source, *states, run)
+        for edge, stays, times in self._changes:
+            traffic = self.traffic(edge, run)
             if traffic is None or (stays and traffic.forward):
+                _, source, target = map(self.assignment.__getitem__, edge)
                 raise SolverError(
-                    f"the plan takes '{source}' from {states[1]} to {states[2]}, "
+                    f"the plan takes '{edge[1]}' from {source} to {target}, "
                     "which no collective does"
                 )
             if times:
@@ -114,13 +113,26 @@ class Bill:
         """One of each that are alike, with how many they are."""
         return distinct(self.costs.graph, self.costs.states, self.assignment)
 
-    @cached_property
-    def _strategies(self) -> list[tuple[Op, Strategy, int]]:
-        """The same, with how they run."""
-        return [(op, self.strategy(op), times) for op, times in self.ops]
+    def op_times(self, op: Op) -> Mapping[Phase, int]:
+        """Nanoseconds of an op in each pass; of those that are alike one is priced."""
+        at, names = self.costs.axes.axes.get(op.name), (*op.inputs, *op.outputs)
+        key = op.name if at is None else id(at), *(id(self.assignment[n]) for n in names)
+        if key not in self._op_times:
+            strategy = self._strategy(op)
+            once, passes = self.costs.ops.once, self.costs.passes
+            self._op_times[key] = {run.phase: once(op, strategy, run) for run in passes}
+        return self._op_times[key]
 
-    def strategy(self, op: Op) -> Strategy:
-        """How an op runs."""
+    @cached_property
+    def _op_times(self) -> dict[object, Mapping[Phase, int]]:
+        return {}
+
+    def traffic(self, edge: tuple[str, str, str], run: Pass | None = None) -> Traffic | None:
+        """What a change of placement sends in a pass; None if nothing makes that change."""
+        before, source, target = map(self.assignment.__getitem__, edge)
+        return self.costs.redistributions.inner(edge[1], before, source, target, run)[0]
+
+    def _strategy(self, op: Op) -> Strategy:
         have = tuple(self.assignment[n] for n in (*op.inputs, *op.outputs))
         rule = self.costs.axes.rules.get(op.name)
         split: OpShards | str = frozenset()

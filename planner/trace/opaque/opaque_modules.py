@@ -43,9 +43,9 @@ class Opaque:
     """The modules of `root` that are not traced; `root` itself is left as it is.
 
     `alike` maps each to one of them that does the same. `stand_ins` says whether numbers that
-    only data has get one (see `data_queries/`), `stood_in` whether one did, and `branch_paths` which
-    runs are then made, of those that are asked for (see `branch_paths.py`). `skips` says whether
-    what code may skip is traced as if it always ran.
+    only data has get one (see `data_queries/`), `stood_in` whether one did, and `branch_paths`
+    which runs are then made, of those that are asked for (see `branch_paths.py`). `skips` says
+    whether what code may skip is traced as if it always ran.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ UNKNOWN = -1
 """In place of a mask."""
 
 
-class Untaken:
+class UnusedGradients:
     """What is known of gradients that the model does not have, under an assignment of states."""
 
     def __init__(self, layouts: Layouts) -> None:

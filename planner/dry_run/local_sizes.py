@@ -1,9 +1,10 @@
-"""Local values for integers that model code takes from attributes, and for sizes of calls.
+"""Local values for the integers that model code computes sizes from.
 
 The trace says which attributes a size was computed from; the plan says how long that dim is on a
-rank. So each such size is an equation; a module's attributes take those values that satisfy all of
-its equations, on the first and on the last rank. Where none do, sizes are changed at the calls
-that they are given to (`given_sizes.py`), if that can be.
+rank. So each such size is an equation. Attributes of modules take values that satisfy all of their
+equations, on the first and on the last rank. Where none do, as in `y.view(B, T, C)` with `C` read
+off an unsharded tensor, the call is given the local size in place of the one that it computes, and
+the attributes stay as they are.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ from itertools import product
 import networkx as nx
 
 from shardwright.planner.contract import dims as layout
-from shardwright.planner.contract.dims import Atom, Dim
+from shardwright.planner.contract.dims import Atom, Dim, simplify
 from shardwright.planner.contract.mesh import Coords
-from shardwright.planner.dry_run.given_sizes import GivenSizes, can_be_given, given_sizes
 from shardwright.planner.graph.graph import Graph, Op, SizeArgument
 from shardwright.planner.trace.sizes.expressions import Expression, attributes_of, evaluate
 from shardwright.planner.trace.to_graph.graph_facts import slice_of
+from shardwright.runtime.code.call_sites import name_of
 
 Key = tuple[str, str]
+CallSizes = dict[tuple[str, str], str]
+"""(module, name of a call) -> the dims that it is to be given; `?` stays as it is."""
+
+Reads = Mapping[tuple[int, int], int]
+"""(number of a read, dim) -> the local size that code reads off a tensor."""
 
 
 class Unsolvable(Exception):
@@ -42,7 +48,7 @@ def local_sizes(
     dims: Mapping[str, tuple[Dim, ...]],
     coords: Sequence[Coords],
     dim_of: Callable[[str, int], Dim],
-) -> tuple[dict[Key, Dim], GivenSizes]:
+) -> tuple[dict[Key, Dim], CallSizes]:
     """Local value, as a dim, of each attribute that must change; key is (module, attribute).
 
     With it, what calls are to be given for sizes that no values of attributes make.
@@ -61,31 +67,18 @@ def local_sizes(
     failed: list[Unsolvable] = []
     given: list[SizeArgument] = []
     reads = [_sizes_read(graph, dims, at) for at in coords]
-    for size in graph.sizes:
-        target = _target(size, dims, producers)
-        if target is None or attributes_of(size.expression):
-            continue
-        if not _holds(size, target, {}, coords, reads):
-            if can_be_given(size, target, reads):
-                given.append(size)
-            else:
-                failed.append(Unsolvable(size))
-    groups = _groups([s for s in graph.sizes if attributes_of(s.expression)])
-    for group in groups:
-        targets = []
-        for size in group:
-            target = _target(size, dims, producers)
-            if target is not None:
-                targets.append((size, target))
+    for group in _groups(graph.sizes):
+        found = [(size, _target(size, dims, producers)) for size in group]
+        targets = [(size, target) for size, target in found if target is not None]
         try:
             out |= _solve(targets, graph.pinned, coords, reads)
         except Unsolvable as failure:
             wrong = [(s, t) for s, t in targets if not _holds(s, t, {}, coords, reads)]
-            if all(can_be_given(size, target, reads) for size, target in wrong):
+            if all(_can_be_given(size, target, reads) for size, target in wrong):
                 given += [size for size, _ in wrong]
             else:
                 failed.append(failure)
-    calls, unlike = given_sizes(graph, given, dim_of)
+    calls, unlike = _given(graph, given, dim_of)
     failed += [Unsolvable(size) for size in unlike]
     if failed:
         failed[0].more = tuple(failed[1:])
@@ -93,9 +86,7 @@ def local_sizes(
     return out, calls
 
 
-def _sizes_read(
-    graph: Graph, dims: Mapping[str, tuple[Dim, ...]], at: Coords
-) -> dict[tuple[int, int], int]:
+def _sizes_read(graph: Graph, dims: Mapping[str, tuple[Dim, ...]], at: Coords) -> Reads:
     """Local sizes, by number and dim, that code reads off tensors."""
     found = (
         (n, i, layout.dim_size(dim, at))
@@ -105,15 +96,18 @@ def _sizes_read(
     return {(n, i): size for n, i, size in found if size is not None}
 
 
-def _groups(sizes: list[SizeArgument]) -> Iterator[list[SizeArgument]]:
-    """Equations that share attributes, together."""
+def _groups(sizes: Sequence[SizeArgument]) -> Iterator[list[SizeArgument]]:
+    """Equations that share attributes, together; those without attributes one by one, first."""
     shared = nx.Graph()
     for size in sizes:
         nx.add_path(shared, sorted(attributes_of(size.expression)))
     number = {key: i for i, keys in enumerate(nx.connected_components(shared)) for key in keys}
     found: dict[int, list[SizeArgument]] = {}
     for size in sizes:
-        found.setdefault(number[min(attributes_of(size.expression))], []).append(size)
+        if attributes := attributes_of(size.expression):
+            found.setdefault(number[min(attributes)], []).append(size)
+        else:
+            yield [size]
     yield from found.values()
 
 
@@ -167,7 +161,7 @@ def _solve(
     targets: list[tuple[SizeArgument, Dim]],
     pinned: set[Key],
     coords: Sequence[Coords],
-    reads: Sequence[Mapping[tuple[int, int], int]],
+    reads: Sequence[Reads],
 ) -> dict[Key, Dim]:
     keys: dict[Key, int] = {}
     for size, _ in targets:
@@ -229,10 +223,58 @@ def _holds(
     target: Dim,
     attempt: Mapping[Key, Dim],
     coords: Sequence[Coords],
-    reads: Sequence[Mapping[tuple[int, int], int]],
+    reads: Sequence[Reads],
 ) -> bool:
     for at, read in zip(coords, reads, strict=True):
         values = {k: layout.dim_size(d, at) or 0 for k, d in attempt.items()}
         if evaluate(size.expression, values, read) != layout.dim_size(target, at):
             return False
     return True
+
+
+def _can_be_given(size: SizeArgument, target: Dim, reads: Sequence[Reads]) -> bool:
+    """Whether a call can be given `target` for a size: its code computes the whole one everywhere.
+
+    Args:
+        size: The size.
+        target: The dim that it should be.
+        reads: Local sizes that code reads off tensors, on each rank.
+    """
+    whole = layout.dim_size(target)
+    known = all(evaluate(size.expression, {}, read) == whole for read in reads)
+    return known and not size.bound and size.caller is not None and _name(size) is not None
+
+
+def _given(
+    graph: Graph, sizes: Sequence[SizeArgument], dim_of: Callable[[str, int], Dim]
+) -> tuple[CallSizes, list[SizeArgument]]:
+    """What calls are to be given, and those of `sizes` that they cannot be.
+
+    A call does the same each time that it is made.
+
+    Args:
+        graph: The traced model.
+        sizes: What is to be given.
+        dim_of: A dim of a tensor as a plan has it, with sizes that vary at run time left open.
+    """
+    wanted = {id(size): str(simplify(dim_of(size.tensor, size.dim))) for size in sizes}
+    texts: dict[tuple[object, int], set[str]] = {}
+    for size in graph.sizes:
+        if size.caller is not None and not size.bound:
+            texts.setdefault((size.caller, size.place), set()).add(wanted.get(id(size), "?"))
+    calls: dict[tuple[str, str], dict[int, str]] = {}
+    for size in sizes:
+        if len(texts[size.caller, size.place]) == 1:
+            name = _name(size)
+            assert name is not None, "it can be given"
+            calls.setdefault((size.caller.module, name), {})[size.place] = wanted[id(size)]
+    given = {
+        key: ", ".join(dims.get(place, str(Atom(None))) for place in range(max(dims) + 1))
+        for key, dims in calls.items()
+    }
+    return given, [size for size in sizes if len(texts[size.caller, size.place]) > 1]
+
+
+def _name(size: SizeArgument) -> str | None:
+    _, method, code, at = size.caller
+    return name_of(method, code, at)

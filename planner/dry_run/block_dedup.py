@@ -1,4 +1,4 @@
-"""Blocks that are alike run once: a later call like an earlier one gives what that gave, unrun.
+"""Deduplicate blocks in a dry run: a call of a block that is like an earlier call is not run again.
 
 What a block's code does depends on how the block is made, on what it is given, on its number, and
 on whether it trains.
@@ -22,16 +22,17 @@ from shardwright.planner.trace.data_queries.stand_ins import WatchedNumber
 from shardwright.planner.trace.model.module_copies import plain
 from shardwright.planner.trace.model.skeletons import Hollow, Missing, is_hollow
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
+from shardwright.planner.trace.trial.call_log import RUNS, Call, Calls
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
-class Unlike(Exception):
+class Incomparable(Exception):
     """A value of which it is not known whether another is like it."""
 
 
 @dataclass
-class LikeBlocks:
+class DeduplicatedBlocks:
     """What blocks of `stacks` gave in one run of a model, or of a part of it.
 
     Attributes:
@@ -92,7 +93,7 @@ class LikeBlocks:
                 with torch._C.DisableTorchFunction():  # nobody need see it who looks at calls
                     values = tuple(self._describe(given, given))
                 key = like, block.training, len(args), (*kwargs,), values
-            except Unlike:
+            except Incomparable:
                 return forward(*args, **kwargs)
             if key in self._given and (self.only is None or call in self.only):
                 self.left_out.add(call)
@@ -126,10 +127,10 @@ class LikeBlocks:
             elif isinstance(value, PLAIN):
                 yield type(value), value
             else:
-                raise Unlike
+                raise Incomparable
 
 
-def like_earlier(root: nn.Module, stacks: Sequence[Stack]) -> dict[str, nn.Module]:
+def duplicate_blocks(root: nn.Module, stacks: Sequence[Stack]) -> dict[str, nn.Module]:
     """The blocks that are made, and stand, like an earlier one of their stack."""
     found: dict[str, nn.Module] = {}
     for stack in stacks:
@@ -143,14 +144,14 @@ def like_earlier(root: nn.Module, stacks: Sequence[Stack]) -> dict[str, nn.Modul
 
 
 @dataclass(frozen=True)
-class Same:
+class GivenBack:
     """What came out is what went in at that place."""
 
     place: int
 
 
 @dataclass(frozen=True)
-class New:
+class NewTensor:
     """How to make a tensor like one that came out."""
 
     make: Callable[[], Tensor]
@@ -167,15 +168,45 @@ def _noted(given: Sequence[Any], value: Any) -> Any:
         return value
     place = next((i for i, v in enumerate(given) if v is value), None)
     if place is not None:
-        return Same(place)
+        return GivenBack(place)
     how: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
-    return New(partial(torch.empty_strided, value.shape, value.stride(), **how))
+    return NewTensor(partial(torch.empty_strided, value.shape, value.stride(), **how))
 
 
 def _again(given: Sequence[Any], value: Any) -> Any:
-    if isinstance(value, Same):
+    if isinstance(value, GivenBack):
         return given[value.place]
-    if isinstance(value, New):
+    if isinstance(value, NewTensor):
         with torch._C.DisableTorchFunction():  # it is no call of the model's
             return value.make()
     return value
+
+
+Between = tuple[str, int, tuple[Call, ...], int]
+"""A stack, the kind of one block, what is called until the next, and the kind of that."""
+
+
+def calls_between_blocks(calls: Calls, stacks: Sequence[Stack]) -> set[Between]:
+    """All that is done between two blocks of a stack, as `calls` of a model tell it."""
+    return {found for made in calls.values() for stack in stacks for found in _between(made, stack)}
+
+
+def _between(calls: Sequence[Call], stack: Stack) -> Iterator[Between]:
+    before: int | None = None
+    since: list[Call] = []
+    for call in calls:
+        kind = _kind(call, stack)
+        if kind is None:
+            since.append(call)
+            continue
+        if before is not None:
+            yield stack.path, before, tuple(since), kind
+        before, since = kind, []
+
+
+def _kind(call: Call, stack: Stack) -> int | None:
+    """The kind of the block that a call runs, if it is one."""
+    if call.function != RUNS:
+        return None
+    path, _, number = str(call.numbers[0]).rpartition(".")
+    return stack.kinds[int(number)] if path == stack.path else None

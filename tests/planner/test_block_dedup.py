@@ -91,20 +91,20 @@ def test_code_between_blocks_that_counts_them_is_not_folded() -> None:
     assert_equal(tower, features(WIDTH), planned(tower, features(WIDTH), 2))
 
 
-def test_like_blocks_run_once() -> None:
+def test_block_dedup_run_once() -> None:
     task = prepare(Tower(), 2, args=features(WIDTH)(3, 19))
     (stack,) = task.folding.stacks
     full = task.dry_runs[0]
-    left_out = full.whole(every_block=False).left_out
+    left_out = full.unsharded(every_block=False).left_out
     assert left_out == {(f"layers.{n}", 0) for n in range(BLOCKS)} - {
         (f"layers.{stack.traced.index(place)}", 0) for place in set(stack.traced)
     }
-    every = full.whole(every_block=True)
+    every = full.unsharded(every_block=True)
     assert not every.left_out
     assert {f"layers.{n}" for n in range(BLOCKS)} <= (every.calls or {}).keys()
 
 
-def test_like_blocks_are_copied_hollow_unless_code_looks_into_them() -> None:
+def test_block_dedup_are_copied_hollow_unless_code_looks_into_them() -> None:
     """Of those nothing is copied that they hold; who asks for it gets a real copy of all."""
 
     class Looks(Tower):
@@ -123,7 +123,7 @@ def test_like_blocks_are_copied_hollow_unless_code_looks_into_them() -> None:
         root = Looks(look).to("meta")
         runs = [Run("", (torch.empty(3, 19, WIDTH, device="meta"),), {})]
         dry_run = DryRun(root, (), runs, Opaque(root), (), find_stacks(root))
-        whole = dry_run.whole(every_block=False)
+        whole = dry_run.unsharded(every_block=False)
         assert whole.calls
         return {*whole.hollow}, {*whole.left_out}
 
@@ -146,7 +146,7 @@ def test_blocks_that_keep_their_modules_elsewhere_too_are_not_copied_hollow() ->
     for block in root.layers.children():
         vars(block)["parts"] = [block.up]
     runs = [Run("", (torch.empty(3, 19, WIDTH, device="meta"),), {})]
-    whole = DryRun(root, (), runs, Opaque(root), (), find_stacks(root)).whole(every_block=False)
+    whole = DryRun(root, (), runs, Opaque(root), (), find_stacks(root)).unsharded(every_block=False)
     assert whole.calls
     assert not whole.hollow
 
@@ -163,9 +163,9 @@ def test_what_is_given_otherwise_runs() -> None:
     root = Grows().to("meta")
     runs = [Run("", (torch.empty(3, 19, WIDTH, device="meta"),), {})]
     dry_run = DryRun(root, (), runs, Opaque(root), (), find_stacks(root))
-    left_out = {name for name, _ in dry_run.whole(every_block=False).left_out}
+    left_out = {name for name, _ in dry_run.unsharded(every_block=False).left_out}
     assert left_out == {"layers.2", *(f"layers.{n}" for n in range(BLOCKS // 2 + 1, BLOCKS))}
-    assert not dry_run.whole(every_block=False).hollow
+    assert not dry_run.unsharded(every_block=False).hollow
 
 
 def test_a_number_is_an_integer_that_notes_questions() -> None:

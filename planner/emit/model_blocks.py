@@ -1,4 +1,4 @@
-"""Where an op stands in the model as people think of it: in which blocks, in which module there."""
+"""The blocks of a model, by the names of its modules: which of them an op is in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import combinations
 from shardwright.planner.contract.names import is_within
 
 
-class Places:
+class ModelBlocks:
     """Blocks and parts of a model, by the names of its modules alone.
 
     A block is a module with a number for a name, in a row of which two are alike: two modules or
@@ -23,10 +23,10 @@ class Places:
     def __init__(self, owners: Iterable[str]) -> None:
         self.owners = frozenset(owners)
         self.parts = {prefix for name in self.owners for prefix in prefixes(name)}
-        self.chain, self.part = cache(self._chain), cache(self._part)
+        self.around, self.part = cache(self._around), cache(self._part)
         self.is_stack = cache(self._is_stack)
 
-    def _chain(self, module: str) -> tuple[str, ...]:
+    def _around(self, module: str) -> tuple[str, ...]:
         """The model and the blocks around a module, from the outside in; itself, if it is one."""
         return ("", *(p for p in prefixes(module) if p and self._is_block(p)))
 

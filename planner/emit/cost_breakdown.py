@@ -1,0 +1,94 @@
+"""What each element of a run takes of the time and the collectives that a plan predicts."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from shardwright.planner.contract.plan_figures import CollectiveCount, Phase
+from shardwright.planner.cost.redistribution import Traffic
+from shardwright.planner.emit.elements import Elements
+from shardwright.planner.emit.prediction import flags, tally
+from shardwright.planner.graph.graph import Op
+from shardwright.planner.verify.recost import Bill, Calls
+
+
+class Cost:
+    """Time and collectives of something, and the ops that take longest."""
+
+    def __init__(self) -> None:
+        self.ns: Counter[Phase] = Counter()
+        self.calls: defaultdict[str, Calls] = defaultdict(Calls)
+        self.slowest: Counter[tuple[str, str]] = Counter()
+
+    def counted(self) -> list[CollectiveCount]:
+        """The collectives, by phase and kind."""
+        return tally({p: self.calls[p] for p in ("forward", "backward", "decode")})
+
+
+class CostBreakdown:
+    """Distributes a bill over the elements of a run: their costs add up to the bill.
+
+    Attributes:
+        elements: What each element takes.
+        aside: Blocks around -> what they take besides.
+    """
+
+    def __init__(self, elements: Elements, bill: Bill) -> None:
+        self.bill, self.passes = bill, bill.costs.passes
+        self.aside: defaultdict[tuple[str, ...], Cost] = defaultdict(Cost)
+        self.elements = [Cost() for _ in elements.found]
+        self._edges = {edge[2]: edge for edge in bill.costs.redistributions.edges}
+        for cost, element in zip(self.elements, elements.found, strict=True):
+            if element.boundary is not None:
+                self._add_edge(cost, element.boundary.target)
+            for op in element.ops:
+                self._add_op(cost, op)
+        for chain, op in elements.aside:
+            self._add_op(self.aside[chain], op)
+        drawn = {e.boundary.target for e in elements.found if e.boundary is not None}
+        for boundary in elements.graph.boundaries:  # of what is aside, or what nothing reads
+            if boundary.target not in drawn:
+                around = elements.blocks.around(boundary.module)
+                self._add_edge(self.aside[around], boundary.target)
+        self._add_weights(elements)
+        self.aside[("",)].calls["backward"] += flags(bill)
+
+    def _add_op(self, cost: Cost, op: Op) -> None:
+        for phase, ns in self.bill.op_times(op).items():
+            cost.ns[phase] += ns
+            cost.slowest[op.call.op, op.source] += ns
+
+    def _add_edge(self, cost: Cost, target: str, times: int = 1) -> None:
+        """Add the change of placement that makes a tensor."""
+        if target not in self.bill.costs.redistributions.unpriced:
+            made = [self.bill.traffic(self._edges[target], run) for run in self.passes]
+            self._add(cost, made, times)
+
+    def _add(self, cost: Cost, made: Sequence[Traffic | None], times: int = 1) -> None:
+        """Add what is sent and copied in each pass."""
+        for i, (run, traffic) in enumerate(zip(self.passes, made, strict=True)):
+            assert traffic is not None, "the bill has its price"
+            ahead, back = self.bill.costs.redistributions.nanoseconds(traffic)
+            cost.ns[run.phase] += times * (ahead + back * run.trains)
+            if i == 0:
+                calls = {"forward": traffic.forward, "backward": traffic.backward}
+            else:
+                calls = {"decode": traffic.forward} if run.phase == "decode" else {}
+            for phase, found in calls.items():
+                for call in found:
+                    cost.calls[phase][call] += times
+
+    def _add_weights(self, elements: Elements) -> None:
+        """Add what happens between a parameter as it is stored and as it is used."""
+        costs, readings = self.bill.costs, elements.graph.readings()
+        reader: dict[str, Cost] = {}
+        for use in elements.graph.uses:
+            at = elements.readers.get(use.used)
+            cost = self.aside[("",)] if at is None else self.elements[at]
+            reader.setdefault(use.stored, cost)
+            self._add_edge(cost, use.used, max(readings[use.used], 1))
+        for name in costs.holdings.stored:
+            averaging = costs.redistributions.averaging(name, self.bill.assignment[name])
+            if averaging is not None:
+                self._add(reader[name], [averaging] * len(self.passes))
