@@ -213,6 +213,7 @@ def _seconds(
 
 
 def _shared_least(value: int) -> int:
-    found: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return min(found)
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    found = torch.tensor(value, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MIN)
+    return int(found)

@@ -1,7 +1,8 @@
 """Ranks as processes of this machine, talking over gloo; when one dies, so do the rest.
 
-Started by spawn, so that no rank inherits threads or locks of the process that plans. None of them
-outlives that process, however it ends, and no file is made that it could leave behind.
+Started by spawn, so that no rank inherits threads or locks of the process that plans. They meet in
+a file that only this user can reach, and listen on the loopback device alone. None of them outlives
+the process that started it, however that ends, and the last to end removes the file.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
-import sys
+import socket
+import tempfile
 import threading
 import time
 import traceback
@@ -22,8 +25,6 @@ from typing import Any
 
 from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.planner.on_ranks.signals import ended_in_order
-
-HOST = "127.0.0.1"
 
 GRACE = 5.0
 """Seconds that the others have to report, once a rank has failed: the first to notice a death is
@@ -39,19 +40,16 @@ def run_processes(ranks: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
         ShardwrightError: what a rank raised.
         DistributedError: a rank died or raised something else; its traceback is on stderr.
     """
-    from torch.distributed import TCPStore
-
     context = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = []
     pipes: dict[Connection, int] = {}
     work = pickle.dumps((fn, args))
-    with ended_in_order():
+    with ended_in_order(), tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         try:
-            store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
             for rank in range(ranks):
                 mine, theirs = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_main, args=(theirs, rank, ranks, store.port, work), daemon=True
+                    target=_main, args=(theirs, rank, ranks, folder, work), daemon=True
                 )
                 processes.append(process)
                 process.start()
@@ -93,12 +91,18 @@ def _collect(processes: list[BaseProcess], pipes: dict[Connection, int]) -> list
     return [results[rank] for rank in range(len(processes))]
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: str) -> None:
     """End this rank when the process that started it has ended, killed or not."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
+
+
+def _loopback() -> str | None:
+    """The name of the network device that no other machine can reach."""
+    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
 
 
 def end_in_words(process: BaseProcess) -> str:
@@ -114,25 +118,25 @@ def _main(
     pipe: Connection,
     rank: int,
     ranks: int,
-    port: int,
+    folder: str,
     work: bytes,
 ) -> None:
     """What a rank runs; `work` is pickled, so that what it imports comes after the first line."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the parent ends its ranks
     import torch
     import torch.distributed as dist
 
     from shardwright.planner.quiet import quiet
 
-    if sys.platform == "linux":  # a host name that leads nowhere must not stop local ranks
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if (loopback := _loopback()) is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     try:
         with quiet():
             dist.init_process_group(
                 "gloo",
-                store=dist.TCPStore(HOST, port, wait_for_workers=False),
+                store=dist.FileStore(f"{folder}/store", ranks),
                 rank=rank,
                 world_size=ranks,
                 timeout=timedelta(minutes=30),

@@ -27,6 +27,7 @@ from shardwright.planner.on_ranks.numeric import TOLERANCE, differences, in_dtyp
 from shardwright.runtime.in_transformers import tp_plan
 from shardwright.runtime.model.config import read_config, trusting
 from shardwright.runtime.modules.local import mesh_of
+from shardwright.runtime.ranks.agreement import gather, world
 from shardwright.runtime.state.gather import full_tensors
 
 CASTS = 1e-5
@@ -155,8 +156,8 @@ def compared(
         {n: g for n, g in found.items() if g.numel() and n not in left_out},
         {n: g for n, g in want.gradients.items() if n not in left_out},
     )
-    every: list[Any] = [None] * ranks
-    dist.all_gather_object(every, (apart, gradient, worst, _bytes(model)))
+    mine = apart, gradient, worst, _bytes(model)
+    every = gather("comparing", mine, world(), tuple[float, float, str, int])
     gradient, worst = max(((g, w) for _, g, w, _ in every), key=lambda at: (at[0] != at[0], at[0]))
     return Ran(
         logits=max((a for a, *_ in every), key=lambda value: (value != value, value)),

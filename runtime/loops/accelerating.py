@@ -14,6 +14,7 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP, TP
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.modules.local import mesh_of
+from shardwright.runtime.ranks.agreement import gather, world
 from shardwright.runtime.rows.own_rows import takes_own_rows
 from shardwright.runtime.state.gather import full_tensors
 
@@ -47,9 +48,9 @@ class SplitAccelerator(Accelerator):
         mesh = _mesh(model)
         mine = dist.get_rank()
         for group in mesh.process_groups(mesh.groups.keys() & {TP, CP}):
-            mine = min(_of_each(mine, group))
+            mine = min(gather("counting copies", mine, group, int))
         self._split_model = model
-        self._firsts = sorted(set(_of_each(mine)))
+        self._firsts = sorted(set(gather("counting copies", mine, world(), int)))
         """The first rank of each copy."""
         self._copy = self._firsts.index(mine)
 
@@ -111,12 +112,6 @@ def _mesh(model: nn.Module) -> Mesh:
     if takes_own_rows(model):
         raise UsageError('ranks of a copy get the same batches: apply the plan with cp="whole"')
     return mesh
-
-
-def _of_each(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    out: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(out, value, group)
-    return out
 
 
 def _all_tensors(value: Any) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter, ValidationError
 
 from shardwright.errors import CheckpointError, DistributedError
 from shardwright.runtime.ranks import peers
@@ -21,6 +23,9 @@ AT_ONCE = 2048
 
 LENGTH = 8
 """Bytes that say how many there are."""
+
+MOST = 1 << 24
+"""Bytes of the longest message of a rank."""
 
 
 class _Answer(NamedTuple):
@@ -61,25 +66,59 @@ def agree(
             None if failure is None else str(failure),
             isinstance(failure, CheckpointError),
         )
-        everyone = gather(what, mine, group)
+        everyone = gather(what, mine, group, _Answer)
         failure = failure or _failure(what, everyone) or _difference(everyone)
     if failure is not None:
         raise failure
 
 
-def gather(what: str, mine: Any, group: dist.ProcessGroup) -> list[Any]:
-    """What each rank of `group` passes as `mine`; small things that pickle.
+def gather(what: str, mine: Any, group: dist.ProcessGroup, kind: Any) -> list[Any]:
+    """What each rank of `group` passes as `mine`.
+
+    It travels as JSON, and is read as nothing but a `kind`: a message of somebody who is no rank
+    runs no code.
+
+    Args:
+        what: What the ranks do, for messages; the same on all ranks.
+        mine: What JSON can hold, small.
+        group: The ranks, all of which call this.
+        kind: The type of what each rank passes; NamedTuples come back as such.
 
     Raises:
-        DistributedError: a rank died, or does not come; `what` was done.
+        DistributedError: a rank died, does not come, does something else, or sent something else.
     """
     roll = peers.roll()
+    text = json.dumps(mine, default=repr)
     try:
-        everyone = _exchanged(pickle.dumps(mine), group)
+        everyone = _exchanged(f"{what}\n{text}".encode(), group)
     except RuntimeError as error:
         raise failed(what, error, group) from error
-    roll.read(dist.get_process_group_ranks(group))  # all have entered it by now
-    return [pickle.loads(told) for told in everyone]
+    ranks = dist.get_process_group_ranks(group)
+    roll.read(ranks)  # all have entered it by now
+    return [_read(what, rank, told, kind) for rank, told in zip(ranks, everyone, strict=True)]
+
+
+def _read(what: str, rank: int, told: bytes, kind: Any) -> Any:
+    """What a rank told, if it was asked the same and answered with a `kind`."""
+    name, _, text = told.partition(b"\n")
+    if name != what.encode():
+        other = ascii(name.decode(errors="replace")[:60])
+        raise DistributedError(
+            f"the ranks do different things: rank {rank} is at {other}, this one at '{what}': let "
+            "all ranks make the same calls in the same order"
+        )
+    try:
+        return _reader(kind).validate_json(text)
+    except ValidationError:
+        raise DistributedError(
+            f"{what} failed: rank {rank} sent a message that cannot be read: start all ranks with "
+            "the same version of shardwright, in a network that nobody else can reach"
+        ) from None
+
+
+@cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _exchanged(told: bytes, group: dist.ProcessGroup) -> list[bytes]:
@@ -88,6 +127,8 @@ def _exchanged(told: bytes, group: dist.ProcessGroup) -> list[bytes]:
         len(told).to_bytes(LENGTH, "little") + told[:AT_ONCE].ljust(AT_ONCE), group
     )
     lengths = [int.from_bytes(text[:LENGTH], "little") for text in begun]
+    if max(lengths) > MOST:
+        raise RuntimeError("a rank announced a message that is too long")
     if (rest := max(lengths) - AT_ONCE) > 0:
         ends = _all_gathered(told[AT_ONCE:].ljust(rest), group)
         begun = [start + end for start, end in zip(begun, ends, strict=True)]

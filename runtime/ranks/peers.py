@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from pydantic import TypeAdapter, ValidationError
 from torch.utils.weak import WeakIdKeyDictionary
+
+from shardwright.errors import DistributedError
 
 T = TypeVar("T")
 
@@ -104,8 +107,7 @@ class Roll:
         missing = [rank for rank in among if rank not in self.peers]
         for rank in missing:
             if self.store.check([_key("peer", rank)]):
-                text = self.store.get(_key("peer", rank))
-                self.peers[rank] = Peer(**json.loads(text))
+                self.peers[rank] = _read(self.store.get(_key("peer", rank)), Peer)
         return [rank for rank in missing if rank not in self.peers]
 
     def gone(self) -> list[int]:
@@ -135,7 +137,7 @@ class Roll:
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             if self.store.check([_key("missing")]):
-                return json.loads(self.store.get(_key("missing")))
+                return _read(self.store.get(_key("missing")), list[int])
             if gone := self.gone():
                 return self.settle("missing", gone)
             silent = self._without("asks", others)
@@ -147,7 +149,7 @@ class Roll:
 
     def settle(self, word: str, ranks: Sequence[int]) -> list[int]:
         """Write down which ranks are missing, or read what another rank has written before."""
-        return json.loads(self.store.compare_set(_key(word), "", json.dumps(ranks)))
+        return _read(self.store.compare_set(_key(word), "", json.dumps(ranks)), list[int])
 
     def leave(self, missing: Collection[int] = ()) -> None:
         """Say that this rank has read all that it wants; rank 0 may keep the store, and waits.
@@ -175,6 +177,17 @@ class Roll:
 
     def _without(self, word: str, ranks: Iterable[int]) -> list[int]:
         return sorted(r for r in ranks if not self.store.check([_key(word, r)]))
+
+
+def _read(text: bytes, kind: Any) -> Any:
+    """What another rank wrote into the store, if it is a `kind`."""
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError:
+        raise DistributedError(
+            "the store in which the ranks meet holds what no rank has written: start all ranks "
+            "with the same version of shardwright, in a network that nobody else can reach"
+        ) from None
 
 
 def _key(word: str, rank: int | None = None) -> str:

@@ -1,4 +1,9 @@
-"""`collectives.cpp` as a library: compiled when it is first needed, then kept."""
+"""`collectives.cpp` as a library: compiled when it is first needed, then kept.
+
+It is kept in the user's cache folder, under a name with a digest of its source and of the flags of
+the compiler. A library is code, so that folder counts only if nobody else can write to it; else
+each process compiles one for itself, in a temporary folder.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,9 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
+import tempfile
 from ctypes import c_int, c_size_t, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -18,6 +25,9 @@ FLAGS = ("-std=c++17", "-O3", "-fwrapv", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 120.0
 """What the compiler may take: a few on a machine that does little else."""
+
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+"""Bits of a file's mode that let others write to it."""
 
 CHECK = ctypes.CFUNCTYPE(c_int)
 FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
@@ -44,9 +54,22 @@ def library() -> ctypes.CDLL:
         UnavailableError: there is no compiler, it fails, or there is no place for the library.
     """
     try:
-        loaded = ctypes.CDLL(str(_compiled()))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        kept = _kept()
+        if kept is not None:
+            try:
+                return _loaded(kept)
+            except (OSError, AttributeError):  # written in part, on a full disk for one
+                kept.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
+            file = Path(folder) / "collectives.so"
+            _compile(file)
+            return _loaded(file)
+    except (OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:
         raise UnavailableError(str(error).strip().splitlines()[0]) from error
+
+
+def _loaded(file: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(file))
     for name, (returns, takes) in FUNCTIONS.items():
         function = getattr(loaded, f"shardwright_{name}")
         function.restype, function.argtypes = returns, takes
@@ -59,26 +82,46 @@ def version() -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _compiled() -> Path:
-    """The file: made by one process, under a lock, and moved into its place when it is whole."""
+def _kept() -> Path | None:
+    """The library in the cache folder, compiled by one process if it is not there yet.
+
+    None where others could have written it, or could replace it before it is loaded.
+    """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwright"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = folder.stat()
-    if about.st_uid != os.getuid() or about.st_mode & 0o022:
-        raise OSError(f"{folder} can be written by others, and what is in it is run")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = folder.resolve(strict=True)
+        lock = (folder / "lock").open("w")
+    except OSError:  # a home that cannot be written, for one
+        return None
     file = folder / f"collectives-{version()}.so"
-    if file.exists():
-        return file
-    with (folder / "lock").open("w") as lock:
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, or its process killed
-        if not file.exists():
+        if not _is_ours(folder) or not all(map(_is_safe, folder.parents)):
+            return None
+        if not _is_ours(file):
             part = file.with_suffix(f".{os.getpid()}")
             try:
                 _compile(part)
                 part.replace(file)
             finally:
                 part.unlink(missing_ok=True)
-    return file
+        return file
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file or folder is there, is this user's, and nobody else can write to it."""
+    if path.is_symlink() or not path.exists():
+        return False
+    about = path.stat()
+    return about.st_uid == os.getuid() and not about.st_mode & OTHERS
+
+
+def _is_safe(folder: Path) -> bool:
+    """Whether nobody else can put another folder in the place of ours in `folder`."""
+    about = folder.stat()
+    shared = about.st_mode & OTHERS and not about.st_mode & stat.S_ISVTX
+    return about.st_uid in (0, os.getuid()) and not shared
 
 
 def _compile(out: Path) -> None:

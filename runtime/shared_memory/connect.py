@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,9 @@ from shardwright.runtime.shared_memory.compiled import UnavailableError, library
 
 LOG = logging.getLogger("shardwright")
 
+NAME = "shardwright"
+"""What the system calls the memory, beside its number."""
+
 _known: Any = WeakIdKeyDictionary()
 """Process group -> its channel, or None."""
 
@@ -34,7 +38,9 @@ class _Offer(NamedTuple):
     why_not: str | None
     host: str
     version: str
-    memory: str | None
+    pid: int
+    memory: int | None
+    """A file descriptor of that process."""
 
 
 def channel_of(group: dist.ProcessGroup) -> Channel | None:
@@ -62,18 +68,17 @@ def _connected(group: dist.ProcessGroup) -> Channel | None:
     try:
         why_not = _why_not(len(ranks))
         if why_not is None and group.rank() == 0:
-            file = os.memfd_create("shardwright")
+            file = os.memfd_create(NAME)
             os.ftruncate(file, size(len(ranks)))
-        memory = None if file is None else f"/proc/{os.getpid()}/fd/{file}"
-        mine = _Offer(why_not, Peer.this(len(ranks)).host, version(), memory)
-        offers = gather("sharing memory", mine, group)
+        mine = _Offer(why_not, Peer.this(len(ranks)).host, version(), os.getpid(), file)
+        offers = gather("sharing memory", mine, group, _Offer)
         failure = _refusal(offers)
         if failure is None:
             try:
-                channel = _opened(offers[0].memory, group, ranks)
+                channel = _opened(offers[0], group, ranks)
             except OSError as error:
                 failure = str(error)
-            failure = next(filter(None, gather("sharing memory", failure, group)), None)
+            failure = next(filter(None, gather("sharing memory", failure, group, str | None)), None)
     finally:
         if file is not None:
             os.close(file)
@@ -107,9 +112,19 @@ def _refusal(offers: Sequence[_Offer]) -> str | None:
     return None if len({offer.version for offer in offers}) == 1 else "their versions differ"
 
 
-def _opened(memory: str, group: dist.ProcessGroup, ranks: Sequence[int]) -> Channel:
-    file = os.open(memory, os.O_RDWR | os.O_CLOEXEC)
+def _opened(offer: _Offer, group: dist.ProcessGroup, ranks: Sequence[int]) -> Channel:
+    """The channel through the memory that the first rank offers.
+
+    Raises:
+        OSError: it cannot be opened, or is not such memory.
+    """
+    path = f"/proc/{offer.pid}/fd/{offer.memory}"
+    if not str(Path(path).readlink()).startswith(f"/memfd:{NAME} "):
+        raise OSError("the first rank offers something that is not its memory")
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
+        if os.fstat(file).st_size != size(len(ranks)):
+            raise OSError("the first rank offers memory of another size")
         others = set(ranks) - {dist.get_rank()}
         options = group._get_backend(torch.device("cpu")).options  # of it, as it keeps no group
         channel = Channel(file, group.rank(), len(ranks), _looking(others, options))

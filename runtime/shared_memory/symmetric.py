@@ -111,7 +111,7 @@ def symmetric_of(group: dist.ProcessGroup) -> Symmetric | None:
 
 def _connected(group: dist.ProcessGroup, device: torch.device) -> Symmetric | None:
     ranks = named(dist.get_process_group_ranks(group))
-    reasons = gather("sharing GPU memory", _why_not(group, device), group)
+    reasons = gather("sharing GPU memory", _why_not(group, device), group, str | None)
     if any(reasons):
         LOG.info("%s sum by their backend: %s", ranks, next(filter(None, reasons)))
         return None
@@ -120,7 +120,7 @@ def _connected(group: dist.ProcessGroup, device: torch.device) -> Symmetric | No
         memory = _shared(group, device)
     except RuntimeError as error:
         failure = str(error) or type(error).__name__
-    failure = next(filter(None, gather("sharing GPU memory", failure, group)), None)
+    failure = next(filter(None, gather("sharing GPU memory", failure, group, str | None)), None)
     if memory is None or failure is not None:
         LOG.info("%s sum by their backend: %s", ranks, failure)
         return None
@@ -172,7 +172,7 @@ def trusted(group: dist.ProcessGroup, memory: Tensor, sums: Mapping[str, Sum]) -
     """
     out = {}
     for name, work in sums.items():
-        answers = gather(f"trying {name}", _tried(group, memory, work), group)
+        answers = gather(f"trying {name}", _tried(group, memory, work), group, str | None)
         if None not in answers and len(set(answers)) == 1:
             out[name] = work
     return out

@@ -5,10 +5,13 @@ Each has a mapping of its own and waits outside of Python, as processes do; thos
 """
 
 import os
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -286,6 +289,71 @@ def test_without_a_compiler_there_is_no_library(
     with pytest.raises(compiled.UnavailableError, match=compiler):
         compiled.library.__wrapped__()
     assert [path.name for path in empty.iterdir()] == ["lock"]
+
+
+PLANTED = """
+#include <cstdio>
+__attribute__((constructor)) static void run() { std::fclose(std::fopen("TRACE", "w")); }
+"""
+
+
+@pytest.fixture
+def planted(empty: Path, tmp_path: Path) -> Path:
+    """A library in the cache, by the right name, that leaves a trace when it is loaded."""
+    source = tmp_path / "planted.cpp"
+    source.write_text(PLANTED.replace("TRACE", str(tmp_path / "ran")))
+    empty.mkdir(mode=0o700)
+    file = empty / f"collectives-{compiled.version()}.so"
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", str(file), str(source)], check=True)
+    file.chmod(0o755)
+    return file
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
+def test_a_library_that_others_can_write_is_compiled_anew(
+    planted: Path, tmp_path: Path, mode: int
+) -> None:
+    planted.chmod(mode)
+    assert compiled.library.__wrapped__().shardwright_state() > 0
+    assert not (tmp_path / "ran").exists()
+    assert planted.stat().st_mode & 0o777 == planted.stat().st_mode & 0o755
+
+
+@pytest.mark.parametrize("what", ["the file", "the folder", "the folder above", "a link"])
+def test_a_library_of_another_owner_is_not_loaded(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Nor one in a folder that another owns, or that is a link to another place."""
+    if what == "a link":
+        elsewhere = tmp_path / "elsewhere.so"
+        planted.rename(elsewhere)
+        planted.symlink_to(elsewhere)
+    elif os.getuid():
+        pytest.skip("only root can give files away")
+    else:
+        place = {"the file": planted, "the folder": planted.parent}.get(what, tmp_path)
+        os.chown(place, 12345, 12345)
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    assert compiled.library.__wrapped__().shardwright_state() > 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_that_others_can_write_holds_no_library(planted: Path, tmp_path: Path) -> None:
+    planted.parent.chmod(0o777)
+    assert compiled.library.__wrapped__().shardwright_state() > 0
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", None])
+def test_a_library_that_is_none_is_compiled_anew(planted: Path, content: bytes | None) -> None:
+    """It was written in part, or lacks a function as this does; the next process keeps one."""
+    if content is not None:
+        planted.write_bytes(content)
+    assert compiled.library.__wrapped__().shardwright_state() > 0
+    assert not planted.exists()
+    if content is not None:  # within one process, the loader goes by the name of what it has loaded
+        assert compiled.library.__wrapped__().shardwright_state() > 0
+        assert planted.stat().st_size > 10_000
 
 
 def test_the_library_is_compiled_once(empty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
