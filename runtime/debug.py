@@ -87,7 +87,7 @@ class _Compared:
 def _compare(where: str, what: str, groups: Sequence[ProcessGroup]) -> None:
     mine = (torch.distributed.get_rank(), where, what)
     for group in groups:
-        first, *others = gather(f"comparing the {where}", mine, group, tuple[int, str, str])
+        first, *others = gather("comparing the calls", mine, group, tuple[int, str, str])
         for other in others:
             if other[1:] != first[1:]:
                 a, b = (f"rank {r} is at the {place} {text}" for r, place, text in (first, other))

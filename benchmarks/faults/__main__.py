@@ -13,8 +13,10 @@ import click
 
 
 @click.command()
-@click.argument("campaign", type=click.Choice(["plans", "checkpoints", "commands"]))
-@click.option("--count", type=click.IntRange(1), required=True, help="Mutants in all.")
+@click.argument("campaign", type=click.Choice(["plans", "checkpoints", "commands", "strangers"]))
+@click.option(
+    "--count", type=click.IntRange(1), required=True, help="Mutants, or connections, in all."
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--kind", "kinds", multiple=True, help="Of models, for plans; by default all.")
 @click.option("--cases", type=click.Path(path_type=Path), help="File for what may not have come.")

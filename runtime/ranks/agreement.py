@@ -95,20 +95,21 @@ def gather(what: str, mine: Any, group: dist.ProcessGroup, kind: Any) -> list[An
         raise failed(what, error, group) from error
     ranks = dist.get_process_group_ranks(group)
     roll.read(ranks)  # all have entered it by now
+    named = {rank: told.partition(b"\n")[0] for rank, told in zip(ranks, everyone, strict=True)}
+    for rank, name in named.items():
+        if name != named[ranks[0]]:
+            first, other = (ascii(n.decode(errors="replace")[:60]) for n in (named[ranks[0]], name))
+            raise DistributedError(
+                f"the ranks do different things: rank {ranks[0]} is at {first}, rank {rank} at "
+                f"{other}: let all ranks make the same calls in the same order"
+            )
     return [_read(what, rank, told, kind) for rank, told in zip(ranks, everyone, strict=True)]
 
 
 def _read(what: str, rank: int, told: bytes, kind: Any) -> Any:
-    """What a rank told, if it was asked the same and answered with a `kind`."""
-    name, _, text = told.partition(b"\n")
-    if name != what.encode():
-        other = ascii(name.decode(errors="replace")[:60])
-        raise DistributedError(
-            f"the ranks do different things: rank {rank} is at {other}, this one at '{what}': let "
-            "all ranks make the same calls in the same order"
-        )
+    """The value in the message of a rank, if it is a `kind`."""
     try:
-        return _reader(kind).validate_json(text)
+        return _reader(kind).validate_json(told.partition(b"\n")[2])
     except ValidationError:
         raise DistributedError(
             f"{what} failed: rank {rank} sent a message that cannot be read: start all ranks with "

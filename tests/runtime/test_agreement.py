@@ -48,7 +48,7 @@ class Bomb:
         (b"", "the ranks do different things"),
         (b"telling\n[1, 2", "cannot be read"),
         (b"telling\n[1, 2]", "cannot be read"),
-        (b"sharing memory\nnull", "rank 1 is at 'sharing memory', this one at 'telling'"),
+        (b"sharing memory\nnull", "rank 0 is at 'telling', rank 1 at 'sharing memory': let"),
     ],
 )
 def test_a_message_that_is_none_is_refused_and_never_unpickled(
