@@ -240,7 +240,7 @@ FROM_RUNTIME = {
     "planner.exports": {"runtime.model"},
     "planner.on_ranks": {
         "runtime.api", "runtime.communication", "runtime.in_transformers", "runtime.model",
-        "runtime.modules", "runtime.state",
+        "runtime.modules", "runtime.ranks", "runtime.state",
     },
     "planner.prove": {"runtime.model"},
     "planner.report": {"runtime.model"},
