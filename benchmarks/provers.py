@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.planning import numbers
 from shardwright.planner.contract.plan_figures import ObjectiveName
 
-SOLVERS = ("cpsat", "lp", "backtracking")
+SOLVERS = ("cpsat", "backtracking")
 
 
 def measure(

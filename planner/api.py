@@ -80,12 +80,12 @@ def plan(
         kwargs: Example inputs by name.
         objective: What is to be least. "time": the predicted time of the phases, where a byte that
             a rank holds counts as the part of it that its room for more sequences is worth (see
-            `planner/problem/byte_price.py`). "memory": bytes, with 5 % to spare where that saves
+            `planner/problem/optimize.py`). "memory": bytes, with 5 % to spare where that saves
             time; where `memory` is given, time.
         memory: Bytes that a rank may hold: parameters, buffers, KV cache, activations, and what
             training needs (see `planner/cost/memory.py`). By default, for least time, what the
             device has; where nothing fits that, the plan is for least memory, and has a note.
-        solver: Name of an installed solver: "cpsat" (the default), "lp", "backtracking", or
+        solver: Name of an installed solver: "cpsat" (the default), "backtracking", or
             another's. Where it cannot prove its plan in time, backtracking's plan stands.
         time_limit: Seconds for the solver.
         batch: Sequences in the passes that are priced, of all copies of the model together; by

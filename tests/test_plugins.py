@@ -151,7 +151,7 @@ def test_solver_device_and_format_of_a_package(run, model: Path, tmp_path: Path)
 
 @pytest.mark.usefixtures("installed")
 def test_what_is_installed_is_listed() -> None:
-    assert solvers.names() == ["backtracking", "cpsat", "lp", "patient"]
+    assert solvers.names() == ["backtracking", "cpsat", "patient"]
     formats = ["csv", "lines", "markdown", "pull-request", "torch", "transformers", "vllm"]
     assert exports.names() == formats
     assert "slow-ring" in device.names() and device.device("slow-ring").source == "made up"

@@ -53,7 +53,7 @@ Examples:
               help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.  "
               "[default: what the device has]")  # fmt: skip
 @click.option("--solver", metavar="NAME",
-              help="cpsat, lp, backtracking, …  [default: cpsat]")  # fmt: skip
+              help="cpsat, backtracking, …  [default: cpsat]")  # fmt: skip
 @click.option(
     "--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS",
     show_default=True, help="For the solver.",

@@ -9,10 +9,6 @@ from shardwright.planner.solvers import cpsat
 
 
 def model_text(formulation: Formulation, optimum: Optimum) -> str:
-    """The whole problem at the price of a byte that was settled on; nothing of it is reduced.
-
-    Raises:
-        SolverError: OR-tools is not installed.
-    """
+    """The whole problem at the price of a byte that was settled on; nothing of it is reduced."""
     problem = question(formulation.network.problem, optimum.byte_price, bool(optimum.caps))
     return cpsat.as_text(problem, 0, optimum.caps)

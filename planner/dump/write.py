@@ -26,7 +26,6 @@ from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.situation import Situation
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
-from shardwright.planner.solvers.cpsat.model import cp_model
 from shardwright.planner.verify.check import Assignment
 
 INDEX = """What the planner saw and decided; docs/recipes/wrong-plan.md says how to follow it.
@@ -99,13 +98,10 @@ def dumping(
 
     Raises:
         UsageError: the folder or the file cannot be written.
-        SolverError: there should be a model, and OR-tools is not installed.
     """
     if folder is None and model is None:
         yield None
         return
-    if model is not None:
-        cp_model()  # what is missing should not wait for a plan
     followed = Followed(task)
     try:
         yield followed.tell

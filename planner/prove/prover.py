@@ -28,6 +28,7 @@ from shardwright.planner.search.checked import checked
 from shardwright.planner.search.dry_run import local_modules, tried
 from shardwright.planner.search.restrictions import Formulation, Restrictions, bare
 from shardwright.planner.search.task import Task
+from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.trace.trace_lock import apart
 from shardwright.runtime.model.identity import check_identity
@@ -107,7 +108,7 @@ class Prover:
         if small is None:
             raise PlanError(f"the plan does not hold: {self._why(task, network)}")
         try:
-            optimum = optimize(small, None, SECONDS, movable=network.movable)
+            optimum = optimize(small, backtracking.solve, SECONDS, movable=network.movable)
             layouts = Layouts(task.graph, network.states, network.assignment(optimum.assignment))
             unfolded, bill = checked(task, formulation.costs, layouts, optimum)
             modules = local_modules(task, layouts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -81,7 +80,7 @@ class Solution:
     """A solution of the problem, not yet tried; `possible` says which tensors any could split.
 
     `layouts` are those of the folded graph, `unfolded` and `bill` speak of that of all blocks.
-    `optimum` is what the solvers said, `solver` who was asked, and `note` why not another.
+    `optimum` is what the solvers said, `solver` the one that was asked for.
     """
 
     layouts: Layouts
@@ -93,7 +92,6 @@ class Solution:
     pinned: Mapping[str, Pin]
     optimum: Optimum
     solver: str
-    note: str
 
     @property
     def report(self) -> SolverReport:
@@ -102,12 +100,12 @@ class Solution:
         Raises:
             SolverError: as `optimize` says of its proof, which may be made only now.
         """
-        return reported(self.optimum, self.solver, self.note)
+        return reported(self.optimum, self.solver)
 
     @property
     def unproven(self) -> SolverReport:
         """The same before anybody but backtracking is asked."""
-        return reported(replace(self.optimum, proven=lambda: False), "backtracking", "")
+        return reported(replace(self.optimum, proven=lambda: False), "backtracking")
 
 
 def predicted(task: Task, solution: Solution) -> Prediction:
@@ -124,8 +122,8 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
         SolverError: none was found in time, or the checker refuses it.
     """
     costs, network, pinned = formulation.costs, formulation.network, formulation.pinned
-    by = solvers.load(asked.solver) if asked.solver else None
-    backup, note = (None, "") if by else solvers.backup()
+    solver = solvers.current(asked.solver)
+    solve_by = solvers.load(solver)
     small = formulation.small
     if small is None:
         refuse(network, task.graph, pinned)
@@ -150,7 +148,7 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
         optimum = within(
             room,
             lambda cap: optimize(
-                small, by, asked.seconds, cap, backup, movable=network.movable, objective=aim
+                small, solve_by, asked.seconds, cap, movable=network.movable, objective=aim
             ),
             lambda values: held(values).total,
             lambda values: memory_in_words(
@@ -158,19 +156,17 @@ def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
             ),
         )
     except SolverError:
-        with suppress(SolverError):  # the facts need OR-tools, which may be what is missing
-            refuse(network, task.graph, pinned)  # what has no solution need not end in time
+        refuse(network, task.graph, pinned)  # what has no solution need not end in time
         raise
     layouts = Layouts(task.graph, costs.states, network.assignment(optimum.assignment))
     unfolded, bill = checked(task, costs, layouts, optimum)
-    solver = asked.solver or solvers.DEFAULT
     stage("emit")
     memory = held(optimum.assignment)
     price = byte_price_ns(optimum.byte_price)
     objective = Objective(name=aim, byte_price_ns=price, memory_bytes=room)
     can = possible(network, small)
     given = layouts, unfolded, bill, memory, objective, can, pinned, optimum
-    return Solution(*given, solver, note)
+    return Solution(*given, solver)
 
 
 def _held(task: Task, formulation: Formulation, values: tuple[int, ...]) -> Memory:
@@ -186,11 +182,11 @@ def possible(network: CostFunctionNetwork, small: Presolved) -> dict[str, bool]:
     return {n: any(small.source[v][1].values()) for n, v in network.variables.items()}
 
 
-def reported(optimum: Optimum, solver: str, note: str) -> SolverReport:
+def reported(optimum: Optimum, solver: str) -> SolverReport:
     """Who found the plan, and how far it is proven; where `solver` could not, that is noted."""
-    proven = optimum.proven()
+    proven, note = optimum.proven(), ""
     if not proven and solver != "backtracking":
-        note = note or f"{solver} ran out of time: planned with the backtracking solver"
+        note = f"{solver} ran out of time: planned with the backtracking solver"
     by = solver if proven else "backtracking"
     return SolverReport(
         name=by,

@@ -6,20 +6,28 @@ A solver is a function `solve(problem, component, caps, hint, seconds) -> Result
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
-from importlib.util import find_spec
 
 from shardwright import plugins
-from shardwright.errors import SolverError, UsageError
+from shardwright.errors import UsageError
 from shardwright.planner.solvers.problem import Solver
 
-OWN = ("backtracking", "cpsat", "lp")
+OWN = ("backtracking", "cpsat")
 DEFAULT = "cpsat"
 
 
 def names() -> list[str]:
     """Names of the solvers that are installed."""
     return sorted({*OWN, *plugins.names("solvers")})
+
+
+def current(name: str | None) -> str:
+    """The name of the solver that was asked for, or of the default."""
+    if name == "lp":
+        warnings.warn("solver 'lp' is gone: 'cpsat' is used", DeprecationWarning, stacklevel=2)
+        return DEFAULT
+    return name or DEFAULT
 
 
 def load(name: str) -> Solver:
@@ -35,17 +43,3 @@ def load(name: str) -> Solver:
     if found is None:
         raise UsageError(f"unknown solver '{name}'; installed: {', '.join(names())}")
     return found
-
-
-def needs_ortools(name: str) -> SolverError:
-    """What to raise where OR-tools is missing."""
-    return SolverError(
-        f"solver '{name}' needs OR-tools: pip install ortools, or use --solver backtracking"
-    )
-
-
-def backup() -> tuple[Solver | None, str]:
-    """The default solver, and a note where backtracking has to do."""
-    if find_spec("ortools") is not None:
-        return load(DEFAULT), ""
-    return None, "OR-tools is not installed: planned with the backtracking solver"

@@ -1,26 +1,24 @@
-"""Branch and bound in pure Python: used when OR-tools is absent, and to check it.
+"""Branch and bound in pure Python over the variables that elimination leaves: none, mostly.
 
-What elimination leaves is searched: bounds come from `buckets.py`, weighed sums of the costs from
-`multipliers.py`, the search is in `depth_first.py`; here they are put together.
+It finds and proves plans where another solver runs out of time, and on request.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 
-from shardwright.planner.solvers import buckets
-from shardwright.planner.solvers.bucket_elimination import Eliminated, eliminate
-from shardwright.planner.solvers.depth_first import DepthFirst
-from shardwright.planner.solvers.incumbent import Incumbent
-from shardwright.planner.solvers.multipliers import Weights, dot, multipliers, unit
+from shardwright.errors import SolverError
+from shardwright.planner.solvers.elimination import (
+    Elimination,
+    Table,
+    assignment,
+    pareto,
+    tables_of,
+    without,
+)
 from shardwright.planner.solvers.problem import Problem, Result
-from shardwright.planner.solvers.tables import Vector
-
-STEPS = 64
-"""The first goal is this part of the gap above the bound."""
-SHARE = 0.5
-"""Share of the time that may go into bounds."""
 
 
 def solve(
@@ -30,89 +28,80 @@ def solve(
     hint: Sequence[int] | None,
     seconds: float,
 ) -> Result:
-    """Minimise one component of `problem` under `caps`."""
-    start = time.monotonic()
-    middle, end = start + SHARE * seconds, start + seconds
-    small = eliminate(problem.only([component, *caps]), buckets.ROWS, middle)
-    return search(small, list(caps.values()), hint, middle, end)
+    """Minimise one component of `problem` under a cap on another.
 
-
-def search(
-    small: Eliminated,
-    limits: list[int],
-    hint: Sequence[int] | None,
-    middle: float,
-    end: float,
-) -> Result:
-    """Minimise the first component of what elimination left, under `limits` on the others.
-
-    Bounds take until `middle`, the search ends at `end`, of `time.monotonic`.
+    Raises:
+        SolverError: there are several caps.
     """
-    first = None if hint is None else small.contract(hint)
-    result = _search(small.problem, limits, first, middle, end)
-    if result.assignment is None:
-        return result
-    return result._replace(assignment=small.expand(result.assignment))
+    if len(caps) > 1:
+        raise SolverError("solver 'backtracking' takes one cap: use --solver cpsat")
+    end = time.monotonic() + seconds
+    capped, cap = next(iter(caps.items()), (None, 0))
+    names = range(len(problem.components))
+    two = problem.weighed([[int(c == one) for c in names] for one in (component, capped)])
+    best: tuple[int, tuple[int, ...]] | None = None
+    if hint is not None and (costs := two.price(hint)) is not None and costs[1] <= cap:
+        best = costs[0], tuple(hint)
+    sizes = {v: len(domain) for v, domain in enumerate(problem.domains)}
+    stack = [Elimination(sizes, tables_of(two), pareto)]
+    while stack and time.monotonic() < end:
+        node = stack.pop()
+        below = math.inf if best is None else best[0] - 1
+        if not _within(node, below, cap):
+            continue
+        node.run(end)
+        if not _within(node, below, cap):
+            continue
+        if node.left:
+            stack += _branches(node)
+            continue
+        points = [p for p in node.front() if p[0] <= below and p[1] <= cap]
+        if points:
+            best = points[0][0], assignment(points[0][2], len(sizes))
+    bound = min([_least(node)[0] for node in stack], default=math.inf)
+    if best is None:
+        known = bound == math.inf
+        return Result("infeasible", None, 0) if known else Result("unknown", None, int(bound))
+    status = "feasible" if bound < best[0] else "optimal"
+    return Result(status, best[1], int(min(bound, best[0])))
 
 
-def _search(
-    problem: Problem, limits: list[int], hint: Sequence[int] | None, middle: float, end: float
-) -> Result:
-    """Minimise the first component; bounds take until `middle`, the search ends at `end`."""
-    incumbent = Incumbent(problem, limits)
-    if hint is not None:
-        incumbent.offer(tuple(hint))
-    order = buckets.elimination_order(problem)
-    weights = _weights(problem, order, incumbent, middle)
-    found = buckets.bound(problem, order, weights, middle)
-    if found is None:
-        return Result("infeasible", None, 0)
-    bound = max(
-        -((dot(w[1:], limits) - root) // w[0])
-        for w, root in zip(weights, found.root, strict=True)
-        if w[0]
-    )
-    search = DepthFirst(found, weights, incumbent, hint)
-    if incumbent.assignment is None:
-        proven = search.run(None, end)
-        if incumbent.assignment is None:
-            return Result("infeasible", None, 0) if proven else Result("unknown", None, bound)
-        bound = incumbent.cost if proven else bound
-    # In rounds: a goal near the bound first, as few vectors of costs stay within it; when nothing
-    # reaches the goal that is a better bound.
-    step = max(1, (incumbent.cost - bound) // STEPS)
-    while bound < incumbent.cost:
-        goal = min(bound + step, incumbent.cost) - 1
-        if not search.run(goal, end):
-            return Result("feasible", incumbent.assignment, bound)
-        bound, step = min(goal + 1, incumbent.cost), 2 * step
-    return Result("optimal", incumbent.assignment, incumbent.cost)
+def _least(node: Elimination) -> tuple[float, float]:
+    """What every assignment costs at least, in each component; infinity where there is none."""
+    least = [table.least for table in node.tables.values()]
+    return sum(x for x, _ in least), sum(y for _, y in least)
 
 
-def _weights(
-    problem: Problem, order: list[int], incumbent: Incumbent, deadline: float
-) -> list[Weights]:
-    """What the search bounds: the objective, each capped cost, and weighed sums of them."""
-    n = len(problem.components)
-    spans = [
-        sum(
-            max(r.costs[c] for r in f.rows) - min(r.costs[c] for r in f.rows)
-            for f in problem.factors
-            if f.rows
-        )
-        for c in range(n)
-    ]
-    known: dict[Weights, Vector | None] = {}
+def _within(node: Elimination, most: float, cap: int) -> bool:
+    """Drop the points that no assignment within both limits has; False where none is left."""
+    least = _least(node)
+    room = most - least[0], cap - least[1]
+    if min(room) < 0:
+        return False
+    for number, table in node.tables.items():
+        x, y = (a + b for a, b in zip(table.least, room, strict=True))
+        rows = {
+            key: kept
+            for key, front in table.rows.items()
+            if (kept := [p for p in front if p[0] <= x and p[1] <= y])
+        }
+        node.tables[number] = Table(table.scope, rows)
+    return True
 
-    def evaluate(weights: Weights) -> Vector | None:
-        if weights not in known and time.monotonic() < deadline:
-            bounds = buckets.bound(problem, order, [weights], deadline)
-            found = bounds and buckets.descend(bounds)
-            known[weights] = incumbent.offer(found) if found else None
-        return known.get(weights)
 
-    limits = [(i + 1, cap) for i, cap in enumerate(incumbent.caps)]
-    out = [unit(n, i) for i in range(n)]
-    for target, cap in [*((i, limits[: i - 1]) for i in range(2, n)), (0, limits)]:
-        out += multipliers(target, cap, spans, evaluate)
-    return list(dict.fromkeys(out))
+def _branches(node: Elimination) -> list[Elimination]:
+    """The node once for each value of a variable of the fewest values, the cheapest last."""
+    v = min(node.left, key=lambda v: (node.sizes[v], v))
+    sizes = {w: node.sizes[w] for w in node.left if w != v}
+    out = []
+    for value in range(node.sizes[v]):
+        tables = []
+        for table in node.tables.values():
+            if v in table.scope:
+                at = table.scope.index(v)
+                rows = {key: front for key, front in table.rows.items() if key[at] == value}
+                table = without(v, Table(table.scope, rows), pareto)
+            tables.append(table)
+        tables.append(Table((), {(): [(0, 0, (v, value, None))]}))
+        out.append(Elimination(sizes, tables, pareto))
+    return sorted(out, key=_least, reverse=True)

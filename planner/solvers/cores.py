@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from shardwright.errors import SolverError
 from shardwright.planner.solvers.problem import Factor, Problem
 
 
@@ -24,9 +23,6 @@ def core(problem: Problem, seconds: float = 30.0) -> list[Factor] | None:
 
     Returns:
         The factors in their order; None where there is an assignment, or no answer in time.
-
-    Raises:
-        SolverError: OR-tools is not installed.
     """
     left = _contradiction(problem, problem.factors, seconds)
     for factor in list(left or ()):
@@ -41,10 +37,8 @@ def _contradiction(
     problem: Problem, factors: Sequence[Factor], seconds: float
 ) -> list[Factor] | None:
     """Some of these factors that cannot hold together; None where all can, or time ran out."""
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise SolverError("explanations need OR-tools: pip install ortools") from None
+    from ortools.sat.python import cp_model  # which takes long: only where something is explained
+
     model = cp_model.CpModel()
     within = dict.fromkeys(v for factor in factors for v in factor.scope)
     values = {v: [model.new_bool_var("") for _ in problem.domains[v]] for v in within}

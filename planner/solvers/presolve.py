@@ -11,37 +11,34 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, compress
-from operator import contains, itemgetter
+from operator import add, contains, itemgetter
 from typing import Any
 
-from shardwright.planner.solvers.problem import CostVector, Factor, Part, Problem, Row, row_of
-from shardwright.planner.solvers.reduction import Reduction
-from shardwright.planner.solvers.tables import pick, plus
+from shardwright.planner.solvers.problem import (
+    CostVector,
+    Factor,
+    Part,
+    Problem,
+    Row,
+    pick,
+    row_of,
+)
 
 VALUES = itemgetter(0)
 """Of a `Row`."""
 
 
 @dataclass(frozen=True)
-class Presolved(Reduction):
+class Presolved:
     """A smaller problem, and how each variable of the old one follows from it."""
 
+    problem: Problem
     source: list[tuple[int, dict[int, int]]]
     """Per old variable: a variable of the small problem, and its value -> the old value."""
 
     def expand(self, assignment: Sequence[int]) -> tuple[int, ...]:
         """The assignment of the old problem that `assignment` stands for."""
         return tuple(values[assignment[v]] for v, values in self.source)
-
-    def contract(self, assignment: Sequence[int]) -> tuple[int, ...] | None:
-        """The assignment of the small problem that stands for an old one; None if there is none."""
-        out = [-1] * len(self.problem.names)
-        for old, (v, values) in zip(assignment, self.source, strict=True):
-            new = next((n for n, o in values.items() if o == old), None)
-            if new is None or out[v] not in (-1, new):
-                return None
-            out[v] = new
-        return tuple(out)
 
     def factor(self, old: Factor) -> Factor:
         """A factor over variables of the old problem, over those of the small one."""
@@ -170,7 +167,7 @@ def _joined(host: Factor, factor: Factor) -> list[Row]:
         return [*compress(host.rows, map(table.__contains__, keys))]
     found = zip(host.rows, map(table.get, keys), strict=True)
     return [
-        row_of((row[0], plus(row[1], more))) if any(more) else row
+        row_of((row[0], tuple(map(add, row[1], more)))) if any(more) else row
         for row, more in found
         if more is not None
     ]

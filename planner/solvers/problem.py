@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import mul
+from operator import itemgetter, mul
 from typing import Literal, NamedTuple
 
 from shardwright.errors import SolverError
@@ -26,6 +26,19 @@ class Row(NamedTuple):
 
     values: tuple[int, ...]
     costs: CostVector
+
+
+Key = tuple[int, ...]
+
+
+def pick(positions: Sequence[int]) -> Callable[[Key], Key]:
+    """A function from a tuple to the tuple of its elements at `positions`."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    if positions:
+        (only,) = positions
+        return lambda key: (key[only],)
+    return lambda key: ()
 
 
 row_of = partial(tuple.__new__, Row)
@@ -104,7 +117,7 @@ class Problem:
             rows = [*map(row_of, best.items())]
         self.factors.append(Factor(name, tuple(unique), [*rows]))
 
-    def weighed(self, weights: Sequence[CostVector]) -> Problem:
+    def weighed(self, weights: Sequence[Sequence[int]]) -> Problem:
         """The same problem with one component for each row of weights over the components."""
         out = self.without_factors(tuple(f"w{i}" for i in range(len(weights))))
         for f in self.factors:
@@ -145,9 +158,9 @@ class Problem:
         """Costs of an assignment that a solver returned.
 
         Raises:
-            SolverError: a factor or a cap forbids it.
+            SolverError: it is none, or a factor or a cap forbids it.
         """
-        costs = self.price(answer)
+        costs = self.price(answer) if len(answer) == len(self.domains) else None
         over = costs is None or any(costs[c] > cap for c, cap in (caps or {}).items())
         if costs is None or over:
             raise SolverError("the solver returned an assignment that its problem forbids")

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -156,7 +155,7 @@ def test_mesh_of_another_size(plan: Plan) -> None:
 
 def test_unknown_solver(run: Run, model: Path) -> None:
     assert error_line(run("plan", model, "--tp", 2, "--solver", "magic"), 2) == (
-        "unknown solver 'magic'; installed: backtracking, cpsat, lp"
+        "unknown solver 'magic'; installed: backtracking, cpsat"
     )
 
 
@@ -189,39 +188,6 @@ def test_infeasible_budget_says_the_least_that_would_fit(
     held = planning.plan(model, 2, memory=least).predicted.memory
     assert held is not None and 200_000 < held.parameters < 250_000
     assert held.total == least
-
-
-# --- OR-tools absent
-
-
-@pytest.fixture
-def no_ortools(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [m for m in sys.modules if m.split(".")[0] == "ortools"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ortools", None)
-
-
-@pytest.mark.usefixtures("no_ortools")
-def test_without_ortools_backtracking_plans_and_says_so(
-    run: Run, model: Path, plan: Plan, tmp_path: Path
-) -> None:
-    path = tmp_path / "plan.json"
-    result = run("plan", model, "--tp", 2, "-o", path)
-    assert result.exit_code == 0
-    note = "OR-tools is not installed: planned with the backtracking solver"
-    assert f"Note: {note}\n" in result.stderr
-    assert note in result.stdout
-    found = Plan.load(path)
-    assert (found.solver.name, found.solver.note) == ("backtracking", note)
-    assert found.modules == plan.modules
-
-
-@pytest.mark.usefixtures("no_ortools")
-@pytest.mark.parametrize("solver", ["cpsat", "lp"])
-def test_a_solver_that_needs_ortools(run: Run, model: Path, solver: str) -> None:
-    assert error_line(run("plan", model, "--tp", 2, "--solver", solver)) == (
-        f"solver '{solver}' needs OR-tools: pip install ortools, or use --solver backtracking"
-    )
 
 
 # --- weights

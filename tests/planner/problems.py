@@ -6,10 +6,10 @@ from itertools import product
 import pytest
 from hypothesis import strategies as st
 
-from shardwright.planner.solvers import backtracking, buckets, cpsat, lp
+from shardwright.planner.solvers import backtracking, cpsat, elimination
 from shardwright.planner.solvers.problem import CostVector, Problem, Result, Row
 
-MODULES = (cpsat, lp, backtracking)
+MODULES = (cpsat, backtracking)
 SOLVERS = [pytest.param(m.solve, id=m.__name__.split(".")[-1]) for m in MODULES]
 SECONDS = 60.0
 
@@ -68,4 +68,4 @@ def problems(draw: st.DrawFn, sizes: tuple[int, ...] = (0, 2, 30)) -> Problem:
 
 
 CAPS = st.dictionaries(st.just(1), st.integers(0, 60))
-ROWS = st.sampled_from([0, 4, 20, buckets.ROWS])
+POINTS = st.sampled_from([0, 4, 20, elimination.POINTS])

@@ -1,11 +1,11 @@
-"""Chains of many layers: what elimination and bounds are for."""
+"""Chains of many layers: what elimination is for."""
 
 import random
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
 
-from shardwright.planner.solvers import backtracking, cpsat, lp
+from shardwright.planner.solvers import backtracking, cpsat
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.solvers.problem import Problem, Row
 from tests.planner.problems import SECONDS, assignments, check
@@ -122,17 +122,6 @@ def test_backtracking_stops_with_a_valid_bound_when_time_is_up():
     if result.assignment is not None:
         price = problem.price(result.assignment)
         assert price is not None and price[1] >= best
-
-
-def test_lp_stops_with_a_valid_bound_when_time_is_up():
-    problem = chain(8)
-    best = min(least_times(8).values())
-    for seconds in (0.0, 0.02):
-        result = lp.solve(problem, 1, {}, None, seconds)
-        assert result.bound <= best
-        if result.assignment is not None:
-            price = problem.price(result.assignment)
-            assert price is not None and price[1] >= best
 
 
 def test_backtracking_gives_the_same_assignment_every_time():

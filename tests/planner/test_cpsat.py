@@ -7,7 +7,7 @@ from ortools.sat.python import cp_model
 
 from shardwright.errors import SolverError
 from shardwright.planner.problem.objective import BYTE_PRICES, question
-from shardwright.planner.solvers import cpsat, lp
+from shardwright.planner.solvers import backtracking, cpsat
 from shardwright.planner.solvers.cpsat import minimise
 from shardwright.planner.solvers.cpsat.model import PartModel
 from shardwright.planner.solvers.problem import Part, Problem, Row
@@ -87,7 +87,7 @@ def test_without_elimination_hint_or_bound_every_toy_is_proven():
         it = toy(name)
         for problem in (it.network.problem, it.small.problem):
             problem = question(problem, BYTE_PRICES.start, False)
-            best = lp.solve(problem, 0, {}, None, SECONDS)
+            best = backtracking.solve(problem, 0, {}, None, SECONDS)
             check(problem, 0, {}, best.bound, cpsat.solve(problem, 0, {}, None, SECONDS))
 
 
@@ -113,4 +113,4 @@ def test_cpsat_gives_the_same_assignment_with_one_worker_or_two(monkeypatch):
     for workers in (1, 2):
         monkeypatch.setattr(minimise, "WORKERS", workers)
         results.add(cpsat.solve(problem, 0, {}, None, SECONDS))
-    assert results == {lp.solve(problem, 0, {}, None, SECONDS)}
+    assert results == {backtracking.solve(problem, 0, {}, None, SECONDS)}

@@ -19,7 +19,7 @@ from shardwright.planner.devices.device import FOLDER
 from shardwright.planner.problem.builder import ACTIONS, BYTES, COMPONENTS, TIE, TIME
 from shardwright.planner.problem.objective import BYTE_PRICES, primary
 from shardwright.planner.problem.optimize import optimize
-from shardwright.planner.solvers import lp
+from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.solvers.problem import Problem, Row
 from tests import zoo
@@ -77,7 +77,7 @@ def test_bytes_for_time(
 ) -> None:
     small = presolve(choice(split, whole))
     assert small is not None
-    found = optimize(small, lp.solve, SECONDS, memory, movable=0, objective="time")
+    found = optimize(small, backtracking.solve, SECONDS, memory, movable=0, objective="time")
     assert found.assignment == (taken,)
 
 
@@ -163,7 +163,10 @@ def test_few_key_heads_are_shared_by_ranks() -> None:
 def test_provers_agree() -> None:
     """And two runs of one, to the byte."""
     model = MODELS["llama-8b"].config(1)
-    found = [shardwright.plan(model, 32, batch=8, solver=s) for s in ("lp", "cpsat", "lp")]
+    found = [
+        shardwright.plan(model, 32, batch=8, solver=s)
+        for s in ("backtracking", "cpsat", "backtracking")
+    ]
     assert found[0].to_json() == found[2].to_json()
     one, other = ((p.modules, p.predicted, p.objective, p.solver.objective) for p in found[:2])
     assert one == other

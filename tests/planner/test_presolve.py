@@ -1,4 +1,4 @@
-"""`presolve` and `eliminate`: smaller problems, the same solutions or the same best ones."""
+"""`presolve`: smaller problems, the same solutions."""
 
 from dataclasses import replace
 from itertools import product
@@ -6,11 +6,9 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planner.solvers.bucket_elimination import eliminate
-from shardwright.planner.solvers.eliminated_again import Again
 from shardwright.planner.solvers.presolve import narrowed, presolve
 from shardwright.planner.solvers.problem import Part, Problem, Row
-from tests.planner.problems import CAPS, all_prices, assignments, brute_force, problems
+from tests.planner.problems import all_prices, assignments, problems
 
 
 @settings(max_examples=200)
@@ -27,40 +25,6 @@ def test_presolve_keeps_solutions(problem: Problem, at: int):
     for assignment in assignments(small.problem):
         expanded = small.expand(assignment)
         assert problem.price(expanded) == small.problem.price(assignment)
-        assert small.contract(expanded) == assignment
-    for assignment in assignments(problem):
-        if problem.price(assignment) is not None:
-            contracted = small.contract(assignment)
-            assert contracted is not None and small.expand(contracted) == assignment
-        else:
-            contracted = small.contract(assignment)
-            assert contracted is None or small.problem.price(contracted) is None
-
-
-@settings(max_examples=200)
-@given(problems(), CAPS, st.sampled_from([0, 4, 20, 1000]))
-def test_eliminate_keeps_the_best_under_every_cap(
-    problem: Problem, caps: dict[int, int], limit: int
-):
-    left = eliminate(problem, limit)
-    for component in range(len(problem.components)):
-        best = brute_force(problem, component, caps)
-        assert brute_force(left.problem, component, caps) == best
-    for assignment in assignments(left.problem):
-        if (price := left.problem.price(assignment)) is not None:
-            expanded = left.expand(assignment)
-            assert problem.price(expanded) == price
-            assert left.contract(expanded) == assignment
-
-
-@settings(max_examples=100)
-@given(problems())
-def test_eliminate_of_one_component_leaves_nothing(problem: Problem):
-    problem = problem.only([0])
-    left = eliminate(problem, 10**6)
-    assert left.problem.names == []
-    best = brute_force(problem, 0, {})
-    assert left.problem.price(()) == (None if best is None else (best,))
 
 
 def test_presolve_sees_what_only_a_join_forbids():
@@ -100,17 +64,3 @@ def test_parts_still_tell_values_apart():
     small = presolve(problem)
     assert small is not None and len(small.problem.names) == 1
     assert small.problem.parts == [(Part("x axis", (0, 1)), Part("y axis", (5, 7)))]
-
-
-@settings(max_examples=100)
-@given(problems(), st.integers(1, 30))
-def test_eliminated_again(problem: Problem, limit: int) -> None:
-    """At other costs, and whatever limit stops it: what elimination of that problem leaves."""
-    again = Again(problem, limit)
-    for weights in ((1, 0, 0), (0, 1, 0), (3, -2, 1)):
-        other = problem.weighed([weights[: len(problem.components)]])
-        left, found = eliminate(other, limit), again.at(other)
-        assert found.problem == left.problem and found.kept == left.kept
-        for assignment in assignments(left.problem):
-            if left.problem.price(assignment) is not None:
-                assert found.expand(assignment) == left.expand(assignment)

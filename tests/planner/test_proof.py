@@ -8,14 +8,12 @@ import pytest
 
 from shardwright.errors import SolverError
 from shardwright.planner.problem.builder import COMPONENTS
-from shardwright.planner.problem.objective import Digits
-from shardwright.planner.problem.optimize import optimize
-from shardwright.planner.problem.proof import prove
-from shardwright.planner.problem.warm_start import WarmStart
-from shardwright.planner.solvers import lp
+from shardwright.planner.problem.objective import question
+from shardwright.planner.problem.optimize import optimize, prove
+from shardwright.planner.solvers import cpsat, elimination
 from shardwright.planner.solvers.problem import Problem, Result, Row
 from tests.planner.test_toys import SECONDS
-from tests.planner.toys import toy
+from tests.planner.toys import TOYS, toy
 
 
 def test_the_solver_is_asked_once_and_only_for_its_proof() -> None:
@@ -23,7 +21,7 @@ def test_the_solver_is_asked_once_and_only_for_its_proof() -> None:
 
     def solve(*given: Any) -> Result:
         asked.append(given)
-        return lp.solve(*given)
+        return cpsat.solve(*given)
 
     it = toy("chain")
     found = optimize(it.small, solve, SECONDS, movable=it.network.movable)
@@ -36,9 +34,26 @@ def test_a_better_plan_than_the_best_is_an_error() -> None:
     problem = Problem(COMPONENTS)
     rows = [Row((x,), (held, 0, 0, 0, 0)) for x, held in enumerate((1, 2))]
     problem.factor("held", [problem.variable("weight", 2)], rows)
-    digits = Digits.of(problem)
-    whole = WarmStart(digits.split(problem).problem, digits, {}, 0.0)
+    asked = question(problem, 0, False)
     found = Result("feasible", (1,), 0)
-    assert prove(whole, 0, found, lp.solve, SECONDS).result.assignment == (0,)
+    assert prove(asked, {}, found, cpsat.solve, SECONDS).result.assignment == (0,)
     with pytest.raises(SolverError, match="please report it"):
-        prove(whole, 0, found._replace(status="optimal"), lp.solve, SECONDS)
+        prove(asked, {}, found._replace(status="optimal"), cpsat.solve, SECONDS)
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_where_elimination_cannot_the_solver_finds_the_same_plan(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The price of a byte and the plan; under a budget too."""
+    it = toy(name)
+    for memory in (None, 10**9):
+        how = {"memory": memory, "movable": it.network.movable}
+        want = optimize(it.small, cpsat.solve, SECONDS, **how)
+        with monkeypatch.context() as patch:
+            patch.setattr(elimination.Elimination, "run", lambda *_: None)
+            found = optimize(it.small, cpsat.solve, SECONDS, **how)
+        assert found.optimal and found.byte_price == want.byte_price
+        assert (found.costs, found.objective, found.bound) == (
+            want.costs, want.objective, want.bound
+        )  # fmt: skip

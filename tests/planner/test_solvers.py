@@ -1,13 +1,12 @@
 """Solvers on problems made by hand, and how solvers are found."""
 
-import sys
 from itertools import product
 
 import pytest
 
 from shardwright.errors import SolverError, UsageError
 from shardwright.planner import solvers
-from shardwright.planner.solvers import backtracking, cpsat, lp
+from shardwright.planner.solvers import backtracking, cpsat
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.solvers.problem import Problem, Row
 from tests.planner.problems import SECONDS, SOLVERS, check
@@ -108,7 +107,7 @@ def test_a_solver_of_another_package_is_found(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[shardwright.solvers]\ntiny = tiny_solver:solve\n")
     assert "tiny" not in solvers.names()
     monkeypatch.syspath_prepend(tmp_path)
-    assert solvers.names() == ["backtracking", "cpsat", "lp", "tiny"]
+    assert solvers.names() == ["backtracking", "cpsat", "tiny"]
     problem = chain(0)
     problem.factor("price", (0,), [Row((i,), (i, 9 - i)) for i in range(3)])
     solve = solvers.load("tiny")
@@ -117,19 +116,34 @@ def test_a_solver_of_another_package_is_found(tmp_path, monkeypatch):
 
 def test_solvers_that_come_with_it():
     assert solvers.load("cpsat") is cpsat.solve
-    assert solvers.load("lp") is lp.solve
     assert solvers.load("backtracking") is backtracking.solve
-    with pytest.raises(UsageError, match="'abacus'; installed: backtracking, cpsat, lp"):
+    with pytest.raises(UsageError, match="'abacus'; installed: backtracking, cpsat"):
         solvers.load("abacus")
 
 
-def test_without_ortools(monkeypatch):
-    assert solvers.backup() == (cpsat.solve, "")
-    monkeypatch.setattr(solvers, "find_spec", lambda name: None)
-    found, note = solvers.backup()
-    assert found is None and "OR-tools" in note
-    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    monkeypatch.setitem(sys.modules, "ortools.linear_solver", None)
-    for solve in (cpsat.solve, lp.solve):
-        with pytest.raises(SolverError, match="pip install ortools"):
-            solve(Problem(("a",)), 0, {}, None, SECONDS)
+def test_the_linear_relaxation_is_gone():
+    with pytest.warns(DeprecationWarning, match="'lp' is gone: 'cpsat' is used"):
+        assert solvers.current("lp") == "cpsat"
+    assert [solvers.current(n) for n in (None, "tiny")] == ["cpsat", "tiny"]
+
+
+def test_backtracking_takes_one_cap():
+    problem = Problem(("a", "b", "c"))
+    with pytest.raises(SolverError, match="takes one cap: use --solver cpsat"):
+        backtracking.solve(problem, 0, {1: 1, 2: 1}, None, SECONDS)
+
+
+@pytest.mark.parametrize("solve", SOLVERS)
+def test_a_variable_without_values(solve):
+    problem = Problem(("a",))
+    problem.variable("x", 0)
+    problem.variable("y", 2)
+    check(problem, 0, {}, None, solve(problem, 0, {}, None, SECONDS))
+
+
+def test_an_answer_that_is_none_is_refused():
+    problem = Problem(("a",))
+    problem.variable("x", 2)
+    for answer in ((), (0, 0)):
+        with pytest.raises(SolverError, match="its problem forbids"):
+            problem.accept(answer)

@@ -13,7 +13,7 @@ from shardwright.errors import InfeasibleError
 from shardwright.planner.problem.builder import ACTIONS, BACKWARD, BYTES, COMPONENTS, TIE, TIME
 from shardwright.planner.problem.objective import BYTE_PRICES, primary
 from shardwright.planner.problem.optimize import SLACK, Optimum, optimize
-from shardwright.planner.solvers import backtracking, cpsat, lp
+from shardwright.planner.solvers import backtracking, cpsat
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.solvers.problem import CostVector, Problem, Row
 from shardwright.planner.strategies.state import REPLICATED
@@ -21,7 +21,7 @@ from shardwright.planner.verify import check
 from shardwright.planner.verify.recost import Bill
 from tests.planner.toys import TOYS, Toy, solutions, toy
 
-MODULES = (cpsat, lp, backtracking)
+MODULES = (cpsat, backtracking)
 SOLVERS = [pytest.param(m.solve, id=m.__name__.rpartition(".")[2]) for m in MODULES]
 SECONDS = 60.0
 

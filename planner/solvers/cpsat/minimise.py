@@ -35,11 +35,8 @@ def posed(problem: Problem, component: int, caps: Mapping[int, int]) -> Posed | 
     """Minimise one component of `problem` under `caps`, as a model; None where nothing can be.
 
     The model's own objective is the first place of the sum.
-
-    Raises:
-        SolverError: OR-tools is not installed.
     """
-    if not all(factor.rows for factor in problem.factors):
+    if not all(problem.domains) or not all(factor.rows for factor in problem.factors):
         return None
     model = PartModel(problem)
     for c, cap in caps.items():
@@ -54,7 +51,7 @@ def as_text(problem: Problem, component: int, caps: Mapping[int, int]) -> str:
     """The model in the text format of CP-SAT; its objective is the first place of the sum.
 
     Raises:
-        SolverError: OR-tools is not installed, or no assignment is within the caps.
+        SolverError: no assignment is within the caps.
     """
     asked = posed(problem, component, caps)
     if asked is None:
@@ -72,7 +69,7 @@ def solve(
     """Minimise one component of `problem` under `caps`.
 
     Raises:
-        SolverError: OR-tools is not installed, or it refuses the model.
+        SolverError: OR-tools refuses the model.
     """
     end = time.monotonic() + seconds
     asked = posed(problem, component, caps)
@@ -123,7 +120,7 @@ def _ask(model: PartModel, seconds: float) -> tuple[str, tuple[int, ...] | None,
     status = solver.solve(model.model)
     if status == cp.MODEL_INVALID:
         reason = model.model.validate().split(":")[0]
-        raise SolverError(f"cpsat refuses the problem: {reason}; use --solver lp")
+        raise SolverError(f"cpsat refuses the problem: {reason}; use --solver backtracking")
     if status == cp.INFEASIBLE:
         return "infeasible", None, 0
     bound = max(solver.response_proto.inner_objective_lower_bound, 0)  # none costs less

@@ -12,21 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardwright.errors import SolverError
-from shardwright.planner.solvers import needs_ortools
 from shardwright.planner.solvers.problem import Factor, Problem
-
-
-def cp_model() -> Any:
-    """The module of OR-tools.
-
-    Raises:
-        SolverError: it is not installed.
-    """
-    try:
-        from ortools.sat.python import cp_model as found
-    except ImportError:
-        raise needs_ortools("cpsat") from None
-    return found
 
 
 class PartModel:
@@ -39,11 +25,13 @@ class PartModel:
         rows: Per factor a literal for each row: those of the values, where it has one variable.
 
     Raises:
-        SolverError: OR-tools is not installed, or two values of a variable have the same parts.
+        SolverError: two values of a variable have the same parts.
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.cp = cp_model()
+        from ortools.sat.python import cp_model  # in the thread that proves, beside a dry run
+
+        self.cp: Any = cp_model
         self.problem, self.model = problem, self.cp.CpModel()
         self.parts: list[list[Any]] = []
         self.values: list[dict[int, Any]] = []
