@@ -63,6 +63,12 @@ def placement_in_words(layer: str, entry: ParameterPlan) -> str:
     return f"{word} {', '.join(str(placement.dims[i]) for i in cut)}{', gathered' * gathered}"
 
 
+def parameter_in_words(plan: Plan, name: str) -> str:
+    """How a plan places the parameter `name`."""
+    spec, entry = plan.module(name.rpartition(".")[0]), plan.parameter(name)
+    return placement_in_words(spec.layer, entry) if spec and entry else "replicated"
+
+
 def use_in_words(used: Placement) -> str:
     """How a module sees a replicated parameter."""
     if used.partial:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardwright.errors import PlanError
 from shardwright.planner.cli.console import compact, working
-from shardwright.planner.cli.shared import (
-    COUNT,
-    DTYPES,
-    as_json,
-    example_inputs,
-    from_hub,
-    given,
-    save,
-    trusting,
-)
+from shardwright.planner.cli.shared import COUNT, DTYPES, as_json, reads_model, with_inputs, write
 
 if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import Plan
+    from shardwright.planner.on_ranks.numeric import Difference
 
 
 @click.command(
@@ -42,9 +34,7 @@ Examples:
               help="For --numeric: differences up to 1e-4 or 1e-9 pass.")  # fmt: skip
 @click.option("--accept", is_flag=True,
               help="Write the digest of an edited or old plan, if it holds.")  # fmt: skip
-@given
-@trusting
-@from_hub
+@reads_model()
 @as_json
 @click.pass_context
 def check(
@@ -55,14 +45,12 @@ def check(
     layers: int | None,
     dtype: str,
     accept: bool,
-    inputs: str | None,
-    trust: bool,
-    hub: dict[str, Any],
     as_json: bool,
+    how: dict[str, Any],
 ) -> None:
     """Prove that the plan is right for MODEL: by the rules of its ops, and on meta."""
-    given = ctx.get_parameter_source("dtype") is click.core.ParameterSource.COMMANDLINE
-    if not numeric and (layers is not None or given):
+    chosen = ctx.get_parameter_source("dtype") is click.core.ParameterSource.COMMANDLINE
+    if not numeric and (layers is not None or chosen):
         raise click.UsageError("--layers and --dtype need --numeric")
     from shardwright.planner.contract.plan_file import Plan
 
@@ -72,26 +60,31 @@ def check(
     with working("proving the plan"):
         from shardwright.planner.prove.prover import Prover
 
-        example = example_inputs(inputs)
-        prover = Prover(model, trust_remote_code=trust, **example, **hub)
-        found = prover.prove(loaded, figures=not accept)
+        how = with_inputs(how)
+        found = Prover(model, **how).prove(loaded, figures=not accept)
     report: dict[str, Any] = {
         "ranks": found.ranks, "shapes": found.shapes, "ops": found.ops, "changes": found.changes,
     }  # fmt: skip
-    if not as_json:
-        ranks = " and ".join(map(str, found.ranks))
-        click.echo(
-            f"by the rules: {found.ops} ops and {found.changes} changes of placement, values and "
-            f"gradients\non meta: {loaded.model.architecture}, rank{'s' * (len(found.ranks) > 1)} "
-            f"{ranks} of {loaded.world_size}: {found.shapes} output shapes as planned"
-        )
+    tell = (lambda text: None) if as_json else click.echo
+    ranks = " and ".join(map(str, found.ranks))
+    tell(
+        f"by the rules: {found.ops} ops and {found.changes} redistributions, values and gradients\n"
+        f"on meta: {loaded.model.architecture}, rank{'s' * (len(found.ranks) > 1)} {ranks} of "
+        f"{loaded.world_size}: {found.shapes} output shapes as planned"
+    )
+    ok = True
     if numeric:
-        how = {"trust_remote_code": trust, **example, **hub}
-        report["numeric"] = _numeric(found.plan, model, layers, dtype, as_json, how)
-    ok = not numeric or report["numeric"]["ok"]
+        with working(f"running {found.plan.world_size} ranks on CPU"):
+            compared = _numeric(found.plan, model, layers, dtype, how)
+        ok = compared.ok
+        report["numeric"] = {**asdict(compared), "ok": ok}
+        tell(_numeric_in_words(compared, layers is not None))
     if accept and ok:
-        report["accepted"] = found.plan != loaded
-        _accept(found.plan, loaded, file, as_json)
+        changed = found.plan != loaded
+        report["accepted"] = changed
+        if changed:
+            write(file, found.plan.to_json())
+        tell(f"{'accepted' if changed else 'unchanged'}: {file}")
     if as_json:
         click.echo(compact({"ok": ok, **report}))
     if not ok:
@@ -99,41 +92,26 @@ def check(
         if dtype == "float32":
             doubt = "a ReLU whose input is 0 but for rounding may do that: --dtype float64 tells"
         raise PlanError(
-            "the split model differs from the whole one by more than "
+            "the split model differs from the unsplit one by more than "
             f"{report['numeric']['tolerance']:g} ({doubt})"
         )
 
 
-def _accept(proven: Plan, loaded: Plan, file: str, as_json: bool) -> None:
-    """Write a plan with its digest, if that is not what the file has."""
-    if proven != loaded:
-        save(proven, Path(file))
-    if not as_json:
-        click.echo(f"{'accepted' if proven != loaded else 'as it was'}: {file}")
-
-
 def _numeric(
-    plan: Plan,
-    model: str,
-    layers: int | None,
-    dtype: str,
-    as_json: bool,
-    how: dict[str, Any],
-) -> dict[str, Any]:
-    with working(f"running {plan.world_size} ranks on CPU"):
-        import dataclasses
+    plan: Plan, model: str, layers: int | None, dtype: str, how: dict[str, Any]
+) -> Difference:
+    import torch
 
-        import torch
+    from shardwright.planner.on_ranks.numeric import compare
 
-        from shardwright.planner.on_ranks.numeric import compare
+    return compare(plan, model, layers, getattr(torch, dtype), **how)
 
-        found = compare(plan, model, layers, getattr(torch, dtype), **how)
-    if not as_json:
-        click.echo(
-            f"numeric: {found.ranks} ranks{f', {found.layers} layers' if found.layers else ''}"
-            f"{' (planned anew)' if layers else ''}, {found.dtype}, random weights\n"
-            f"  logits     differ by {found.logits:.2e} at most\n"
-            f"  gradients  differ by {found.gradients:.2e} of their largest entry at most, over "
-            f"{found.parameters} parameters (worst: {found.worst})"
-        )
-    return {**dataclasses.asdict(found), "ok": found.ok}
+
+def _numeric_in_words(found: Difference, anew: bool) -> str:
+    return (
+        f"numeric: {found.ranks} ranks{f', {found.layers} layers' if found.layers else ''}"
+        f"{' (planned anew)' if anew else ''}, {found.dtype}, random weights\n"
+        f"  logits     differ by {found.logits:.2e} at most\n"
+        f"  gradients  differ by {found.gradients:.2e} of their largest entry at most, over "
+        f"{found.parameters} parameters (worst: {found.worst})"
+    )

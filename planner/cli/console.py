@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from shardwright.errors import ShardwrightError
 
 
 class Commands(click.Group):
-    """A group that prints an error of ours, or of the machine, as one line.
+    """A group that prints errors of ours and of the machine as one line.
 
     Its commands are listed in the order in which they were added.
     """
@@ -30,12 +30,12 @@ class Commands(click.Group):
         _prepare_streams()
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()  # what cannot be written is said here, not at exit
+            sys.stdout.flush()  # a failing write is reported here, not at exit
         except ShardwrightError as error:
-            say(f"Error: {error}")
+            say(f"Error: {as_options(str(error))}")
             ctx.exit(error.exit_code)
         except BrokenPipeError:
-            raise  # whoever read has read enough
+            raise  # the reader has closed the pipe
         except OSError as error:
             _drop_output()
             where = f" {error.filename}" if error.filename is not None else ""
@@ -44,8 +44,24 @@ class Commands(click.Group):
         return result
 
 
+OPTIONS = {
+    "give example args or kwargs": "give example inputs with --inputs FILE.py:FUNCTION",
+    "give inputs with which": "with --inputs FILE.py:FUNCTION give inputs with which",
+    "give example inputs with": "with --inputs FILE.py:FUNCTION give example inputs with",
+    "plan with example inputs (kwargs)": "plan with example inputs (--inputs FILE.py:FUNCTION)",
+}
+"""Advice of errors in terms of the Python API -> the same with an option."""
+
+
+def as_options(text: str) -> str:
+    """An error message with options of the command line in place of arguments of Python."""
+    for advice, with_option in OPTIONS.items():
+        text = text.replace(advice, with_option) if "--inputs" not in text else text
+    return text
+
+
 def _prepare_streams() -> None:
-    """What is closed leads nowhere, so that no other file takes its place; any text can be said."""
+    """Open closed streams as /dev/null, so that no file gets their numbers; print any text."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -59,13 +75,13 @@ def _prepare_streams() -> None:
 
 
 def _drop_output() -> None:
-    """Leave what could not be written, which Python would try to write again at exit."""
+    """Drop what could not be written: Python would try again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Count(click.ParamType):
-    """How many, from `least` on. The largest that can be meant is no news in a list of options."""
+    """A number from `least` on, without an upper limit in the help."""
 
     name = "count"
 
@@ -93,9 +109,9 @@ class Size(click.ParamType):
 
 
 def say(text: str) -> None:
-    """Print a hint, warning or error: one line to stderr, so that stdout holds results alone.
+    """Print a hint, warning or error as one line on stderr: stdout holds results only.
 
-    What others wrote may be in it: nothing of that steers a terminal.
+    Characters that would control a terminal are escaped.
     """
     line = " ".join(text.split())
     click.echo("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), err=True)
@@ -103,22 +119,14 @@ def say(text: str) -> None:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """A spinner on stderr if that is a terminal; no chatter from libraries meanwhile."""
+    """A spinner on stderr if that is a terminal; libraries are kept quiet meanwhile."""
     from rich.console import Console
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        with _quiet():
-            yield
-        return
-    with console.status(text), _quiet():
-        yield
-
-
-def _quiet() -> Any:
     from shardwright.planner.quiet import quiet
 
-    return quiet()
+    console = Console(stderr=True)
+    with console.status(text) if console.is_terminal else nullcontext(), quiet():
+        yield
 
 
 def compact(value: Any) -> str:

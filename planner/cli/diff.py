@@ -9,7 +9,7 @@ from shardwright.planner.cli.shared import as_json
 
 
 @click.command(
-    short_help="Compare two plans: what they split how, and what that costs.",
+    short_help="Compare two plans: placements and costs.",
     epilog="""\b
 Examples:
   shardwright diff before.json after.json
@@ -21,20 +21,19 @@ Examples:
 @as_json
 @click.pass_context
 def diff(ctx: click.Context, first: str, second: str, as_json: bool) -> None:
-    """Compare two plans: what they split how, and what that costs.
+    """Compare two plans: placements and costs.
 
-    The exit code is 0 where they say the same, and 1 where they differ. Which solver found a plan,
-    and with which versions, makes no difference.
+    The exit code is 0 if they are equal, and 1 if they differ. Solvers and versions are not
+    compared.
     """
     from shardwright.planner.contract.plan_file import Plan
-    from shardwright.planner.report.diff import differences
+    from shardwright.planner.report.diff import diff_report, differences
 
     found = differences(Plan.load(first), Plan.load(second))
     if as_json:
         click.echo(compact({"equal": not found, "differences": [d._asdict() for d in found]}))
     else:
-        from shardwright.planner.report.diff_report import diff_report
-        from shardwright.planner.report.report import show
+        from shardwright.planner.report.tables import show
 
         show(diff_report(found, first, second))
     ctx.exit(1 if found else 0)

@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from shardwright.planner.cli.console import compact, say, working
-from shardwright.planner.cli.shared import as_json, example_inputs, from_hub, given, trusting
+from shardwright.planner.cli.shared import as_json, reads_model, with_inputs
 
 
 @click.command(
-    short_help="Say what holds a parameter in place, and what else would cost.",
+    short_help="Say why a parameter is placed so, and what alternatives would cost.",
     epilog="""\b
 Examples:
   shardwright explain plan.json lm_head.weight ./my-model
@@ -21,20 +21,10 @@ Examples:
 @click.argument("file", metavar="PLAN.JSON", type=click.Path())
 @click.argument("name")
 @click.argument("model", required=False)
-@given
-@trusting
-@from_hub
+@reads_model()
 @as_json
-def explain(
-    file: str,
-    name: str,
-    model: str | None,
-    inputs: str | None,
-    trust: bool,
-    hub: dict[str, Any],
-    as_json: bool,
-) -> None:
-    """Say what holds the parameter NAME, or those of a module, in place.
+def explain(file: str, name: str, model: str | None, as_json: bool, how: dict[str, Any]) -> None:
+    """Say why the parameter NAME, or those of a module, are placed as they are.
 
     What each other placement would cost, or the ops that forbid it: MODEL is traced for that, as
     the plan was made for it.
@@ -47,14 +37,14 @@ def explain(
     loaded = Plan.load(file)
     if model is None:
         found = answer.from_plan(loaded, name)
-        say("Hint: give the model behind the name to be told what the alternatives would cost")
+        say("Hint: give the model after the name to see what alternatives would cost")
     else:
         with working(f"planning {model} with alternatives"):
-            found = answer.explain(loaded, name, model, trust, **example_inputs(inputs), **hub)
+            found = answer.explain(loaded, name, model, **with_inputs(how))
     if as_json:
         click.echo(compact([asdict(one) for one in found]))
     else:
         from shardwright.planner.report.explain_report import explain_report
-        from shardwright.planner.report.report import show
+        from shardwright.planner.report.tables import show
 
         show(explain_report(found))

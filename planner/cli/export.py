@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from shardwright.errors import UsageError
 from shardwright.planner.cli.console import say, working
-from shardwright.planner.cli.shared import check_folder, from_hub, trusting
+from shardwright.planner.cli.shared import check_folder, reads_model, write
 
 
 @click.command(
@@ -22,41 +20,29 @@ from shardwright.planner.cli.shared import check_folder, from_hub, trusting
 @click.argument("file", metavar="PLAN.JSON", type=click.Path())
 @click.argument("model", required=False)
 @click.option("--to", metavar="FORMAT", required=True,
-              help="csv or markdown: tables of all parameters. transformers, torch, vllm: what "
-              "these split MODEL by, run on ranks here first; pull-request: a text for "
-              "transformers. Or a package's.")  # fmt: skip
+              help="csv, markdown: tables of all parameters. transformers, torch, vllm: plans for "
+              "these, tried on ranks here first; pull-request: a text for transformers. Or a "
+              "format of another package.")  # fmt: skip
 @click.option("--own-styles", is_flag=True,
-              help="For transformers: all of the plan, by a style of ours.")  # fmt: skip
-@trusting
-@from_hub
+              help="For transformers: the whole plan, by a style of Shardwright.")  # fmt: skip
+@reads_model(inputs=False)
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False), help="File to write.  [default: stdout]"
 )
 def export(
-    file: str,
-    model: str | None,
-    to: str,
-    own_styles: bool,
-    trust: bool,
-    hub: dict[str, Any],
-    output: str | None,
+    file: str, model: str | None, to: str, own_styles: bool, output: str | None, how: dict[str, Any]
 ) -> None:
     """Write a plan in another format; for another runtime, that of MODEL."""
-    from shardwright.planner.contract.files import write_atomically
     from shardwright.planner.exports import exports
 
     options: dict[str, Any] = {"own_styles": True} if own_styles else {}
     if model is not None:
-        options |= {"model": model, "trust_remote_code": trust, **hub}
-    if output is not None:
-        check_folder(Path(output))
+        options |= {"model": model, **how}
+    check_folder(output)
     with working(f"exporting {file}"):
         made = exports.export(file, to, **options)
     if output is None:
         click.echo(made, nl=False)
-        return
-    try:
-        write_atomically(Path(output), made)
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
-    say(f"Wrote {output}")
+    else:
+        write(output, made)
+        say(f"Wrote {output}")

@@ -1,4 +1,4 @@
-"""The command line: a group of commands, each in a file of its own in `commands/`."""
+"""The command line: a group of commands, each in a file of its own."""
 
 from __future__ import annotations
 

@@ -7,25 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardwright.errors import InfeasibleError
 from shardwright.planner.cli.console import Count, Size, compact, say, working
 from shardwright.planner.cli.shared import (
     COUNT,
     DTYPES,
     as_json,
     check_folder,
-    example_inputs,
-    from_hub,
-    given,
-    save,
-    save_page,
+    reads_model,
     show_plan,
-    trusting,
+    with_inputs,
+    write,
+    write_page,
 )
 
 if TYPE_CHECKING:
-    from shardwright.planner.contract.plan_figures import DataParallel, ObjectiveName
     from shardwright.planner.contract.plan_file import Plan
     from shardwright.planner.report.hand_written import HandWritten
+
+UNEVEN = 2.0
+"""A warning is due if a rank holds this many times the even share of the parameters."""
 
 
 @click.command(
@@ -46,12 +47,11 @@ Examples:
               help="dp=2,tp=4: 2 copies share the batch, each split over 4 ranks.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File for the plan.")
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE",
-              help="Draw the plan on a page there, with what alternatives would cost.")  # fmt: skip
+              help="Draw the plan on a page there, with costs of alternatives.")  # fmt: skip
 @click.option("--objective", type=click.Choice(["time", "memory"]), default="time",
-              show_default=True, help="What is to be least, in a pass or on a rank.")  # fmt: skip
+              show_default=True, help="What to minimize, of a pass or per rank.")  # fmt: skip
 @click.option("--memory", type=Size(),
-              help="What a rank may hold: 24GiB, 24GB, 500MB or bytes.  "
-              "[default: what the device has]")  # fmt: skip
+              help="Limit per rank, like 24GiB or 500MB.  [default: the device's]")  # fmt: skip
 @click.option("--solver", metavar="NAME",
               help="cpsat, backtracking, …  [default: cpsat]")  # fmt: skip
 @click.option(
@@ -59,19 +59,19 @@ Examples:
     show_default=True, help="For the solver.",
 )  # fmt: skip
 @click.option("--batch", type=COUNT, metavar="N",
-              help="Sequences that are priced.  [default: 1 a copy]")  # fmt: skip
+              help="Sequences that are priced.  [default: 1 per copy]")  # fmt: skip
 @click.option("--seq", type=COUNT, metavar="N", default=512, show_default=True,
               help="Tokens of each; when decoding, in its KV cache.")  # fmt: skip
 @click.option("--phase", metavar="NAME,...", default="prefill", show_default=True,
               help="prefill, decode, train, or several: prefill,decode:128.")  # fmt: skip
 @click.option("--optimizer-bytes", type=Count(0), metavar="N", default=8,
-              show_default=True, help="State an element of a parameter, if training.")  # fmt: skip
+              show_default=True, help="Optimizer state per element, if training.")  # fmt: skip
 @click.option("--dp", type=click.Choice(["ddp", "fsdp"]), default="ddp", show_default=True,
               help="What copies do: average gradients, or share out parameters, gradients and "
               "optimizer state, as torch's fully_shard does.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the parameters.  [default: config's]")
 @click.option("--device", metavar="PROFILE", default="h100-nvlink", show_default=True,
-              help="Device that is priced: a known one, or a profile.json.")  # fmt: skip
+              help="Device to price for: a known one, or a profile.json.")  # fmt: skip
 @click.option("--pin", "pins", metavar="NAME=PLACEMENT", multiple=True,
               help="Keep parameters at replicate or shard:DIM; repeatable.")  # fmt: skip
 @click.option("--pins", "pin_file", type=click.Path(dir_okay=False), metavar="FILE",
@@ -79,52 +79,44 @@ Examples:
 @click.option("--pins-from-tp-plan", "follow", is_flag=True,
               help="The same from the tensor-parallel plan of transformers.")  # fmt: skip
 @click.option("--compare-tp-plan", "compare", is_flag=True,
-              help="Price the tensor-parallel plan of transformers beside.")  # fmt: skip
+              help="Price the tensor-parallel plan of transformers, too.")  # fmt: skip
 @click.option("--tp-plan", "table_file", type=click.Path(dir_okay=False), metavar="FILE",
-              help="Take it from a JSON object.  [default: the model's own]")  # fmt: skip
+              help="Take that plan from a JSON object.  [default: the model's own]")  # fmt: skip
 @click.option("--sequence-parallel/--no-sequence-parallel", default=None,
               help="Split hidden states between blocks along the sequence.  "
-              "[default: where nothing fits --memory without]")  # fmt: skip
+              "[default: only if nothing fits --memory without]")  # fmt: skip
 @click.option("--dump", type=click.Path(file_okay=False), metavar="DIR",
-              help="Write there what the planner saw and decided, as text.")  # fmt: skip
-@given
+              help="Write what the planner saw and decided there, as text.")  # fmt: skip
 @click.option("--write-model", type=click.Path(dir_okay=False), metavar="FILE",
-              help="Write there the CP-SAT model, in its text format: an integer for each axis of "
-              "a tensor (over which sub-axes it is split) and for what is Partial.")  # fmt: skip
-@trusting
-@from_hub
+              help="Write the CP-SAT model there, in its text format: integers for the axes of "
+              "each tensor (sub-axes that shard it) and for Partial.")  # fmt: skip
+@reads_model()
 @as_json
-@click.option("-q", "--quiet", is_flag=True, help="Print only the path that was written.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the paths of the files written.")
 def plan(
     model: str,
     tp: int | None,
     mesh: str | None,
     output: str | None,
     html: str | None,
-    objective: ObjectiveName,
     memory: int | None,
-    solver: str | None,
-    time_limit: float,
-    batch: int | None,
-    seq: int,
-    phase: str,
-    optimizer_bytes: int,
-    dp: DataParallel,
     dtype: str | None,
     device: str,
+    phase: str,
     pins: tuple[str, ...],
     pin_file: str | None,
     follow: bool,
     compare: bool,
     table_file: str | None,
-    sequence_parallel: bool | None,
     dump: str | None,
-    inputs: str | None,
     write_model: str | None,
-    trust: bool,
-    hub: dict[str, Any],
     as_json: bool,
     quiet: bool,
+    how: dict[str, Any],
+    objective: Any,
+    solver: str | None,
+    time_limit: float,
+    **workload: Any,
 ) -> None:
     """Plan MODEL; no weights are read.
 
@@ -134,13 +126,14 @@ def plan(
         raise click.UsageError("--json and --quiet exclude each other")
     if compare and quiet:
         raise click.UsageError("--compare-tp-plan and --quiet exclude each other")
+    if quiet and output is None and html is None:
+        raise click.UsageError("--quiet prints the paths of files alone: give --output or --html")
     if (tp is None) == (mesh is None):
         raise click.UsageError("give either --tp, as in --tp 4, or --mesh, as in --mesh dp=2,tp=4")
     if table_file is not None and not (compare or follow):
         raise click.UsageError("--tp-plan needs --compare-tp-plan or --pins-from-tp-plan")
     for path in (output, html, write_model):
-        if path is not None:
-            check_folder(Path(path))
+        check_folder(path)
     with working(f"planning {model}"):
         import torch
 
@@ -157,17 +150,15 @@ def plan(
         from shardwright.planner.search.solution import Asked
 
         dims = read_mesh(tp, None) if mesh is None else parse_mesh(mesh)
-        profile(device)  # what can be refused at once should not wait for the trace
+        profile(device)  # refuse before the trace what can be refused at once
         parse_phases(phase)
         if solver is not None:
             solvers.load(solver)
         named = OWN if table_file is None else read_table(table_file)
         task = prepare(
-            model, mesh=dims, batch=batch, seq=seq, dtype=getattr(torch, dtype) if dtype else None,
-            device=device, phase=phase, optimizer_bytes=optimizer_bytes, dp=dp,
-            pins=gather(pins, pin_file),
-            tp_plan=named if follow else None, sequence_parallel=sequence_parallel,
-            trust_remote_code=trust, **example_inputs(inputs), **hub,
+            model, mesh=dims, dtype=getattr(torch, dtype) if dtype else None, device=device,
+            phase=phase, pins=gather(pins, pin_file), tp_plan=named if follow else None,
+            **workload, **with_inputs(how),
         )  # fmt: skip
         table = table_of(named, task.source.module) if compare else {}
         with dumping(dump, task, write_model) as tell:
@@ -175,51 +166,66 @@ def plan(
             result = ended.plan
         hand = price(task, table) if compare else None
     if output is not None:
-        save(result, Path(output))
+        write(output, result.to_json())
     warn(result)
     if html is not None:
-        name = Path(output or html).name
         with working(f"pricing alternatives for {html}"):
             from shardwright.planner.picture.beside import beside
 
-            shown = beside(result, name, ended)
-        save_page([shown], Path(html))
+            shown = beside(result, Path(output or html).name, ended)
+        write_page([shown], html)
     if quiet:
         for path in filter(None, (output, html)):
             click.echo(path)
+    elif hand is None:
+        show_plan(result, as_json)
     else:
-        if hand is None:
-            show_plan(result, as_json)
-        else:
-            show_both(result, hand, as_json)
-        if output is not None and not as_json:
-            say(f"Wrote {output}: load it under torchrun with shardwright.load(MODEL, plan=...)")
-        if html is not None and not as_json:
-            say(f"Wrote {html}: open it in a browser")
+        show_both(result, hand, as_json)
+    if output is not None and not (as_json or quiet):
+        say(f"Wrote {output}: load it under torchrun with shardwright.load(MODEL, plan=...)")
+    if html is not None and not (as_json or quiet):
+        say(f"Wrote {html}: open it in a browser")
+    refuse_misfit(result)
 
 
 def show_both(result: Plan, hand: HandWritten, as_json: bool) -> None:
-    """Print a plan and what the hand-written one comes to."""
-    from shardwright.planner.report import side_by_side
-    from shardwright.planner.report.report import show
+    """Print a plan and transformers' own plan beside it."""
+    from shardwright.planner.report.side_by_side import both_as_json, side_by_side
+    from shardwright.planner.report.tables import show
 
     if as_json:
-        click.echo(compact(side_by_side.as_json(result, hand)))
+        click.echo(compact(both_as_json(result, hand)))
         return
     show_plan(result, False)
     click.echo()
-    show(side_by_side.side_by_side(result, hand))
+    show(side_by_side(result, hand))
 
 
 def warn(result: Plan) -> None:
-    """Say on stderr what the user should know beside the plan."""
-    if not result.modules and result.objective.name == "time" and result.mesh["tp"] > 1:
+    """Print on stderr what the user should know beside the plan."""
+    ranks, predicted = result.mesh["tp"], result.predicted
+    share = max(predicted.parameter_bytes) / max(predicted.unsharded_bytes, 1)
+    if not result.modules and result.objective.name == "time" and ranks > 1:
         say(
-            "Hint: for least time this model is best whole on each rank; --objective memory "
+            "Hint: for least time this model is best replicated on each rank; --objective memory "
             "shards it, for fewest bytes"
+        )
+    elif share * ranks > UNEVEN:
+        say(
+            f"Warning: each of {ranks} ranks holds {share:.1%} of the parameters, "
+            f"{share * ranks:.1f} times an even share, since parts of the model are replicated: "
+            "fewer ranks may do as well"
         )
     if result.solver.note:
         say(f"Note: {result.solver.note}")
     if result.opaque:
         ops = ", ".join(result.opaque)
         say(f"Warning: ops without a rule; the tensors at them stay replicated: {ops}")
+
+
+def refuse_misfit(result: Plan) -> None:
+    """End with an error if the plan does not fit its device."""
+    from shardwright.planner.report.fit import misfit
+
+    if text := misfit(result):
+        raise InfeasibleError(text)

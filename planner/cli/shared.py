@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from shardwright.errors import PlanError, UsageError
+from shardwright.errors import UsageError
 from shardwright.planner.cli.console import Count, compact
 
 if TYPE_CHECKING:
@@ -20,47 +19,61 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-given = click.option("--inputs", metavar="MODULE:FUNCTION",
-                     help="What gives inputs for MODEL, or a file of torch.save.")  # fmt: skip
 COUNT = Count()
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-trusting = click.option("--trust-remote-code", "trust", is_flag=True,
-                        help="Run code that comes with the model.")  # fmt: skip
-_OPTIONS = (
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+_OF_HUB = (
+    click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
     click.option("--revision", metavar="NAME", help="Branch, tag or commit of a hub id."),
     click.option("--cache-dir", type=click.Path(file_okay=False), metavar="DIR",
                  help="Where downloads are kept."),
     click.option("--local-files-only", is_flag=True, help="Fetch nothing from the hub."),
 )  # fmt: skip
+_INPUTS = click.option("--inputs", metavar="MODULE:FUNCTION",
+                       help="Example inputs for MODEL: a function that returns them, as in "
+                       "my_net.py:example, or a file of torch.save.")  # fmt: skip
 
 
-def from_hub(command: F) -> F:
-    """A command with options that say where a hub id leads: `hub` has those, as `plan` takes them.
+def reads_model(inputs: bool = True, hub: bool = True) -> Callable[[F], F]:
+    """Options that say how a model is read, passed on as `how`: keywords of `shardwright.plan`.
 
-    There is none for a token: others could read it off the command line.
+    There is none for a token, which others could read off the command line.
+
+    Args:
+        inputs: Whether example inputs may be given.
+        hub: Whether the model may be a hub id.
     """
+    options = [*([_INPUTS] if inputs else []), *_OF_HUB[: None if hub else 1]]
 
-    @functools.wraps(command)
-    def with_hub(*args: Any, **given: Any) -> Any:
-        hub = {name: given.pop(name) for name in ("revision", "cache_dir", "local_files_only")}
-        return command(*args, hub=hub, **given)
+    def with_options(command: F) -> F:
+        @functools.wraps(command)
+        def called(*args: Any, **given: Any) -> Any:
+            names = ("inputs", "trust_remote_code", "revision", "cache_dir", "local_files_only")
+            how = {name: given.pop(name) for name in names if name in given}
+            return command(*args, how=how, **given)
 
-    return reduce(lambda made, option: option(made), reversed(_OPTIONS), with_hub)  # type: ignore[return-value]
+        made: Any = called
+        for option in reversed(options):
+            made = option(made)
+        return made
+
+    return with_options
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-
-
-def example_inputs(name: str | None) -> dict[str, Any]:
-    """What `plan` takes: example inputs, if they are given."""
+def with_inputs(how: dict[str, Any]) -> dict[str, Any]:
+    """`how` with the example inputs that `--inputs` names, as `args` and `kwargs`."""
     from shardwright.planner.trace.model.python_references import inputs
 
-    args, kwargs = ((), None) if name is None else inputs(name)
-    return {"args": args, "kwargs": kwargs}
+    rest = {key: value for key, value in how.items() if key != "inputs"}
+    args, kwargs = inputs(how["inputs"]) if how["inputs"] else ((), None)
+    return {"args": args, "kwargs": kwargs, **rest}
 
 
-def check_folder(path: Path) -> None:
+def check_folder(path: str | None) -> None:
     """Refuse a file that cannot be written, before any work is done for it."""
+    if path is None:
+        return
     folder = Path(os.path.realpath(path)).parent
     while not folder.exists():
         folder = folder.parent
@@ -68,30 +81,29 @@ def check_folder(path: Path) -> None:
         raise UsageError(f"cannot write {path}: {folder} is not a directory one can write to")
 
 
-def save(result: Plan, path: Path) -> None:
-    """Write the plan, all of it or nothing."""
-    try:
-        result.save(path)
-    except OSError as error:
-        raise PlanError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def save_page(shown: Sequence[Shown], path: Path) -> None:
-    """Write plans as a page of HTML, all of it or nothing."""
+def write(path: str, content: str | bytes) -> None:
+    """Write a file, all of it or nothing."""
     from shardwright.planner.contract.files import write_atomically
+
+    try:
+        write_atomically(Path(path), content)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_page(shown: Sequence[Shown], path: str) -> None:
+    """Write plans as a page of HTML."""
     from shardwright.planner.picture.page import page
 
-    try:
-        write_atomically(path, page(shown))
-    except OSError as error:
-        raise PlanError(f"cannot write {path}: {error.strerror or error}") from error
+    write(path, page(shown))
 
 
-def show_plan(result: Plan, as_json: bool) -> None:
+def show_plan(plan: Plan, as_json: bool) -> None:
     """Print a plan on stdout."""
-    from shardwright.planner.report.report import print_report
-
     if as_json:
-        click.echo(compact(result.model_dump()))
+        click.echo(compact(plan.model_dump()))
     else:
-        print_report(result)
+        from shardwright.planner.report.report import report
+        from shardwright.planner.report.tables import show
+
+        show(report(plan))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -11,16 +11,11 @@ from shardwright.planner.cli.console import say, working
 from shardwright.planner.cli.shared import (
     as_json,
     check_folder,
-    example_inputs,
-    given,
-    save_page,
+    reads_model,
     show_plan,
-    trusting,
+    with_inputs,
+    write_page,
 )
-
-if TYPE_CHECKING:
-    from shardwright.planner.contract.plan_file import Plan
-    from shardwright.planner.picture.view import Shown
 
 
 @click.command(
@@ -38,39 +33,36 @@ Examples:
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE",
               help="Draw the plans on a page there; it needs nothing but a browser.")  # fmt: skip
 @click.option("--model", metavar="MODEL",
-              help="With --html: the model, to say what alternatives would cost, too.")  # fmt: skip
-@given
-@trusting
+              help="With --html: the model, to add what alternatives would cost.")  # fmt: skip
+@reads_model(hub=False)
 @as_json
 def show(
-    files: tuple[str, ...], html: str | None, model: str | None, inputs: str | None, trust: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
+    files: tuple[str, ...], html: str | None, model: str | None, as_json: bool, how: dict[str, Any]
+) -> None:
     """Print a plan again from its file, or draw one or several on a page of HTML."""
     from shardwright.planner.contract.plan_file import Plan
 
-    if html is None and (len(files) > 1 or model or inputs or trust):
+    if html is None and (len(files) > 1 or model or any(how.values())):
         raise click.UsageError("several plans, --model and what goes with it need --html FILE")
     if html is not None and as_json:
         raise click.UsageError("--json and --html exclude each other")
-    if inputs and model is None:
+    if how["inputs"] and model is None:
         raise click.UsageError("--inputs needs --model")
     if html is None:
         show_plan(Plan.load(next(iter(files))), as_json)
         return
-    check_folder(Path(html))
-    shown = [_shown(Plan.load(file), Path(file).name, model, inputs, trust) for file in files]
-    save_page(shown, Path(html))
+    check_folder(html)
+    shown = []
+    for file in files:
+        plan, name = Plan.load(file), Path(file).name
+        if model is None:
+            from shardwright.planner.picture.view import Shown
+
+            shown.append(Shown(plan, name))
+            continue
+        with working(f"pricing alternatives to {name}"):
+            from shardwright.planner.picture.beside import beside_model
+
+            shown.append(beside_model(plan, name, model, **with_inputs(how)))
+    write_page(shown, html)
     say(f"Wrote {html}: open it in a browser")
-
-
-def _shown(plan: Plan, name: str, model: str | None, inputs: str | None, trust: bool) -> Shown:
-    """A plan for the page, with what its model tells beside."""
-    from shardwright.planner.picture.view import Shown
-
-    if model is None:
-        return Shown(plan, name)
-    with working(f"pricing alternatives to {name}"):
-        from shardwright.planner.picture.beside import beside_model
-
-        return beside_model(plan, name, model, trust_remote_code=trust, **example_inputs(inputs))

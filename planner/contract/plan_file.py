@@ -331,6 +331,12 @@ class Plan(Part):
         """The entry for module `name`: its own, else that of its pattern."""
         return lookup(self.modules, name)
 
+    def parameter(self, name: str) -> ParameterPlan | None:
+        """The entry for the parameter or buffer `name`; None if it is replicated."""
+        owner, _, key = name.rpartition(".")
+        spec = self.module(owner)
+        return spec.parameters.get(key) if spec else None
+
     def noted(self, text: str) -> Plan:
         """The plan with one more note, sealed."""
         note = f"{self.solver.note}; {text}" if self.solver.note else text

@@ -18,9 +18,9 @@ EMITTERS = {
     "csv": "shardwright.planner.exports.parameters:as_csv",
     "markdown": "shardwright.planner.exports.parameters:as_markdown",
     "pull-request": "shardwright.planner.exports.stock.pull_request:emit",
-    "torch": "shardwright.planner.exports.stock.to_torch:emit",
-    "transformers": "shardwright.planner.exports.stock.to_transformers:emit",
-    "vllm": "shardwright.planner.exports.stock.to_vllm:emit",
+    "torch": "shardwright.planner.exports.stock.runtimes:to_torch",
+    "transformers": "shardwright.planner.exports.stock.runtimes:to_transformers",
+    "vllm": "shardwright.planner.exports.stock.runtimes:to_vllm",
 }
 """Our own."""
 

@@ -1,23 +1,35 @@
-"""How two plans differ, in the words of the report: what is split how, and what it costs."""
+"""How two plans differ: what is placed how, and what it costs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
-from shardwright.planner.units import human_bytes, human_time
-from shardwright.planner.wording import collectives_in_words, placement_in_words
+from shardwright.planner.report import tables
+from shardwright.planner.wording import collectives_in_words, costs_in_words, placement_in_words
 
-ABSENT = {"placement": "replicated", "replicated": "not large, or sharded"}
-"""What a plan means that does not name something, by kind of difference."""
-
+KINDS = {
+    "plan": "PLANNED FOR",
+    "cost": "COST",
+    "pin": "PIN",
+    "placement": "PARAMETER",
+    "collective": "COLLECTIVES AT",
+    "number": "LOCAL NUMBER",
+    "replicated": "WHY REPLICATED",
+    "opaque": "OP WITHOUT A RULE",
+}
+"""Kind of difference -> its title in the table."""
 UNLIKE = "differs by layer"
 
 
 class Difference(NamedTuple):
-    """One thing that two plans say differently; `kind` is a word for what it is."""
+    """One thing that two plans say differently; `kind` is one of KINDS."""
 
     kind: str
     name: str
@@ -26,86 +38,78 @@ class Difference(NamedTuple):
 
 
 def differences(first: Plan, second: Plan) -> list[Difference]:
-    """All of them; who found a plan, and with which versions, is no part of it."""
-    names = _names(first, second)
+    """All differences but those of solvers and versions."""
+    names = sorted({*first.modules, *second.modules})
     left, right = _tables(first, names), _tables(second, names)
     return [
         Difference(kind, name, a, b)
-        for kind in left
+        for kind in KINDS
         for name in dict.fromkeys((*left[kind], *right[kind]))
-        if (a := left[kind].get(name, ABSENT.get(kind, "none")))
-        != (b := right[kind].get(name, ABSENT.get(kind, "none")))
+        if (a := left[kind].get(name) or _default(first, kind, name))
+        != (b := right[kind].get(name) or _default(second, kind, name))
     ]
 
 
+def diff_report(found: Sequence[Difference], first: str, second: str) -> RenderableType:
+    """The differences as a table; `first` and `second` name the plans."""
+    if not found:
+        return Text("The plans are equal.")
+    table = tables.table(tables.name(""), tables.words("FIRST"), tables.words("SECOND"))
+    for kind, rows in groupby(found, key=lambda row: row.kind):
+        table.add_row(Text(KINDS[kind], style="bold cyan"))
+        before = ("", "")
+        for row in rows:
+            texts = tables.once(row.first, before[0]), tables.once(row.second, before[1])
+            table.add_row(f"  {row.name}", *texts)
+            before = row.first, row.second
+    return Group(Text(f"first   {first}\nsecond  {second}\n"), table)
+
+
+def _default(plan: Plan, kind: str, name: str) -> str:
+    """What a plan means that does not name something."""
+    if kind == "placement":
+        known = {pattern(parameter) for parameter in plan.model.parameters}
+        return "replicated" if pattern(name) in known else "absent"
+    return "not large, or sharded" if kind == "replicated" else "none"
+
+
 def _tables(plan: Plan, names: list[str]) -> dict[str, dict[str, str]]:
-    return {
-        "plan": _head(plan),
-        "cost": costs(plan),
-        "pin": plan.pins,
-        "placement": {k: v for n in names for k, v in _placements(plan, n)},
-        "collective": {k: v for n in names for k, v in _boundaries(plan, n)},
-        "number": {k: v for n in names for k, v in _numbers(plan, n)},
-        "replicated": {pattern(w.parameter): w.reason for w in plan.replicated},
-        "opaque": {k: str(v) for k, v in plan.opaque.items()},
-    }
-
-
-def _head(plan: Plan) -> dict[str, str]:
+    found: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
     load = plan.workload.model_dump()
-    return {
+    found["plan"] = {
         "model": plan.model.architecture,
         "config": plan.model.config_hash[:12],
         "mesh": _listed(plan.mesh),
         **{k: _listed(v) if isinstance(v, Mapping) else str(v) for k, v in load.items()},
     }
+    found["cost"] = costs_in_words(plan.predicted)
+    found["pin"] = dict(plan.pins)
+    found["replicated"] = {pattern(w.parameter): w.reason for w in plan.replicated}
+    found["opaque"] = {k: str(v) for k, v in plan.opaque.items()}
+    for name in names:
+        for kind, key, text in _of_module(plan, name):
+            found[kind][key] = text
+    return found
 
 
 def _listed(table: Mapping[str, object]) -> str:
     return ", ".join(f"{k}={v}" for k, v in table.items())
 
 
-def costs(plan: Plan) -> dict[str, str]:
-    """What a plan should cost, a row each."""
-    predicted = plan.predicted
-    held = max(predicted.parameter_bytes)
-    out = {"memory a rank": human_bytes(held), "predicted time": human_time(predicted.time_ns)}
-    for c in predicted.collectives:
-        out[f"{c.phase} {c.kind.replace('_', '-')}"] = f"{c.count} ({human_bytes(c.bytes)})"
-    return out
+def _of_module(plan: Plan, name: str) -> Iterator[tuple[str, str, str]]:
+    """(kind, name, text) of what a plan says of a module.
 
-
-def _names(first: Plan, second: Plan) -> list[str]:
-    return sorted({*first.modules, *second.modules})
-
-
-def _unlike(plan: Plan, name: str) -> list[ModulePlan]:
-    """Where `name` stands for layers that are not alike in this plan: those that it names."""
-    if name in plan.modules:
-        return []
-    return [spec for other, spec in plan.modules.items() if pattern(other) == name]
-
-
-def _placements(plan: Plan, name: str) -> Iterator[tuple[str, str]]:
-    spec = plan.module(name) or ModulePlan()
-    for key, entry in sorted(spec.parameters.items()):
-        yield f"{name}.{key}".lstrip("."), placement_in_words(spec.layer, entry)
-    for key in sorted({key for spec in _unlike(plan, name) for key in spec.parameters}):
-        yield f"{name}.{key}", UNLIKE
-
-
-def _boundaries(plan: Plan, name: str) -> Iterable[tuple[str, str]]:
-    spec = plan.module(name) or ModulePlan()
-    words = collectives_in_words(spec.boundary, plan.coords(0)).replace("\n", ", ")
-    if any(spec.boundary for spec in _unlike(plan, name)):
-        words = UNLIKE
-    return [(name or "the model", words)] if words else []
-
-
-def _numbers(plan: Plan, name: str) -> Iterator[tuple[str, str]]:
-    spec = plan.module(name) or ModulePlan()
-    for key, text in sorted((spec.attributes | spec.sizes).items()):
-        yield f"{name}.{key}".lstrip("."), text
-    unlike = _unlike(plan, name)
-    for key in sorted({key for spec in unlike for key in spec.attributes | spec.sizes}):
-        yield f"{name}.{key}", UNLIKE
+    Where `name` stands for layers that this plan treats differently, all texts say so.
+    """
+    several = [
+        spec for n, spec in plan.modules.items() if name not in plan.modules and pattern(n) == name
+    ]
+    for spec in several or [plan.module(name) or ModulePlan()]:
+        words = collectives_in_words(spec.boundary, plan.coords(0)).replace("\n", ", ")
+        for key, entry in sorted(spec.parameters.items()):
+            text = UNLIKE if several else placement_in_words(spec.layer, entry)
+            yield "placement", f"{name}.{key}".lstrip("."), text
+        if words:
+            yield "collective", name or "the model", UNLIKE if several else words
+        for key, text in sorted((spec.attributes | spec.sizes).items()):
+            yield "number", f"{name}.{key}".lstrip("."), UNLIKE if several else text

@@ -1,4 +1,4 @@
-"""What holds a parameter in place: what each alternative would cost, or what forbids it.
+"""Why a parameter is placed as it is: what each alternative would cost, or what forbids it.
 
 The model is traced again, and the problem solved with each alternative pinned.
 """
@@ -19,26 +19,37 @@ from shardwright.planner.contract.plan_figures import Prediction
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.garbage import uncollected
+from shardwright.planner.graph.ties import ties
+from shardwright.planner.graph.views import is_move
 from shardwright.planner.problem.conventions import TABLES, token_tables
 from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.pins import Pin, matches, parameters
-from shardwright.planner.report.tied import Link, tied_to
 from shardwright.planner.search.ladder import LADDER, SOLVING, climb
 from shardwright.planner.search.restrictions import Restrictions, formulate
 from shardwright.planner.search.situation import Situation, start
 from shardwright.planner.search.solution import Asked, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.strategies.states import States
-from shardwright.planner.wording import objective_in_words, placement_in_words
+from shardwright.planner.wording import objective_in_words, parameter_in_words
 from shardwright.runtime.model.identity import check_identity
 
 BY = "backtracking"
-"""Who solves alternatives: nobody else needs to prove them."""
+"""The solver of alternatives, which need no proof by another."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """An op of a chain that ties two parameters together; one that `moves` computes nothing."""
+
+    op: str
+    module: str
+    source: str
+    moves: bool
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another placement: how much more it would take than the plan, or why it cannot be.
+    """Another placement: what it costs more than the plan, or why it is impossible.
 
     `bytes` are those of the fullest rank, `collectives` those of all passes together.
     """
@@ -52,13 +63,20 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Parameters that a plan treats alike, and what keeps them as they are.
+    """Parameters that a plan places alike, and why.
 
-    `together` names the parameters that share the axes which are split here, and their dim; `ties`
-    says of each why: the shortest chain of ops from this parameter to that one. `replicated` is
-    what the plan itself gives as the reason that a large one is replicated, `convention` says that
-    one of `planner/problem/conventions.py` settled it, whatever the alternatives take, and
-    `objective` what the plan is the cheapest by.
+    Attributes:
+        name: The parameter, `*` for a layer number.
+        shape: Its unsharded shape.
+        count: How many parameters have that name.
+        placement: How the plan places them.
+        objective: What the plan minimizes.
+        pinned: The pin that asks for it.
+        replicated: Why the plan says that it is replicated, if it is large.
+        convention: Whether a convention (`planner/problem/conventions.py`) settled it.
+        together: Parameters, with their dim, that must be split along the same axes.
+        ties: For each of these the shortest chain of ops to it.
+        alternatives: The other placements.
     """
 
     name: str
@@ -104,9 +122,9 @@ def explain(
 
 @uncollected()
 def made(plan: Plan, model: Any, **how: Any) -> Situation:
-    """Where the search for a plan ended: `model` is traced for that, as `prepare` takes it.
+    """Search the plan again, with `model` traced as `prepare` takes it: where the search ended.
 
-    What failed its dry run then is forbidden there, too.
+    What failed a dry run then is forbidden again.
 
     Raises:
         PlanError: the plan is for another model.
@@ -124,7 +142,7 @@ def made(plan: Plan, model: Any, **how: Any) -> Situation:
 
 @uncollected()
 def explained(plan: Plan, made: Situation, names: Sequence[str]) -> list[Explanation]:
-    """The same of several names, from where the search of the plan ended.
+    """Explain several names, from where the search of the plan ended.
 
     Raises:
         UsageError: nothing has one of these names.
@@ -148,7 +166,7 @@ def explained(plan: Plan, made: Situation, names: Sequence[str]) -> list[Explana
 
 
 def from_plan(plan: Plan, name: str) -> list[Explanation]:
-    """What the plan alone says of it: no alternatives.
+    """Explain from the plan alone, without alternatives.
 
     Raises:
         UsageError: nothing has that name.
@@ -162,12 +180,10 @@ def from_plan(plan: Plan, name: str) -> list[Explanation]:
             name=group,
             shape=plan.model.parameters[group],
             count=1,
-            placement=_placement(plan, group)[0],
+            placement=parameter_in_words(plan, group),
             objective=objective_in_words(plan.objective),
             pinned=next((f"{n}={p}" for n, p in plan.pins.items() if matches(n, group)), None),
-            replicated=next(
-                (w.reason for w in plan.replicated if pattern(w.parameter) == group), None
-            ),
+            replicated=_reason(plan, group),
         )
         for group in groups
     ]
@@ -180,7 +196,7 @@ def _group(plan: Plan, fqn: str) -> str:
 
 
 def asked_for(plan: Plan) -> Asked:
-    """What was asked for."""
+    """What the plan was asked for."""
     return Asked(memory=plan.objective.memory_bytes, objective=plan.objective.name)
 
 
@@ -197,7 +213,7 @@ def _explain(
     names = [n for n in traced if _group(plan, n) == group]
     names = names or [n for n in traced if pattern(n) == pattern(group)]
     stored = next(u.stored for u in task.graph.uses if u.fqn == names[0])
-    words, now = _placement(plan, names[0])
+    now = _split_dim(plan, names[0])
     held = [f"{n}={p}" for n, p in plan.pins.items() if names[0] in parameters(task.graph, n)]
     shape = task.graph.tensors[stored].shape
     others = [d for d in (None, *range(len(shape))) if d != now]
@@ -207,12 +223,10 @@ def _explain(
         name=group,
         shape=list(shape),
         count=count,
-        placement=words,
+        placement=parameter_in_words(plan, names[0]),
         objective=objective_in_words(plan.objective),
         pinned=held[0] if held else None,
-        replicated=next(
-            (w.reason for w in plan.replicated if pattern(w.parameter) == pattern(group)), None
-        ),
+        replicated=_reason(plan, group),
         convention=stored in usual and now == 0,
         together=[*tied],
         ties=tied,
@@ -220,19 +234,20 @@ def _explain(
     )
 
 
-def _placement(plan: Plan, fqn: str) -> tuple[str, int | None]:
-    """In words, and the dim that is split."""
-    owner, _, key = fqn.rpartition(".")
-    spec = plan.module(owner)
-    entry = spec.parameters.get(key) if spec else None
-    if spec is None or entry is None:
-        return "replicated", None
-    cut = [i for i, dim in enumerate(parse(entry.placement).dims) if is_split(dim)]
-    return placement_in_words(spec.layer, entry), cut[0] if cut else None
+def _split_dim(plan: Plan, name: str) -> int | None:
+    """The dim of a parameter that the plan shards first; None if it is replicated."""
+    entry = plan.parameter(name)
+    dims = parse(entry.placement).dims if entry else ()
+    return next((i for i, dim in enumerate(dims) if is_split(dim)), None)
+
+
+def _reason(plan: Plan, name: str) -> str | None:
+    """Why the plan says that a large parameter is replicated."""
+    return next((w.reason for w in plan.replicated if pattern(w.parameter) == pattern(name)), None)
 
 
 def _alternative(plan: Plan, made: Situation, names: list[str], dim: int | None) -> Alternative:
-    """What the best plan with these parameters placed otherwise would cost."""
+    """The cost of the best plan in which these parameters are placed so."""
     task, learnt = made.task, made.restrictions
     kept = [
         Pin(fqn, pin.dim)
@@ -267,3 +282,43 @@ def _same(task: Task, stored: str, names: Iterable[str]) -> bool:
 
 def _calls(predicted: Prediction) -> int:
     return sum(c.count for c in predicted.collectives)
+
+
+def tied_to(plan: Plan, layouts: Layouts, fqn: str, dim: int) -> dict[str, list[Link]]:
+    """The parameters that must be split with a dim of this one: "a.weight, dim 0".
+
+    Each with the shortest chain of ops to it. Of equal layers the nearest counts.
+
+    Args:
+        plan: The plan that splits it.
+        layouts: Graph and axes of the model.
+        fqn: The parameter.
+        dim: The number of its dim.
+    """
+    graph, states = layouts.graph, layouts.states
+    stored = {u.fqn: u.stored for u in graph.uses if not u.is_buffer}
+    start = stored[fqn]
+    chains = ties(graph, states.axes, (start, dim), _split_axes(plan, layouts, fqn, start))
+    found: dict[str, list[Link]] = {}
+    for other, name in stored.items():
+        if name == start or pattern(other) == pattern(fqn):
+            continue
+        for i in range(len(graph.tensors[name].shape)):
+            if (name, i) in chains:
+                links = [
+                    Link(op.call.op, op.module, op.source, is_move(op.call))
+                    for op in chains[name, i]
+                ]
+                key = f"{pattern(other)}, dim {i}"
+                found[key] = min(found.get(key, links), links, key=len)
+    return dict(sorted(found.items()))
+
+
+def _split_axes(plan: Plan, layouts: Layouts, fqn: str, stored: str) -> list[int]:
+    """The axes along which the plan splits a parameter: those of the state with its placement."""
+    entry = plan.parameter(fqn)
+    domain = layouts.states.domain(stored)
+    for state in domain:
+        if entry and str(layouts.placement(stored, state, stored=True)) == entry.placement:
+            return sorted({axis for _, axis, _ in state.shards})
+    return []

@@ -7,16 +7,16 @@ from os.path import commonprefix
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from shardwright.planner.contract.names import pattern
-from shardwright.planner.report.explain import Alternative, Explanation
-from shardwright.planner.report.tied import Link
+from shardwright.planner.report import tables
+from shardwright.planner.report.explain import Alternative, Explanation, Link
 from shardwright.planner.units import human_bytes, human_time
 
 LONG = 8
-"""More ops in a chain than so many are not all named."""
+"""Ops of a chain that are named: of longer chains the first and last ones."""
 
 
 def explain_report(found: list[Explanation]) -> RenderableType:
@@ -30,20 +30,10 @@ def explain_report(found: list[Explanation]) -> RenderableType:
 def _one(one: Explanation) -> RenderableType:
     shape = "x".join(map(str, one.shape)) + (f", {one.count} times" if one.count > 1 else "")
     title = Text.assemble((one.name, "bold"), f" ({shape})")
-    grid = Table.grid(Column(style="dim", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+    grid = tables.facts()
     grid.add_row("  placed", one.placement)
-    if one.pinned:
-        grid.add_row("  because", f"a pin asks for it: {one.pinned}")
-    elif not one.alternatives:
-        if one.replicated:
-            grid.add_row("  because", one.replicated)
-    elif all(a.impossible for a in one.alternatives):
-        grid.add_row("  because", "nothing else is possible")
-    else:
-        grid.add_row(
-            "  because",
-            _convention(one) if one.convention else f"it is the cheapest: {one.objective}",
-        )
+    if because := _because(one):
+        grid.add_row("  because", because)
     if one.together:
         lines: list[RenderableType] = []
         for other in one.together:
@@ -57,8 +47,19 @@ def _one(one: Explanation) -> RenderableType:
     return Group(*rows)
 
 
+def _because(one: Explanation) -> str | None:
+    """Why the plan places it so; None if the plan alone does not say."""
+    if one.pinned:
+        return f"a pin asks for it: {one.pinned}"
+    if not one.alternatives:
+        return one.replicated
+    if all(a.impossible for a in one.alternatives):
+        return "nothing else is possible"
+    return _convention(one) if one.convention else f"it is the cheapest: {one.objective}"
+
+
 def chain_in_words(chain: Sequence[Link]) -> str:
-    """Those ops in a row that compute something, and a module where it is not that of the last."""
+    """The ops of a chain that compute something, each with its module if that changes."""
     chain = [link for link in chain if not link.moves]
     modules = [pattern(link.module) for link in chain]
     around = _block(modules)
@@ -72,14 +73,14 @@ def chain_in_words(chain: Sequence[Link]) -> str:
 
 
 def _block(modules: Sequence[str]) -> str:
-    """What the names of modules begin with up to the number of the block that all are in."""
+    """The common prefix of module names, up to the number of a block."""
     stem, star, _ = commonprefix([f"{module}." for module in modules]).rpartition("*.")
     return stem + star
 
 
 def _convention(one: Explanation) -> str:
-    """That a convention settled it, and what it costs."""
-    text = "by convention tables of tokens and heads are sharded by rows"
+    """The convention that settled it, and what it costs."""
+    text = "by convention token tables and heads are sharded by rows"
     found = [a for a in one.alternatives if not a.impossible and a.bytes <= 0 and a.time_ns < 0]
     if not found:
         return text
@@ -91,10 +92,9 @@ def _convention(one: Explanation) -> str:
 
 
 def _prices(priced: list[Alternative]) -> Table:
-    table = Table(
-        Column("ALTERNATIVE"), Column("BYTES_A_RANK", justify="right"),
-        Column("TIME", justify="right"), Column("COLLECTIVES", justify="right"),
-        box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold",
+    table = tables.table(
+        tables.name("ALTERNATIVE"), tables.number("BYTES_PER_RANK"), tables.number("TIME"),
+        tables.number("COLLECTIVES"),
     )  # fmt: skip
     for a in priced:
         table.add_row(

@@ -2,64 +2,44 @@
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Column, Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardwright.planner.contract.mesh import CP, Coords
 from shardwright.planner.contract.names import pattern
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Plan, Redistribution
+from shardwright.planner.report import tables
+from shardwright.planner.report.fit import memory_limit, memory_of, misfit
 from shardwright.planner.units import human_bytes, human_time
 from shardwright.planner.wording import (
     collectives_in_words,
     memory_in_words,
+    mesh_in_words,
     objective_in_words,
     placement_in_words,
     solver_in_words,
+    workload_in_words,
 )
 
-WIDTH = 100
-LONG = 40
-
-
-def print_report(plan: Plan) -> None:
-    """Print the report on stdout, with colours if that is a terminal and NO_COLOR is not set."""
-    show(report(plan))
-
-
-def show(part: RenderableType) -> None:
-    """Print on stdout: with colours on a terminal, else as plain text of at most 100 columns."""
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.width = min(console.width, WIDTH)
-        console.print(part)
-    else:
-        console.file.write(plain(part))
+Row = tuple[str, str, str, str, str]
+"""Name, shape, local shape, placement, collectives."""
 
 
 def to_text(plan: Plan) -> str:
-    """The report as plain text of at most 100 columns."""
-    return plain(report(plan))
-
-
-def plain(part: RenderableType) -> str:
-    """The same without colours, at most 100 columns wide, no blanks at the ends of lines."""
-    out = io.StringIO()
-    Console(file=out, width=WIDTH, highlight=False, color_system=None).print(part)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    """The report as plain text."""
+    return tables.plain(report(plan))
 
 
 def report(plan: Plan) -> RenderableType:
     """Everything that a plan says, as something that rich can print."""
     parts = [_summary(plan), _split(plan)]
     if any(spec.attributes or spec.sizes for spec in plan.modules.values()):
-        parts.append(_attributes(plan))
-    parts.append(_wholes(plan))
+        parts.append(_local_numbers(plan))
+    parts.append(_replicated(plan))
     if plan.opaque:
         ops = ", ".join(f"{op} ({n})" if n > 1 else op for op, n in plan.opaque.items())
         parts.append(Text(f"Ops without a rule, kept replicated: {ops}", style="yellow"))
@@ -70,41 +50,40 @@ def report(plan: Plan) -> RenderableType:
 
 
 def _summary(plan: Plan) -> RenderableType:
-    mesh = ", ".join(f"{name}={size}" for name, size in plan.mesh.items())
-    ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
-    title = Text.assemble((plan.model.architecture, "bold"), f" on {ranks} ({mesh})")
-    grid = Table.grid(Column(style="dim", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
-    sizes, whole = plan.predicted.parameter_bytes, plan.predicted.unsharded_bytes
-    held = human_bytes(max(sizes)) + (" on the fullest rank" if len(set(sizes)) > 1 else " a rank")
-    share = f"{max(sizes) / max(whole, 1):.1%} of {human_bytes(whole)}"
-    grid.add_row("  memory", f"{held}, {share} (parameters and buffers)")
-    held = plan.predicted.memory
-    if held is not None and held.total > held.parameters:
-        grid.add_row("  in use", f"{memory_in_words(held)}: in all {human_bytes(held.total)}")
-    for phase, time in plan.predicted.phase_ns.items():
-        grid.add_row(f"  {phase}", human_time(time))
-    grid.add_row("  forward", _traffic(plan, "forward"))
-    grid.add_row("  backward", _traffic(plan, "backward"))
-    load = plan.workload
+    title = Text.assemble((plan.model.architecture, "bold"), f" {mesh_in_words(plan)}")
+    grid, load, predicted = tables.facts(), plan.workload, plan.predicted
+    sizes, unsharded = predicted.parameter_bytes, max(predicted.unsharded_bytes, 1)
+    per = "on the fullest rank" if len(set(sizes)) > 1 else "per rank"
+    share = f"{max(sizes) / unsharded:.1%} of {human_bytes(predicted.unsharded_bytes)}"
+    found: list[tuple[str, str | Text]] = [
+        ("memory", f"{human_bytes(max(sizes))} {per}, {share} (parameters and buffers)")
+    ]
+    held = memory_of(plan)
+    if held.total > held.parameters:
+        found.append(("in use", f"{human_bytes(held.total)}: {memory_in_words(held)}"))
+    if text := misfit(plan):
+        limit = human_bytes(memory_limit(plan) or 0)
+        found.append(("", Text(f"DOES NOT FIT the {limit} of a rank", style="bold red")))
+    found += [(phase, human_time(time)) for phase, time in predicted.phase_ns.items()]
+    found += [(phase, _traffic(plan, phase)) for phase in ("forward", "backward")]
     if len(load.phases) > 1 and "decode" in load.phases:
-        grid.add_row("  decode step", _traffic(plan, "decode"))
-    phases = ", ".join(f"{n} {phase}" if n > 1 else phase for phase, n in load.phases.items())
-    grid.add_row(
-        "  priced for",
-        f"{phases}, batch {load.batch}, seq {load.seq}, {load.dtype} on {load.device}",
-    )
-    grid.add_row("  objective", objective_in_words(plan.objective))
+        found.append(("decode step", _traffic(plan, "decode")))
+    found.append(("priced for", workload_in_words(load)))
+    found.append(("objective", objective_in_words(plan.objective)))
     if load.dp == "fsdp":
-        grid.add_row("  copies", f"{load.replicas} share out parameters (fully_shard)")
+        found.append(("copies", f"{load.replicas} share out parameters (fully_shard)"))
     if load.sequence_parallel:
-        grid.add_row("  sequence", "hidden states between blocks are sharded along it")
+        found.append(("sequence", "hidden states between blocks are sharded along it"))
     if (cp := plan.mesh.get(CP, 1)) > 1:
-        grid.add_row("  sequence", f"shared by {cp} ranks (cp)")
+        found.append(("sequence", f"sharded over {cp} ranks (cp)"))
     if plan.pins:
-        grid.add_row("  pins", "\n".join(f"{name}={p}" for name, p in plan.pins.items()))
-    grid.add_row("  solver", solver_in_words(plan.solver))
+        found.append(("pins", "\n".join(f"{name}={p}" for name, p in plan.pins.items())))
+    solver = solver_in_words(plan.solver)
+    found.append(("solver", f"for least memory: {solver}" if text else solver))
     if plan.solver.note:
-        grid.add_row("  note", plan.solver.note)
+        found.append(("note", plan.solver.note))
+    for what, value in found:
+        grid.add_row(f"  {what}", Text(value) if isinstance(value, str) else value)
     return Group(title, grid)
 
 
@@ -117,34 +96,52 @@ def _traffic(plan: Plan, phase: str) -> str:
     return total + ", ".join(kinds)
 
 
-def _table(*columns: Column) -> Table:
-    return Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-
-
 def _split(plan: Plan) -> RenderableType:
-    """What is split how, one row a parameter, grouped by repeated layer."""
+    """What is sharded how: a row for each parameter, grouped by layer; equal layers are one."""
     if not plan.modules:
         return Text("Nothing is sharded.")
-    table = _table(
-        Column("PARAMETER", overflow="fold", max_width=54),
-        Column("SHAPE", justify="right", no_wrap=True),
-        Column("ON_RANK_0", justify="right", no_wrap=True),
-        Column("SHARDING", overflow="fold"),
-        Column("COLLECTIVE", style="yellow", no_wrap=True),
-    )
-    title = None
+    table = tables.table(
+        tables.name("PARAMETER"), tables.number("SHAPE"), tables.number("ON_RANK_0"),
+        tables.words("SHARDING"), tables.name("COLLECTIVE"),
+    )  # fmt: skip
+    table.columns[-1].style = "yellow"
+    groups: dict[str, list[Row]] = {}
     for group, name, spec in _ordered(plan):
-        rows = list(_rows(plan, name, spec))
-        if rows and group != title and group:
-            table.add_row(Text(group, style="bold cyan"))
-            title = group
+        inside = "(the layer)" if group and name == group else name.removeprefix(f"{group}.")
+        groups.setdefault(group, []).extend(_rows(plan, inside, spec))
+    for title, rows in _equal_layers(groups):
+        if title and rows:
+            table.add_row(Text(title, style="bold cyan"))
         for row in rows:
-            short = row[0].removeprefix(f"{group}.")
-            table.add_row(f"  {short}" if group else short, *row[1:])
+            table.add_row(f"  {row[0]}" if title else row[0], *row[1:])
     return table
 
 
-def _rows(plan: Plan, name: str, spec: ModulePlan) -> Iterator[tuple[str, str, str, str, str]]:
+def _equal_layers(groups: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
+    """Groups under a title. Layers of a stack with the same rows are one: `layers.3-60 (58)`."""
+    alike: dict[tuple[str, tuple[Row, ...]], list[str]] = {}
+    for group, rows in groups.items():
+        alike.setdefault((pattern(group), tuple(rows)), []).append(group)
+    for (name, rows), members in alike.items():
+        title = members[0]
+        if len(members) > 1:
+            numbers = ranges(int(m.rpartition(".")[2]) for m in members)
+            title = f"{name.removesuffix('*')}{numbers} ({len(members)} layers)"
+        yield title, [*rows]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers in ascending order as ranges: `0-2, 5`."""
+    found: list[list[int]] = []
+    for n in sorted(numbers):
+        if found and found[-1][1] == n - 1:
+            found[-1][1] = n
+        else:
+            found.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+
+
+def _rows(plan: Plan, name: str, spec: ModulePlan) -> Iterator[Row]:
     here = plan.coords(0)
     boundary = collectives_in_words(spec.boundary, here)
     if not spec.parameters and boundary:
@@ -153,9 +150,9 @@ def _rows(plan: Plan, name: str, spec: ModulePlan) -> Iterator[tuple[str, str, s
     for key, entry in ordered:
         placement = parse(entry.placement)
         text = "\n".join(t for t in (boundary, _summed(entry, here)) if t)
-        full = f"{name}.{key}" if name else key
         words = placement_in_words(spec.layer, entry)
-        yield full, _shape(placement.shape), _shape(placement.local_shape(here)), words, text
+        local = _shape(placement.local_shape(here))
+        yield f"{name}.{key}".lstrip("."), _shape(placement.shape), local, words, text
         boundary = ""
 
 
@@ -171,12 +168,12 @@ def _shape(shape: tuple[int | None, ...]) -> str:
 
 
 def _ordered(plan: Plan) -> list[tuple[str, str, ModulePlan]]:
-    """(repeated layer or "", module name, its plan), what is in no layer first."""
-    found = [(_group(name), name, spec) for name, spec in plan.modules.items()]
+    """(layer of a stack or "", module, its plan), modules outside of stacks first."""
+    found = [(_layer(name), name, spec) for name, spec in plan.modules.items()]
     return sorted(found, key=lambda item: (_natural(item[0]), _natural(item[1])))
 
 
-def _group(name: str) -> str:
+def _layer(name: str) -> str:
     found = re.match(r"(?:[^.]+\.)*?(?:\*|\d+)(?=\.|$)", name)
     return found[0] if found else ""
 
@@ -185,30 +182,30 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(p), "") if p.isdigit() else (0, p) for p in name.split(".")] if name else []
 
 
-def _attributes(plan: Plan) -> RenderableType:
-    table = _table(
-        Column("MODULE", overflow="fold"),
-        Column("LOCAL_NUMBER", overflow="fold"),
-        Column("REPLICATED", justify="right"),
-        Column("ON_RANK_0", justify="right"),
-        Column("AS", overflow="fold"),
-    )
+def _local_numbers(plan: Plan) -> RenderableType:
+    """Integers of the model's code that a rank computes with."""
+    table = tables.table(
+        tables.name("MODULE"), tables.name("LOCAL_NUMBER"), tables.number("UNSHARDED"),
+        tables.number("ON_RANK_0"), tables.words("AS"),
+    )  # fmt: skip
     here = plan.coords(0)
+    alike: dict[tuple[str, ...], list[str]] = {}
     for _, name, spec in _ordered(plan):
         for key, text in sorted((spec.attributes | spec.sizes).items()):
             dims = parse(text)
-            table.add_row(name, key, _shape(dims.shape), _shape(dims.local_shape(here)), text)
+            row = (pattern(name), key, _shape(dims.shape), _shape(dims.local_shape(here)), text)
+            alike.setdefault(row, []).append(name)
+    for (module, *row), names in alike.items():
+        table.add_row(_counted(module, names), *row)
     return table
 
 
-def _wholes(plan: Plan) -> RenderableType:
+def _replicated(plan: Plan) -> RenderableType:
     """Large parameters that every rank holds, each with its reason."""
     if not plan.replicated:
         return Text("No large parameter stays replicated.")
-    table = _table(
-        Column("LARGE_AND_WHOLE", overflow="fold", max_width=48),
-        Column("BYTES", justify="right", no_wrap=True),
-        Column("REASON", overflow="fold"),
+    table = tables.table(
+        tables.name("LARGE_AND_REPLICATED"), tables.number("BYTES"), tables.words("REASON")
     )
     alike: dict[tuple[str, int, str], list[str]] = {}
     for entry in plan.replicated:
@@ -217,12 +214,12 @@ def _wholes(plan: Plan) -> RenderableType:
     before = ""
     for (group, size, reason), names in alike.items():
         many = f"{len(names)} x " if len(names) > 1 else ""
-        name = group if many else names[0]
-        table.add_row(name, many + human_bytes(size), once(reason, before))
+        table.add_row(
+            group if many else names[0], many + human_bytes(size), tables.once(reason, before)
+        )
         before = reason
     return table
 
 
-def once(text: str, before: str) -> str:
-    """What a cell says below one that says `before`: what is long is not said again."""
-    return "the same" if text == before and len(text) > LONG else text
+def _counted(group: str, names: list[str]) -> str:
+    return f"{group} ({len(names)} x)" if len(names) > 1 else names[0]

@@ -1,4 +1,4 @@
-"""What was to be least, as the commands say it."""
+"""What was minimized, in the words of the commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from shardwright.planner.contract.plan_file import Plan
 from tests.cli.conftest import Run
 
-ROOM = "least time within 2.0 MiB, where 1 GiB counts as "
+ROOM = "least time within 2.0 MiB (saving 1 GiB is worth "
 
 
 def test_plan_show_and_explain_say_it_in_a_line(run: Run, model: Path, tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_plan_show_and_explain_say_it_in_a_line(run: Run, model: Path, tmp_path:
 
 
 def test_least_memory(run: Run, model: Path, planned: tuple[Path, object]) -> None:
-    words = "fewest bytes, with 5 % to spare but for attention, then least time"
+    words = "least memory, or up to 5 % more if that is faster"
     assert words in " ".join(run("show", planned[0]).stdout.split())
     found = json.loads(
         run("explain", planned[0], "model.layers.*.mlp.up_proj", model, "--json").stdout

@@ -12,7 +12,7 @@ def test_both_side_by_side(run: Run, model: Path) -> None:
     assert result.exit_code == 0, result.stderr
     words = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert "SHARDWRIGHT TP_PLAN (9 rules)" in words
-    assert "memory a rank 209.3 KiB, 50.2% 209.3 KiB, 50.2%" in words
+    assert "memory per rank 209.3 KiB (50.2%) 209.3 KiB (50.2%)" in words
     assert any(w.startswith("backward all-reduce 5 (640.0 KiB) 11 (1.4 MiB)") for w in words)
     assert words[-1].startswith(
         "The tp_plan leaves nothing large replicated: 1.2 KiB in parameters"
@@ -20,14 +20,14 @@ def test_both_side_by_side(run: Run, model: Path) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
-def test_a_plan_from_a_file_and_what_it_leaves_whole(run: Run, model: Path, tmp_path: Path) -> None:
+def test_a_plan_from_a_file_and_what_it_replicates(run: Run, model: Path, tmp_path: Path) -> None:
     table, out = tmp_path / "table.json", tmp_path / "plan.json"
     table.write_text('{"lm_head": "colwise_rep", "model.embed_tokens": "embedding_rowwise"}')
     options = ["--compare-tp-plan", "--tp-plan", table, "--pins-from-tp-plan"]
     result = run("plan", model, "--tp", 2, *options, "-o", out)
     assert result.exit_code == 0, result.stderr
     words = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert "LEFT_WHOLE_BY_TP_PLAN BYTES SHARDWRIGHT" in words
+    assert "REPLICATED_BY_TP_PLAN BYTES SHARDWRIGHT" in words
     assert "model.layers.*.mlp.up_proj.weight 64.0 KiB column 128@tp" in words
     want = {"model.embed_tokens.weight": "shard:0", "lm_head.weight": "shard:0"}
     assert shardwright.Plan.load(out).pins == want

@@ -1,6 +1,7 @@
 """Plans as tables of transformers' styles: what is said, what is not, what a rank then holds."""
 
 import math
+import textwrap
 from functools import cache
 from typing import Any
 
@@ -11,9 +12,8 @@ from transformers.distributed.parallel_utils import replace_layer_number_by_wild
 from shardwright.errors import PlanError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.exports.exports import export
+from shardwright.planner.exports.stock.runtimes import by_class, source
 from shardwright.planner.exports.stock.table import MOST, WHOLE, candidates, held
-from shardwright.planner.exports.stock.to_torch import source
-from shardwright.planner.exports.stock.to_transformers import by_class
 from shardwright.planner.on_ranks.small import small
 from shardwright.planner.on_ranks.stock import Ran
 from shardwright.planner.problem.tp_plan import general
@@ -145,6 +145,23 @@ def test_what_is_not_seen_to_be_right_is_not_exported(monkeypatch, ran, to, opti
     plan, model = planned("llama")
     with pytest.raises(PlanError, match="from the unsplit model"):
         export(plan, to, model=model, **options)
+
+
+def test_a_pull_request_has_what_to_set_and_a_script(monkeypatch) -> None:
+    ran = Ran(1e-12, 1e-12, "w", 1e-9, 1, 4)
+    monkeypatch.setattr("shardwright.planner.exports.stock.proven.try_out", lambda *_: ran)
+    plan, model = planned("gpt2")
+    text = export(plan, "pull-request", model=model)
+    assert isinstance(text, str)
+    blocks = [textwrap.dedent(part.partition("```")[0]) for part in text.split("```python\n")[1:]]
+    base, head, script = blocks
+    assert "In `GPT2Config` (src/transformers/models/gpt2/configuration_gpt2.py" in text
+    found: dict[str, Any] = {}
+    exec(base + head, found)
+    assert found["base_model_tp_plan"]["h.*.mlp.c_fc"] == "embedding_rowwise"
+    assert found["_tp_plan"] == {"lm_head": "colwise_gather_output"}
+    assert '"h.*.mlp.c_fc": "embedding_rowwise",  # gathered: a Conv1D' in base
+    compile(script, "check_tp.py", "exec")
 
 
 def test_what_is_missing_or_not_taken() -> None:

@@ -1,0 +1,189 @@
+"""Plans for other runtimes: transformers, torch and vLLM, from one table that was tried on ranks.
+
+Each format is a function of a plan and of the model that it was made for, as `shardwright.plan`
+takes it, with `trust_remote_code` and the options of a hub id. It raises PlanError if the runtime
+would not compute what the unsharded model does, or would replicate what the plan shards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from shardwright.errors import PlanError
+from shardwright.planner.api import plan as make_plan
+from shardwright.planner.contract.names import pattern
+from shardwright.planner.contract.plan_file import Plan
+from shardwright.planner.exports.stock.proven import Model, proven, ranks_to_run
+from shardwright.planner.exports.stock.table import MOST, WHOLE
+from shardwright.planner.on_ranks.stock import Source, Table, WholePlan
+
+IN_TORCH = {
+    "colwise": "ColwiseParallel()",
+    "colwise_gather_output": "ColwiseParallel(output_layouts=Replicate())",
+    "rowwise": "RowwiseParallel()",
+    "rowwise_split_input": "RowwiseParallel(input_layouts=Replicate())",
+    "embedding_rowwise": "RowwiseParallel(input_layouts=Replicate())",
+    "embedding_colwise": "ColwiseParallel(output_layouts=Replicate())",
+}
+"""A style of transformers -> the same in torch."""
+IN_VLLM = {"colwise", "rowwise"}
+"""Styles within blocks: vLLM computes attention with the heads of a rank: nothing is gathered."""
+BY_VLLM = {"embedding_rowwise", "embedding_colwise", "colwise_gather_output"}
+"""Styles of the embedding and the head, which vLLM shards by itself."""
+
+
+def to_transformers(plan: Plan, model: Any = None, own_styles: bool = False, **how: Any) -> str:
+    """JSON with what `DistributedConfig(tp_size=..., tp_plan=...)` takes.
+
+    With `own_styles` Python with our style: it carries out the whole plan, and needs Shardwright.
+    """
+    subject = Model.read(plan, model, **how)
+    if own_styles:
+        return _with_own_style(plan, subject)
+    found = proven(plan, subject, Table)
+    base, head = by_class(found.table, subject.whole)
+    return _json(
+        tp_size=plan.mesh["tp"], tp_plan=found.table, base_model_tp_plan=base, _tp_plan=head,
+        lost=found.lost(), proof=found.proof(),
+    )  # fmt: skip
+
+
+def to_vllm(plan: Plan, model: Any = None, **how: Any) -> str:
+    """JSON with `base_model_tp_plan` for the model's config, for vLLM's transformers backend.
+
+    transformers was right with it on ranks. vLLM is not run, and the file says so.
+    """
+    subject = Model.read(plan, model, **how)
+    found = proven(plan, subject, Table, _not_in_vllm, "the styles that are exported for vLLM")
+    base, _ = by_class(found.table, subject.whole)
+    return _json(
+        base_model_tp_plan={k: s for k, s in base.items() if s in IN_VLLM},
+        proven=False,
+        note="not run by vLLM; run by transformers with its embedding and head split",
+        lost=found.lost(),
+        proof=found.proof(),
+    )
+
+
+def to_torch(plan: Plan, model: Any = None, **how: Any) -> str:
+    """Python source with `parallelize(model, mesh)`, by torch's `parallelize_module`."""
+    subject = Model.read(plan, model, **how)
+    small = subject.small
+    found = proven(
+        plan, subject, lambda table: Source(source(table, small)), _not_in_torch, "torch's styles"
+    )
+    lost, proof = found.lost(), found.proof()
+    held, ahead = lost["bytes_a_rank"], lost["collectives_forward"]
+    title = f'''"""{plan.model.architecture} on {plan.mesh["tp"]} ranks, for torch.
+
+A rank holds {held["table"]:,} bytes ({held["plan"]:,} by the plan, {held["unsplit"]:,} unsplit).
+A forward pass takes {ahead["table"]} collectives ({ahead["plan"]} by the plan). A small model split
+so on {proof["ranks"]} ranks differs from the unsplit one by {proof["logits"]:.1e} (logits) and
+{proof["gradients"]:.1e} (gradients).
+"""
+
+'''
+    return title + source(found.table, subject.whole)
+
+
+def by_class(table: Mapping[str, str], model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
+    """A table as transformers keeps it: of the config's base model, and of the class around it."""
+    kept = {key: style for key, style in table.items() if style != WHOLE}
+    if getattr(model, "base_model", None) is model:
+        return kept, {}
+    prefix: Any = f"{getattr(model, 'base_model_prefix', '')}."
+    base = {k.removeprefix(prefix): s for k, s in kept.items() if k.startswith(prefix)}
+    return base, {k: s for k, s in kept.items() if not k.startswith(prefix)}
+
+
+def source(table: Mapping[str, str], model: nn.Module) -> str:
+    """Python for torch that carries out `table`, for `model` or one with other layer numbers."""
+    styles = {key: IN_TORCH[style] for key, style in table.items() if style != WHOLE}
+    first: dict[int, str] = {}
+    ties = {  # torch's styles would part tied parameters
+        name: first[id(p)]
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if first.setdefault(id(p), name) != name
+    }
+    return _FOR_TORCH.format(
+        styles="".join(f'    "{key}": {style},\n' for key, style in styles.items()),
+        ties="".join(f'    "{name}": "{other}",\n' for name, other in ties.items()),
+    )
+
+
+def _not_in_torch(table: Mapping[str, str]) -> str | None:
+    missing = {k: s for k, s in table.items() if s != WHOLE and s not in IN_TORCH}
+    return next((f"torch has no '{s}', for {pattern(k)}" for k, s in missing.items()), None)
+
+
+def _not_in_vllm(table: Mapping[str, str]) -> str | None:
+    for key, style in table.items():
+        if style not in (IN_VLLM if "*" in key else IN_VLLM | BY_VLLM) | {WHOLE}:
+            return f"'{style}', for {key}, is not exported for vLLM, which was not run with it"
+    return None
+
+
+def _json(**keys: Any) -> str:
+    return json.dumps(keys, indent=2) + "\n"
+
+
+def _with_own_style(plan: Plan, model: Model) -> str:
+    ranks = ranks_to_run(plan)
+    along = plan.workload.sequence_parallel
+    again = make_plan(model.small, tp=ranks, objective="memory", sequence_parallel=along)
+    ran = model.run(WholePlan(again), ranks)
+    predicted = max(again.predicted.parameter_bytes) / again.predicted.unsharded_bytes
+    if not (ran.ok and ran.share <= MOST * predicted):
+        raise PlanError(
+            f"our style in transformers differs from the unsplit model: logits by {ran.logits:.1e}"
+            f", gradients by {ran.gradients:.1e} ({ran.worst}), or holds {ran.share:.0%} of all "
+            "bytes: use shardwright.load"
+        )
+    return _WITH_OWN_STYLE.format(
+        name=plan.model.architecture,
+        tp=plan.mesh["tp"],
+        ours=max(plan.predicted.parameter_bytes),
+        unsharded=plan.predicted.unsharded_bytes,
+        ranks=ranks,
+        logits=ran.logits,
+        gradients=ran.gradients,
+        plan=json.dumps(plan.model_dump(), sort_keys=True),
+    )
+
+
+_FOR_TORCH = '''from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+STYLES = {{
+{styles}}}
+TIED = {{
+{ties}}}
+
+
+def parallelize(model, mesh):
+    """Split a whole model over the ranks of `mesh`, in place; every rank calls this."""
+    parallelize_module(model, mesh, STYLES)
+    for name, other in TIED.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, model.get_parameter(other))
+    return model
+'''
+
+_WITH_OWN_STYLE = '''"""A plan of {name} on {tp} ranks, for transformers: on each rank
+
+    config = DistributedConfig(tp_size={tp}, tp_plan=tp_plan)
+    model = AutoModelForCausalLM.from_pretrained(..., distributed_config=config)
+
+A rank holds {ours:,} of {unsharded:,} bytes, as the plan says. A small model of the same structure,
+planned alike for {ranks} ranks and split so by transformers, differs from the unsplit one by
+{logits:.1e} (logits) and {gradients:.1e} (gradients).
+"""
+
+import shardwright
+
+tp_plan = shardwright.tp_plan(shardwright.Plan.from_json(r"""{plan}"""))
+'''
