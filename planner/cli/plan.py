@@ -22,11 +22,10 @@ from shardwright.planner.cli.shared import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from shardwright.planner.contract.plan_file import Plan
     from shardwright.planner.report.hand_written import HandWritten
-
-UNEVEN = 2.0
-"""A warning is due if a rank holds this many times the even share of the parameters."""
 
 
 @click.command(
@@ -167,7 +166,7 @@ def plan(
         hand = price(task, table) if compare else None
     if output is not None:
         write(output, result.to_json())
-    warn(result)
+    warn(result, task.source.module)
     if html is not None:
         with working(f"pricing alternatives for {html}"):
             from shardwright.planner.picture.beside import beside
@@ -201,20 +200,21 @@ def show_both(result: Plan, hand: HandWritten, as_json: bool) -> None:
     show(side_by_side(result, hand))
 
 
-def warn(result: Plan) -> None:
+def warn(result: Plan, module: nn.Module) -> None:
     """Print on stderr what the user should know beside the plan."""
-    ranks, predicted = result.mesh["tp"], result.predicted
-    share = max(predicted.parameter_bytes) / max(predicted.unsharded_bytes, 1)
+    ranks = result.mesh["tp"]
     if not result.modules and result.objective.name == "time" and ranks > 1:
         say(
             "Hint: for least time this model is best replicated on each rank; --objective memory "
             "shards it, for fewest bytes"
         )
-    elif share * ranks > UNEVEN:
+    config: Any = getattr(module, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = getattr(text, "num_attention_heads", None)
+    if isinstance(heads, int) and heads < ranks:
         say(
-            f"Warning: each of {ranks} ranks holds {share:.1%} of the parameters, "
-            f"{share * ranks:.1f} times an even share, since parts of the model are replicated: "
-            "fewer ranks may do as well"
+            f"Warning: {ranks} ranks, and the model has {heads} attention heads: attention cannot "
+            f"be split by heads over all of them; up to --tp {heads} it can"
         )
     if result.solver.note:
         say(f"Note: {result.solver.note}")

@@ -102,7 +102,7 @@ def test_an_edit_that_is_right_is_accepted_with_its_own_figures(
     assert found.predicted.parameter_bytes == [n + half for n in before]
     assert (found.solver.status, found.solver.note) == ("feasible", ACCEPTED)
     assert run("check", file, model).exit_code == 0
-    assert run("check", "--accept", file, model).stdout.splitlines()[-1] == f"as it was: {file}"
+    assert run("check", "--accept", file, model).stdout.splitlines()[-1] == f"unchanged: {file}"
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -168,8 +168,8 @@ def test_difference_over_the_tolerance_fails(
     assert "logits     differ by 1.00e-06 at most" in result.stdout
     assert "(worst: lm_head.weight)" in result.stdout
     assert result.stderr == (
-        "Error: the split model differs from the whole one by more than 0.0001 (a ReLU whose input "
-        "is 0 but for rounding may do that: --dtype float64 tells)\n"
+        "Error: the split model differs from the unsplit one by more than 0.0001 (a ReLU whose "
+        "input is 0 but for rounding may do that: --dtype float64 tells)\n"
     )
 
 
