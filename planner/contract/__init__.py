@@ -1,1 +1,1 @@
-"""What planner and runtime agree on: placements, their transitions, the notation, the plan file."""
+"""What planner and runtime share: placements, transitions, the notation, the plan file."""

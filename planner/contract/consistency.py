@@ -1,7 +1,7 @@
-"""What must be true of any plan, whatever its model: how its keys hang together.
+"""What must be true of any plan, whatever its model: its keys agree with each other.
 
-Nothing that is not so reaches torch. Whether a plan is right is another matter: that needs its
-model (`planner/prove/`).
+A plan that fails here never reaches torch. Whether a plan is right needs its model, too
+(`planner/prove/`).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import ModulePlan, Plan, Redistribution
 
 MOST_ITEMS = 1 << 20
-"""Of a drawing, each as often as it stands in the model."""
+"""Items of a drawing, counted as often as they run in the model."""
 
 ATTRIBUTE = re.compile(r"[A-Za-z]\w*|_[A-Za-z0-9]\w*|\d+", re.ASCII)
-"""A step of the path to an attribute: nothing that Python itself reads (`__class__`)."""
+"""A name in the path to an attribute: no special name of Python (`__class__`)."""
 
 CALL = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.\d{1,5}", re.ASCII)
-"""A call in the code of a module: the method, the word that is called, and which of those."""
+"""A call in a module's code: the method, the name that is called, and its number."""
 
 INPUT = re.compile(r"(\*\d{1,4}|[A-Za-z_]\w*)(\.\w+)*", re.ASCII)
 OUTPUT = re.compile(r"(\w+(\.\w+)*)?", re.ASCII)
-"""Slots: of what goes into a module, and of what comes out."""
+"""Slots of inputs and of outputs of a module."""
 
 
 def check(plan: Plan) -> None:
@@ -107,7 +107,7 @@ def _check_figures(plan: Plan) -> None:
 
 
 def _check_drawing(plan: Plan, coords: Coords) -> None:
-    """Items take what comes before them, blocks are in blocks before them, and all ends."""
+    """Items read earlier items, blocks contain later blocks, and the total is bounded."""
     sizes = [0] * len(plan.drawing)
     for n, block in reversed([*enumerate(plan.drawing)]):
         where = f"drawing.{n}"
@@ -135,9 +135,9 @@ def _below(key: str, end: int) -> bool:
 def _tests(
     plan: Plan, name: str, module: ModulePlan, coords: Coords
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What is to be tried of a module's entry, each with where that stands."""
+    """The checks of a module's entry, each with its place in the entry."""
     if module.layer == UNCHANGED:
-        yield "layer", lambda: _need(not module.changes, f"what is {UNCHANGED} changes nothing")
+        yield "layer", lambda: _need(not module.changes, f"an {UNCHANGED} module changes nothing")
     for key, entry in module.parameters.items():
         full = f"{name}.{key}" if name else key
         shape = lookup(plan.model.parameters, full)
@@ -153,9 +153,9 @@ def _tests(
     for where, call in (("", module), *((f"each.{i}.", c) for i, c in enumerate(module.each))):
         for way, placed in (("takes", call.takes), ("gives", call.gives)):
             for i, one in enumerate(placed):
-                yield f"{where}{way}.{i}", lambda p=one.placement: _check_whole(p, coords)
+                yield f"{where}{way}.{i}", lambda p=one.placement: _check_from_replicated(p, coords)
     for i, drawn in enumerate(module.draws):
-        yield f"draws.{i}", lambda p=drawn.placement: _check_whole(p, coords)
+        yield f"draws.{i}", lambda p=drawn.placement: _check_from_replicated(p, coords)
     for path, dim in module.attributes.items():
         yield f"attributes.{path}", lambda p=path, d=dim: _check_attribute(p, d, coords)
     for call, dims in module.sizes.items():
@@ -167,7 +167,7 @@ def _check_stored(
 ) -> None:
     stored = _placement(placement, coords)
     _need(None not in stored.shape, f"'{placement}' leaves a size open")
-    _need(not (stored.partial or stored.grad_partial), f"'{placement}' is stored as a term of one")
+    _need(not (stored.partial or stored.grad_partial), f"'{placement}' is a Partial parameter")
     _need(
         shape is None or stored.shape == tuple(shape),
         f"'{placement}' has shape {list(stored.shape)}, and the parameter {shape}",
@@ -195,8 +195,8 @@ def _check_change(change: Redistribution, entering: bool, coords: Coords) -> Non
         )
 
 
-def _check_whole(placement: str, coords: Coords) -> None:
-    """It can be made of a whole tensor, and that of it."""
+def _check_from_replicated(placement: str, coords: Coords) -> None:
+    """Transitions lead from the replicated tensor to this placement, and back."""
     placed = _placement(placement, coords)
     steps(placed.replicated(), placed, coords)
     steps(placed, placed.replicated(), coords)
@@ -230,10 +230,10 @@ def _check_sizes(call: str, dims: str, coords: Coords) -> None:
 
 
 def _placement(text: str, coords: Coords) -> Placement:
-    """The placement that `text` writes down, which splits nothing twice.
+    """The placement that `text` writes down, if it is possible on this mesh.
 
     Raises:
-        PlanError: it is not in the notation, or no tensor can lie so on this mesh.
+        PlanError: it is not in the notation, or not possible.
     """
     found = parse(text)
     for name in sorted(found.named):
@@ -252,7 +252,7 @@ def _placement(text: str, coords: Coords) -> Placement:
 
 
 def _split(dim: Dim, coords: Coords, text: str) -> set[str]:
-    """The sub-axes that split something of a dim: in a product one factor each."""
+    """The sub-axes that split parts of a dim: in a product one factor each."""
     if isinstance(dim, Atom):
         return sub_axes_of(dim.mesh, coords) if dim.mesh else set()
     out: set[str] = set()

@@ -20,7 +20,7 @@ MOST_PIECES = 1 << 20
 
 
 def shard_range(size: int, rank: int, ranks: int) -> Range:
-    """The part of `range(size)` that `rank` of `ranks` holds."""
+    """The indices of `range(size)` that `rank` of `ranks` holds."""
     share, more = divmod(size, ranks)
     start = rank * share + min(rank, more)
     return start, start + share + (rank < more)
@@ -104,7 +104,7 @@ def dim_size(dim: Dim, coords: Coords | None = None) -> int | None:
 def resolve(dim: Dim, size: int, coords: Coords | None = None) -> Dim:
     """`dim` with its `?` replaced, given the actual `size` of the dimension.
 
-    `size` is the whole one, or with `coords` the size of this rank's part.
+    `size` is the unsharded size, or with `coords` the size of this rank's shard.
 
     Raises:
         PlanError: the size does not fit the dim.

@@ -1,4 +1,4 @@
-"""Names of modules and tensors, and tables in which `*` stands for a layer number."""
+"""Names of modules and tensors, and tables whose keys may have `*` for a layer number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
-"""Arguments that say which tokens are padding -> that with the tokens."""
+"""Padding masks -> the argument with the tokens that they are for."""
 
 
 @lru_cache(maxsize=1 << 16)

@@ -1,4 +1,4 @@
-"""How a tensor lies over a mesh, as one printable line.
+"""Placements as text: the notation of plan files.
 
 A *dim* is a small tree: an atom (one axis), a product of dims (major to minor) or a sum
 (concatenation) of dims. An atom may be split over one mesh dim. A *layout* is a dim per tensor
@@ -31,7 +31,7 @@ from shardwright.planner.contract.dims import Atom, Concat, Dim, Product
 from shardwright.planner.contract.placement import Placement
 
 LONGEST, DEEPEST, DIGITS = 100_000, 16, 18
-"""Characters of a placement, brackets in one another, digits of a size."""
+"""Limits: characters of a placement, nested brackets, digits of a size."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -70,7 +70,7 @@ class _Parser:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def take(self) -> str:
-        """The same, and go on behind it."""
+        """The next token, which is consumed."""
         token = self.next
         self.at += 1
         return token

@@ -1,4 +1,4 @@
-"""What each rank holds of a tensor: how its dims lie over the mesh, and what is Partial."""
+"""Placements: how the dims of a tensor are sharded over the mesh, and what is Partial."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Placement:
 
     @cached_property
     def shape(self) -> tuple[int | None, ...]:
-        """Whole shape, None where a size is known only at run time."""
+        """Unsharded shape, None for sizes known only at run time."""
         return tuple(dim_size(d) for d in self.dims)
 
     def local_shape(self, coords: Coords) -> tuple[int | None, ...]:
-        """Shape of the part that the rank at `coords` holds."""
+        """Shape of the shard of the rank at `coords`."""
         return tuple(dim_size(d, coords) for d in self.dims)
 
     def of_any_size(self) -> Placement:

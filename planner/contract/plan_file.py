@@ -44,7 +44,7 @@ class ModelIdentity(Part):
 
     architecture: str = Field(description="class of the model, as transformers names it")
     config_hash: str = Field(description="SHA-256 of what decides the model's shape")
-    parameters: dict[str, list[int]] = Field(description="whole shapes, * for a layer number")
+    parameters: dict[str, list[int]] = Field(description="unsharded shapes, * for a layer number")
 
 
 class Redistribution(Part):

@@ -1,7 +1,7 @@
-"""From one placement to another: which transitions, over which mesh axes, in which order.
+"""The steps of a redistribution: which transitions, over which mesh axes, in which order.
 
-The runtime does these steps, and the report names their collectives. Over sub-axes of one mesh dim
-that do the same it is done together, in one collective.
+The runtime carries them out, and reports name their collectives. Sub-axes of one mesh dim with the
+same transition share one collective.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from shardwright.planner.contract.transitions import Kind, Transition, kind_of, 
 
 
 class Step(NamedTuple):
-    """One transition over mesh axis `mesh`, and what that shards before or after it.
+    """One transition over the mesh axis `mesh`.
 
-    `dim` is the tensor dimension that it shards, laid out as `layout` on this rank (see `only`);
-    both None where it shards nothing.
+    `dim` is the tensor dimension that the axis shards before or after it, with the layout that
+    this rank has of it (see `only`). Both are None if the axis shards nothing.
     """
 
     mesh: str
@@ -41,14 +41,14 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """What a placement is on one sub-axis, and the name of the mesh axis that shards it there."""
+    """The kind of a placement on one sub-axis, and the mesh axis that shards it there."""
 
     kind: Kind
     mesh: str = ""
 
 
 def side(placement: Placement, bit: str, coords: Coords) -> Side:
-    """What `placement` is on one sub-axis (or on a mesh dim that has none).
+    """The kind of `placement` on one sub-axis, or on a mesh dim without sub-axes.
 
     Raises:
         PlanError: the placement contradicts itself.
@@ -72,17 +72,17 @@ def side(placement: Placement, bit: str, coords: Coords) -> Side:
 
 
 def steps(source: Placement, target: Placement, coords: Coords) -> list[Step]:
-    """Leave the source's shards first, then enter the target's: trees need not match between.
+    """The steps from `source` to `target`: unshard the source's axes, then shard the target's.
 
-    What changes in Partial sums alone does so while the tensor is sharded the most.
+    Changes between Partial and Replicate come while the tensor is sharded the most.
 
     Args:
         source: The placement before.
-        target: The one after, of the same whole shape.
-        coords: Where this rank stands; names every mesh dim and sub-axis.
+        target: The placement after, of the same unsharded shape.
+        coords: Coordinates of this rank on every mesh dim and sub-axis.
 
     Raises:
-        PlanError: there is no way from one to the other, or one contradicts itself.
+        PlanError: no transitions lead from one to the other, or one contradicts itself.
     """
     return list(_steps(source, target, tuple(coords.items())))
 
@@ -109,7 +109,7 @@ def _steps(
             continue
         between = b.kind
         if a.mesh:
-            if b.mesh:  # another index set on the same mesh axis: through the whole
+            if b.mesh:  # other indices on the same mesh axis: unshard in between
                 between = Kind.GRAD_PARTIAL if a.kind == Kind.SHARD else Kind.REPLICATE
             leave += _route(mesh, a.kind, between, *_sharded(source, mesh, coords, still))
             still.discard(mesh)
@@ -121,10 +121,10 @@ def _steps(
 
 
 def _changes(source: Placement, target: Placement, coords: Coords) -> list[tuple[str, Side, Side]]:
-    """The mesh axes over which something may change, each with what it is before and after.
+    """The mesh axes over which the kind may change, each with its sides before and after.
 
     Raises:
-        PlanError: some sub-axes of a mesh axis that shards a tensor do another thing than the rest.
+        PlanError: the sub-axes of a mesh axis that shards a tensor have different transitions.
     """
     found: dict[tuple[str, Side, Side], list[str]] = {}
     for bit in sorted(set().union(*(sub_axes_of(m, coords) for m in source.named | target.named))):
@@ -134,8 +134,8 @@ def _changes(source: Placement, target: Placement, coords: Coords) -> list[tuple
     for (_, a, b), bits in found.items():
         if any(s.mesh and sub_axes_of(s.mesh, coords) != set(bits) for s in (a, b)):
             raise PlanError(
-                f"resharding from '{source}' to '{target}' is not supported: it does one thing "
-                f"over {' '.join(bits)} and another over the rest"
+                f"resharding from '{source}' to '{target}' is not supported: the sub-axes "
+                f"{' '.join(bits)} change otherwise than the rest of their mesh dim"
             )
         out.append((together(bits, coords), a, b))
     return sorted(out, key=lambda change: change[0])
@@ -153,7 +153,7 @@ def _route(mesh: str, a: Kind, b: Kind, dim: int | None, layout: Dim | None) -> 
 def _sharded(
     placement: Placement, mesh: str, coords: Coords, active: set[str]
 ) -> tuple[int | None, Dim | None]:
-    """The tensor dimension that `mesh` shards, and how it lies while `active` shard others."""
+    """The tensor dimension that `mesh` shards, and its layout while `active` axes shard others."""
     for i, dim in enumerate(placement.dims):
         if mesh in Placement((dim,)).meshes:
             return i, only(dim, mesh, coords, active)

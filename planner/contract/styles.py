@@ -1,8 +1,8 @@
-"""The styles of parallel layers: what a module becomes where its weight is split.
+"""The styles of parallel layers: the class that a module becomes if its weight is sharded.
 
-The planner picks the first that fits, reports say its word, the runtime makes modules its class. A
-plan names one of ours as it is, another package's as "package:name", so that it says what must be
-installed. A module that none fits runs its own code on local parameters: `LOCAL`.
+The planner picks the first style that matches, reports use its word, the runtime gives modules its
+class. A plan names a style of another package "package:name", so that it says what to install. A
+module that no style matches runs its own code on local parameters: `LOCAL`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from shardwright.errors import PlanError, PluginError
 
 LOCAL = "LocalModule"
 UNCHANGED = "Unchanged"
-"""What stays as it is, among tensors that do not lie whole: what its hooks are told is whole."""
+"""A module that runs as before among sharded tensors; its hooks see unsharded ones."""
 
 
 class LayerStyle(NamedTuple):
-    """For which modules a style is and what they become; classes as "package.module:Class".
+    """Which modules a style is for, and what they become; classes as "package.module:Class".
 
     Attributes:
         module: Modules of this class, or one derived from it, get the style.
-        dim: Where this dim of their `weight` is split, as it is stored and as the module sees it.
-        word: What reports say of such a weight.
+        dim: The dim of their `weight` that is sharded, as stored and as the module sees it.
+        word: The word for such a weight in reports.
         layer: What they become: `class Layer(LocalModule, Module)`, where Module is `module` or a
             class derived from it with a forward for local parameters. If the class has `set_up`,
             that is called once, when the parameters are in place.
@@ -39,7 +39,7 @@ class LayerStyle(NamedTuple):
 
     @property
     def replaced(self) -> type:
-        """The class of modules that the layer takes the place of."""
+        """The class of modules that the layer replaces."""
         return _resolved(self.module)
 
     @property
@@ -58,13 +58,13 @@ STYLES = {
         "torch.nn:Embedding", 0, "vocab", _OURS + "VocabParallelEmbedding"
     ),
 }
-"""Name in a plan -> style, our own; where two fit, the first counts."""
+"""Name in a plan -> style of Shardwright; the first that matches counts."""
 
 
 def styles() -> Iterator[tuple[str, LayerStyle]]:
-    """Every style and its name in plans: those of other packages first, for they are more special.
+    """Every style and its name in plans: those of other packages first, as the more specific.
 
-    One that does not load is a line in the log: a model without such modules needs none.
+    One that does not load is a line in the log: most models do not need it.
     """
     for package, name, found in plugins.load_all("layers"):
         yield f"{package}:{name}", _checked(f"{package}:{name}", found)
@@ -85,7 +85,7 @@ def style_of(name: str) -> LayerStyle | None:
 
 
 def needed(name: str) -> LayerStyle:
-    """The same.
+    """The style that a plan calls `name`.
 
     Raises:
         PlanError: it is not installed; the message says what to install.

@@ -1,9 +1,9 @@
-"""What a tensor can be on one mesh axis, and the one table of what takes it from one to another.
+"""The kinds of placement on one mesh axis, and the table of transitions between them.
 
 A transition is a pair of actions: one on the value in the forward pass, one on its gradient in the
 backward pass. The gradient of a Partial value is replicated and that of a grad-Partial one is
-Partial, so the way back is the table read the other way. The planner chooses and prices by this
-table, the checker allows by it, the runtime does it, the report names it.
+Partial, so the backward pass is the table read in reverse. The planner chooses and prices by this
+table, the checker verifies by it, the runtime carries it out, reports name it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What the ranks hold of a tensor, as far as one mesh dim or sub-axis goes."""
+    """What the ranks of one mesh dim or sub-axis hold of a tensor."""
 
     REPLICATE = "replicate"
     """The same value on each rank, and the same gradient."""
@@ -54,10 +54,10 @@ def kind_of(sharded: bool, covered: bool, partial: bool, grad_partial: bool) -> 
 
 
 class Order(NamedTuple):
-    """How the parts of several ranks make up a whole tensor.
+    """How the shards of several ranks make up the unsharded tensor.
 
-    `pieces`: a part is several pieces of the dim that is sharded. `in_turn`: in memory, the whole
-    is equal parts one after the other, so that nothing need be copied to make one of the other.
+    `pieces`: a shard is several pieces of the dim. `in_turn`: in memory the unsharded tensor is
+    equal shards one after the other, so that gathering and scattering copy nothing.
     """
 
     pieces: bool
@@ -68,7 +68,7 @@ APART = Order(pieces=False, in_turn=False)
 
 
 class Work(NamedTuple):
-    """What an action is done to: bytes on the rank that holds most, sharded and not, by so many."""
+    """What an action applies to: bytes of the largest shard, of the unsharded tensor, and ranks."""
 
     part: int
     whole: int
@@ -77,14 +77,14 @@ class Work(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Bytes of the part that all ranks hold."""
+        """Bytes of the segments that all ranks hold."""
         if self.ranks < 2:
             return self.whole
         return max((self.part * self.ranks - self.whole) // (self.ranks - 1), 0)
 
 
 class Collective(NamedTuple):
-    """A collective of one rank: its kind, the bytes that enter it, and how many ranks take part."""
+    """A collective: its kind, the bytes that enter it on a rank, and its ranks."""
 
     kind: str
     bytes: int
@@ -97,15 +97,15 @@ def _none(_: Work) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Action:
-    """Something done to a value or a gradient over one mesh axis.
+    """An operation on a value or a gradient over one mesh axis.
 
     Attributes:
         name: What the runtime calls it.
-        kind: The collective in it, if there is one.
+        kind: Its collective, if it has one.
         enters: Bytes that enter the collective on one rank. Of uneven parts, a reduce-scatter moves
             as many as there are ranks of the largest.
-        copies: Bytes that the rank's own copies read and write beside it: an all-reduce is of a
-            copy, gathered parts are put together, a part that is taken is new memory.
+        copies: Bytes that copies of the rank read and write beside it: an all-reduce works on a
+            copy, gathered shards are concatenated, a shard that is taken is new memory.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Action:
     copies: Callable[[Work], int] = _none
 
     def collective(self, work: Work) -> Collective | None:
-        """The collective in it; None where the ranks send nothing."""
+        """Its collective; None if ranks send nothing."""
         return Collective(self.kind, self.enters(work), work.ranks) if self.kind else None
 
     def __repr__(self) -> str:
@@ -135,23 +135,23 @@ REDUCE_SCATTER = Action(
 REDUCE_SHARED = Action(
     "reduce_shared", "all_reduce", lambda w: w.shared, lambda w: 2 * w.shared + 2 * w.part
 )
-"""An all-reduce of what all ranks hold, of a part that has more."""
+"""An all-reduce of the segments that all ranks hold, not of the sharded ones."""
 TAKE = Action("take", copies=lambda w: 2 * w.part)
-"""This rank's part of a whole tensor."""
+"""This rank's shard of a replicated tensor."""
 PAD = Action("pad", copies=lambda w: 3 * w.whole - w.part)
-"""A whole tensor with this rank's part, else zeros: zeros beside the part, all put together."""
+"""An unsharded tensor with this rank's shard, and zeros elsewhere."""
 KEEP_FIRST = Action("keep_first", copies=lambda w: w.whole)
 """A term of a sum: the tensor on the first rank, zeros on the others."""
 
 KEEP_FIRST_SHARED = Action("keep_first_shared", copies=lambda w: 2 * w.part)
-"""The same of what all ranks hold, of a part that has more."""
+"""The same for the segments that all ranks hold only."""
 
 
 class Transition(NamedTuple):
-    """What takes a tensor from one kind to another.
+    """The actions of the forward and backward pass from one kind to another.
 
-    `planned`: whether plans may have it. The others would only give away work that is shared, or
-    are for whole tensors outside of a forward (a checkpoint).
+    `planned`: whether plans may have it. The others would give up sharded work, or are for tensors
+    outside of a forward (a checkpoint).
     """
 
     forward: Action
@@ -180,13 +180,13 @@ TRANSITIONS: dict[tuple[Kind, Kind], Transition] = {
     (_M, _MG): Transition(IDENTITY, REDUCE_SHARED),
     (_MG, _M): Transition(IDENTITY, KEEP_FIRST_SHARED, planned=False),
 }
-"""(before, after) -> what is done; for other pairs there is no way, or one over two of these."""
+"""(before, after) -> the transition. Other pairs take two of these, or are impossible."""
 
 
 def route(before: Kind, after: Kind) -> tuple[Transition, ...] | None:
-    """The transitions from one kind to another: none, one, or two by way of a third.
+    """The transitions from one kind to another: none, one, or two by way of a third kind.
 
-    None if there is no way.
+    None if there are no such transitions.
     """
     if before == after:
         return ()

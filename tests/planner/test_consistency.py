@@ -78,7 +78,7 @@ def of_module(plan: Plan, **keys: Any) -> str:
 
 def test_what_stays_as_it_is_changes_nothing(plan: Plan) -> None:
     text = of_module(plan, layer="Unchanged")
-    assert text.startswith("modules.up.layer: what is Unchanged changes nothing")
+    assert text.startswith("modules.up.layer: an Unchanged module changes nothing")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_stays_as_it_is_changes_nothing(plan: Plan) -> None:
         ("9" * 5000 + ", 64", "cannot read placement '9999"),
         ("1 + " * 30_000 + "1", "a placement of 120,001 characters"),
         ("?, 64", "'?, 64' leaves a size open"),
-        ("128, 64 | partial tp", "'128, 64 | partial tp' is stored as a term of one"),
+        ("128, 64 | partial tp", "'128, 64 | partial tp' is a Partial parameter"),
         ("64@tp, 64", "'64@tp, 64' has shape [64, 64], and the parameter [128, 64]"),
         ("128@tp, 64@tp", "placement '128@tp, 64@tp' uses mesh dim tp twice"),
         ("2@tp*64@tp, 64", "'2@tp*64@tp, 64' splits a dim over tp twice"),
