@@ -17,7 +17,7 @@ import networkx as nx
 from shardwright.planner.contract import dims as layout
 from shardwright.planner.contract.dims import Atom, Dim, simplify
 from shardwright.planner.contract.mesh import Coords
-from shardwright.planner.graph.graph import Graph, Op, SizeArgument
+from shardwright.planner.graph.graph import EQUAL, Graph, Op, SizeArgument
 from shardwright.planner.trace.sizes.expressions import Expression, attributes_of, evaluate
 from shardwright.planner.trace.to_graph.graph_facts import slice_of
 from shardwright.runtime.code.call_sites import name_of
@@ -67,7 +67,7 @@ def local_sizes(
     failed: list[Unsolvable] = []
     given: list[SizeArgument] = []
     reads = [_sizes_read(graph, dims, at) for at in coords]
-    for group in _groups(graph.sizes):
+    for group in _groups([*graph.equal, *graph.sizes]):
         found = [(size, _target(size, dims, producers)) for size in group]
         targets = [(size, target) for size, target in found if target is not None]
         try:
@@ -117,6 +117,8 @@ def _target(
     """The dim whose local length the expression must give; None for a bound that cannot matter."""
     if not size.bound:
         return dims[size.tensor][size.dim]
+    if size.bound == EQUAL:
+        return Atom(0)
     op = slice_of(producers, size)
     if op is None or op.call.op == "select":
         return None
@@ -166,25 +168,37 @@ def _solve(
     keys: dict[Key, int] = {}
     for size, _ in targets:
         keys |= _values(size.expression)
-    choices = []
+    options: dict[Key, list[Dim]] = {}
     for key, value in keys.items():
-        options: list[Dim] = [Atom(value)]
-        if key not in pinned:
-            options += _candidates(value, [t for _, t in targets])
-        choices.append(options)
-    worst, deepest = None, -1
-    for combination in product(*choices):
-        attempt = dict(zip(keys, combination, strict=True))
-        failed = next(
-            (i for i, (s, t) in enumerate(targets) if not _holds(s, t, attempt, coords, reads)),
-            None,
-        )
-        if failed is None:
-            return {k: d for k, d in attempt.items() if any(a.mesh for a in layout.atoms(d))}
-        if failed > deepest:
-            deepest, worst = failed, targets[failed][0]
-    assert worst is not None, "without equations everything holds"
-    raise Unsolvable(worst, [s for s, _ in targets])
+        split = [] if key in pinned else _candidates(value, [t for _, t in targets])
+        options[key] = [Atom(value), *split]
+    names = [_values(size.expression).keys() for size, _ in targets]
+    attempt: dict[Key, Dim] = {}
+    deepest = 0
+
+    def solved(i: int) -> bool:
+        """Whether the sizes from number `i` on can be had with what is attempted so far."""
+        nonlocal deepest
+        while i < len(targets) and names[i] <= attempt.keys():
+            deepest = max(deepest, i)
+            if not _holds(*targets[i], attempt, coords, reads):
+                return False
+            i += 1
+        if i == len(targets):
+            return True
+        deepest = max(deepest, i)
+        chosen = [key for key in names[i] if key not in attempt]
+        for combination in product(*(options[key] for key in chosen)):
+            attempt.update(zip(chosen, combination, strict=True))
+            if solved(i):
+                return True
+        for key in chosen:
+            del attempt[key]
+        return False
+
+    if not solved(0):
+        raise Unsolvable(targets[deepest][0], [s for s, _ in targets])
+    return {k: d for k, d in attempt.items() if any(a.mesh for a in layout.atoms(d))}
 
 
 def _values(expression: Expression) -> dict[Key, int]:

@@ -96,6 +96,10 @@ class Use:
     is_buffer: bool
 
 
+EQUAL = "equal"
+"""The bound of a `SizeArgument` that is 0 on each rank."""
+
+
 @dataclass(frozen=True)
 class SizeArgument:
     """An integer argument computed from attributes, and the tensor dim whose size it must be.
@@ -103,6 +107,7 @@ class SizeArgument:
     `expression` is a nested tuple: ("attribute", module, name, value), ("constant", n),
     ("read", n, number, dim) for a size read off a tensor, or (operator, left, right).
     For a slice bound, `tensor` is the result of the slice and `bound` says start or stop.
+    With the bound EQUAL it is the difference of two integers that code found equal, near `tensor`.
     `place` says which of the sizes it is of a call, and `caller` (of `trace/sizes/callers.py`)
     which call of a module's own code that was, where it is known.
     """
@@ -175,6 +180,9 @@ class Graph:
     """Traced calls that cost nothing: runs that say what must hold besides."""
 
     sizes: list[SizeArgument] = field(default_factory=list)
+    equal: list[SizeArgument] = field(default_factory=list)
+    """Integers that code compared, or took for one key of a cache: see `SizeArgument`."""
+
     reads: dict[int, str] = field(default_factory=dict)
     """Number in a "read" expression -> the tensor whose size was read."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from shardwright.planner.trace.record.arguments import mapped
-from shardwright.planner.trace.sizes.provenance import SourcedInt
+from shardwright.planner.trace.sizes.provenance import Provenance, SourcedInt
 
 FACTORS = frozenset(
     """
@@ -62,7 +62,7 @@ def hidden(value: float, sign: int, asked: list[Any]) -> Any:
     """A number of this value that is hidden; who asks for it is noted in `asked`."""
     if isinstance(value, int):
         out: Any = HiddenInt(sign * FAR)
-        out.expression, out.provenance = ("constant", value), None
+        out.history, out.provenance = ("constant", value), Provenance()
     else:
         out = HiddenFloat(sign * float("inf"))
     out.value, out.sign, out.asked = value, sign, asked

@@ -28,6 +28,7 @@ from shardwright.planner.trace.runs.run import Run, Runner
 from shardwright.planner.trace.sizes import sourced_attributes
 from shardwright.planner.trace.sizes.expressions import attributes_of
 from shardwright.planner.trace.sizes.provenance import Provenance
+from shardwright.planner.trace.state.code_state import isolated
 from shardwright.planner.trace.state.persistent_state import Keeps, KeptNumbers, Retrace
 from shardwright.planner.trace.to_graph import graph_facts
 from shardwright.planner.trace.to_graph.translate import translate
@@ -82,7 +83,7 @@ def trace_runs(module: nn.Module, runs: Sequence[Run], skips: bool = False) -> G
 def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     """The graph of `runs`, with all that is known of it."""
     found, provenance = run(module, runs, opaque)
-    graph = translate(found, module, provenance.sizes, provenance.sources)
+    graph = translate(found, module, provenance)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
     graph.flags, graph.left, graph.kept = found.flags, found.left, found.kept
     graph.branch_paths, graph.skips = opaque.branch_paths, opaque.skips
@@ -126,6 +127,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
             try:
                 top = Runner(module)
                 with (
+                    isolated(module),
                     boundaries.marked(module) as (entered, noted),
                     sourced_attributes.marked(module, top) as provenance,
                 ):

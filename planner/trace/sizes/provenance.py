@@ -32,10 +32,13 @@ from shardwright.runtime.slots import PLAIN, parts
 
 ASKING = """
 __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __mod__ __rmod__ __divmod__ __rdivmod__ __int__ __round__
-__floor__ __ceil__ __trunc__ __abs__ __hash__ __repr__ __str__ __format__ __and__ __rand__
+__floor__ __ceil__ __trunc__ __abs__ __hash__ __and__ __rand__
 __or__ __ror__ __xor__ __rxor__ __lshift__ __rlshift__ __rshift__ __rrshift__ __invert__
 """.split()
 """Methods of integers whose results remember nothing."""
+
+PINNING = "__pow__ __rpow__ __truediv__ __rtruediv__ __float__ __repr__ __str__ __format__".split()
+"""Those that compute with the value, or write it: as a key of a cache, it may be."""
 
 
 @dataclass
@@ -63,6 +66,15 @@ class Provenance:
     counted: set[tuple[int, int]] = field(default_factory=set)
     """Reads that made new tensors."""
 
+    equal: dict[tuple[Expression, Expression], None] = field(default_factory=dict)
+    """Pairs of expressions that code compared and found equal: so they must be on each rank."""
+
+    compared: dict[int, torch.Tensor] = field(default_factory=dict)
+    """The tensors, by number, that only `equal` speaks of; once `close`d."""
+
+    ended: bool = False
+    """Whether the trace is over. What is left of its integers then are constants."""
+
     _read: list[torch.Tensor] = field(default_factory=list)
     """The tensors whose sizes were read, by number."""
 
@@ -88,6 +100,15 @@ class Provenance:
         self.pinned |= attributes_of(expression)
         self.fixed |= reads_of(expression)
 
+    def as_equal(self, one: Expression, other: Expression) -> None:
+        """Note that code found two integers equal: in a comparison, or as keys of a cache.
+
+        What it does then, and what it takes from the cache, is right on a rank where they are equal
+        there, too.
+        """
+        if one != other and not {one[0], other[0]} <= {"constant"}:
+            self.equal[one, other] = None
+
     def as_question(self, expression: Expression) -> None:
         """Note that code asks for the value of `expression`, of which the trial compares one.
 
@@ -101,6 +122,8 @@ class Provenance:
         numbers = {n for _, fact in self.sizes for n, _ in reads_of(fact.expression)}
         numbers |= {n for n, _ in self.fixed | self.counted}
         self.sources = {n: inner(self._read[n]) for n in sorted(numbers)}
+        asked = {n for pair in self.equal for side in pair for n, _ in reads_of(side)}
+        self.compared = {n: inner(self._read[n]) for n in sorted(asked - numbers)}
         self._read.clear()
 
 
@@ -110,15 +133,20 @@ class SourcedInt(int):
     A copy of one is a plain int.
     """
 
-    expression: Expression
+    history: Expression
     provenance: Provenance
 
     @classmethod
     def make(cls, value: int, expression: Expression, provenance: Provenance) -> SourcedInt:
         """An int of this value with this history."""
         out = cls(value)
-        out.expression, out.provenance = expression, provenance
+        out.history, out.provenance = expression, provenance
         return out
+
+    @property
+    def expression(self) -> Expression:
+        """What it was computed from; once its trace is over, its value: a cache may hold it yet."""
+        return ("constant", self.plain) if self.provenance.ended else self.history
 
     @property
     def plain(self) -> int:
@@ -179,8 +207,10 @@ def _ask(method: str) -> Any:
         if not isinstance(other, SourcedInt):
             if type(other) is not int or other or not is_product(self.expression):
                 self.provenance.as_question(self.expression)
-        elif method not in ("__eq__", "__ne__"):  # two that are equal are so in all calls
+        elif method not in ("__eq__", "__ne__"):
             self.provenance.as_question(("-", self.expression, other.expression))
+        elif int.__eq__(self, other):
+            self.provenance.as_equal(self.expression, other.expression)
         return getattr(int, method)(self, *others)
 
     return apply
@@ -189,7 +219,7 @@ def _ask(method: str) -> Any:
 for _symbol, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordiv")):
     setattr(SourcedInt, f"__{_name}__", _keep(_symbol, f"__{_name}__", False))
     setattr(SourcedInt, f"__r{_name}__", _keep(_symbol, f"__r{_name}__", True))
-for _name in ("__pow__", "__rpow__", "__truediv__", "__rtruediv__", "__float__"):
+for _name in PINNING:
     setattr(SourcedInt, _name, _pin(_name))
 for _name in ASKING:
     setattr(SourcedInt, _name, _ask(_name))

@@ -43,6 +43,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
     try:
         yield provenance
     finally:
+        provenance.ended = True
         del top.__dict__["forward"]  # which holds all that was noted, in a circle
         for module, kind, attributes, contents in undo:  # whatever a forward kept is gone as well
             if type(module) is not kind:
@@ -63,6 +64,7 @@ def _contents(module: nn.Module) -> dict[str, dict[Any, Any]]:
 
 def _mark(attributes: dict[str, Any], path: str, prefix: str, provenance: Provenance) -> None:
     for key, value in list(attributes.items()):
-        if type(value) is int and not key.startswith("_"):
-            source = ("attribute", path, f"{prefix}{key}", value)
-            attributes[key] = SourcedInt.make(value, source, provenance)
+        if type(value) in (int, SourcedInt) and not key.startswith("_"):
+            plain = int.__int__(value)
+            source = ("attribute", path, f"{prefix}{key}", plain)
+            attributes[key] = SourcedInt.make(plain, source, provenance)

@@ -118,6 +118,7 @@ def prune_boundaries(graph: Graph) -> None:
     graph.outputs = [rename.get(n, n) for n in graph.outputs]
     graph.marks = graph.marks.renamed(rename)
     graph.sizes = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.sizes]
+    graph.equal = [replace(s, tensor=rename.get(s.tensor, s.tensor)) for s in graph.equal]
     graph.reads = {n: rename.get(t, t) for n, t in graph.reads.items()}
 
 

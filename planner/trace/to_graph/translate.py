@@ -11,6 +11,7 @@ from torch import nn
 
 from shardwright.planner.contract.names import is_within
 from shardwright.planner.graph.graph import (
+    EQUAL,
     Boundary,
     Graph,
     Op,
@@ -24,7 +25,8 @@ from shardwright.planner.trace.data_queries.conditional_regions import SAME
 from shardwright.planner.trace.record import boundaries as boundaries
 from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.record.record import Call, Record
-from shardwright.planner.trace.sizes.expressions import SizeFact
+from shardwright.planner.trace.sizes.expressions import Expression, attributes_of, reads_of
+from shardwright.planner.trace.sizes.provenance import Provenance
 from shardwright.rules.call import OpCall, Operand, name_of
 from shardwright.rules.normalization import TABLE as NORMS
 from shardwright.rules.normalization import UPDATED
@@ -38,20 +40,15 @@ IGNORED = {
 }
 
 
-def translate(
-    record: Record,
-    module: nn.Module,
-    sizes: Iterable[tuple[torch.Tensor, SizeFact]],
-    sources: Mapping[int, torch.Tensor],
-) -> Graph:
-    """The `Graph` of a run of `module`, with what `Provenance` has of sizes in it.
+def translate(record: Record, module: nn.Module, provenance: Provenance) -> Graph:
+    """The `Graph` of a run of `module`, with what is known of sizes in it.
 
     Args:
         record: The run.
         module: The module as it is without the run.
-        sizes: Tensors of the run with sizes that were computed, or bare numbers.
-        sources: The tensors that "read" expressions in `sizes` speak of.
+        provenance: What was noted of sizes while it ran.
     """
+    sources = provenance.sources
     translator = _Translator(module, {id(before) for before, _ in record.changed_in_regions})
     for fqn, tensor in record.stored.items():
         translator.store(fqn, tensor)
@@ -98,10 +95,25 @@ def translate(
     graph.reads = {n: translator.name_of(t) for n, t in sources.items()}
     graph.sizes = [
         SizeArgument(f.expression, translator.names[id(t)], f.dim, f.bound, f.place, f.caller)
-        for t, f in sizes
+        for t, f in provenance.sizes
         if id(t) in translator.names
     ]
+    names = translator.names
+    graph.reads |= {n: names[id(t)] for n, t in provenance.compared.items() if id(t) in names}
+    graph.equal = [*_equal(graph, provenance.equal)]
     return graph
+
+
+def _equal(graph: Graph, pairs: Iterable[tuple[Expression, Expression]]) -> Iterator[SizeArgument]:
+    """Integers that were found equal, but for those of tensors that nobody needs."""
+    of_attribute = {a: s.tensor for s in graph.sizes for a in attributes_of(s.expression)}
+    for pair in pairs:
+        difference = ("-", *pair)
+        reads = [n for n, _ in sorted(reads_of(difference))]
+        near = [graph.reads.get(n, "") for n in reads]
+        near += [of_attribute[a] for a in sorted(attributes_of(difference)) if a in of_attribute]
+        if near and all(near):
+            yield SizeArgument(difference, near[0], 0, EQUAL)
 
 
 def _in_place(record: Record) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

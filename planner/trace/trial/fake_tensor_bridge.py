@@ -24,6 +24,7 @@ from shardwright.planner.trace.record.fake_mode import META, LikeReal, OnMeta
 from shardwright.planner.trace.record.torchscript import as_python
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
 from shardwright.planner.trace.runs.run import Run, Runner, cast
+from shardwright.planner.trace.state.code_state import isolated
 from shardwright.planner.trace.trace_lock import alone
 from shardwright.planner.trace.trial.call_log import Calls, Entered, Notes
 from shardwright.planner.trace.trial.non_tensor_outputs import UsersValues
@@ -168,6 +169,7 @@ def run_on_fake(
         fake.known.keep(tensor, value)
     with (
         alone(),
+        isolated(module),
         torch.no_grad(),
         _converted_anew(),
         opaque.standing_in(module, empty),

@@ -1,0 +1,291 @@
+"""What a model's code keeps outside of its modules: caches, tables, class attributes, globals.
+
+Code may keep integers and tensors in an `lru_cache`, in a table of a class or of a Python module,
+in a default argument, in an attribute of a class. What one trace leaves there would be wrong in the
+next, and in the user's process. So while model code runs, what is cached by integers or tensors is
+computed anew, and afterwards all else is as it was before.
+
+This state is found from the code: what a model's classes name, and what that names in turn.
+(Whatever is not found so is safe, but may cost a plan: the integers of a trace that is over are
+constants, and two that code finds equal must be equal on each rank, see `sizes/provenance.py`.)
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from shardwright.planner.trace.state.attribute_contents import CONTAINERS, Contents
+from shardwright.runtime.noticed.changes import OF_TORCH
+from shardwright.runtime.noticed.contents import LARGEST
+
+LruCache = type(functools.lru_cache(lambda: None))
+
+FUNCTIONS = (FunctionType, LruCache)
+
+LIBRARIES = {"torch", "shardwright", "numpy", *sys.stdlib_module_names}
+"""Packages whose own code keeps nothing of a model."""
+
+CALLED = ("forward", "__init__", "__new__", "__call__", "__getattr__", "__getitem__", "__setitem__")
+CALLED_BY_PYTHON = (*CALLED, "__get__", "__iter__", "__enter__", "__exit__", "__post_init__")
+"""Methods that run although no code names them."""
+
+WITHOUT_SIZES = (str, bytes, bool, float, type(None), torch.dtype, torch.device)
+CODE = (type, ModuleType, FunctionType)
+"""What integers and tensors of a model are not in."""
+
+ABSENT: Any = object()
+
+
+@contextmanager
+def isolated(root: nn.Module) -> Iterator[None]:
+    """Within, the code of `root` may run: the state of code is afterwards as before.
+
+    What is cached by integers or tensors is neither looked up nor kept.
+    """
+    own = [(vars(m), n, v) for m in root.modules() for n, v in vars(m).items() if n not in OF_TORCH]
+    code = [part for _, _, value in own for part in _code_in(value)]
+    reached = _reached(frozenset([*map(type, root.modules()), *code]))
+    slots = [*reached.slots, *(Slot(o, n) for o, n, v in own if isinstance(v, LruCache))]
+    before = [(slot, slot.get()) for slot in slots]
+    uncached = [(slot, new) for slot, old in before if (new := _uncached(old)) is not old]
+    names = [(cls, vars(cls).keys() - ()) for cls in reached.classes.values()]
+    contents = Contents([*reached.held, *(value for _, value in before if _may_hold(value))])
+    replaced = [_function_of(slot.get()) for slot, _ in uncached]
+    reached.clear_caches(replaced)
+    try:
+        for slot, value in uncached:
+            slot.set(value)
+        yield
+    finally:
+        for slot, value in before:
+            if slot.get() is not value:
+                slot.set(value)
+        for cls, had in names:
+            for name in vars(cls).keys() - had:
+                if not isinstance(vars(cls)[name], CODE) and not name.startswith("__"):
+                    type.__delattr__(cls, name)
+        contents.restore()
+        reached.clear_caches(replaced)
+
+
+def _code_in(value: Any) -> Iterator[Any]:
+    """Functions that an attribute of a module is, or has in a list or table."""
+    if isinstance(value, FUNCTIONS):
+        yield value
+    elif isinstance(value, (*CONTAINERS, tuple)):
+        parts = dict.values(value) if isinstance(value, dict) else value
+        yield from (
+            part for part in islice(parts, LARGEST) if isinstance(part, (FunctionType, LruCache))
+        )
+
+
+class Slot(NamedTuple):
+    """Where code keeps a value: a name of a Python module or of a class, or a cell of a closure."""
+
+    owner: Any
+    name: str = ""
+
+    def get(self) -> Any:
+        """What is there now; ABSENT if nothing is."""
+        if isinstance(self.owner, CellType):
+            return getattr(self.owner, "cell_contents", ABSENT)
+        return _names_of(self.owner).get(self.name, ABSENT)
+
+    def set(self, value: Any) -> None:
+        """Put `value` there, or nothing if it is ABSENT."""
+        if isinstance(self.owner, CellType):
+            if value is ABSENT:
+                del self.owner.cell_contents
+            else:
+                self.owner.cell_contents = value
+        elif isinstance(self.owner, type):
+            if value is ABSENT:
+                type.__delattr__(self.owner, self.name)
+            else:
+                type.__setattr__(self.owner, self.name, value)
+        elif value is ABSENT:
+            self.owner.pop(self.name, None)
+        else:
+            self.owner[self.name] = value
+
+
+def _names_of(owner: Any) -> Any:
+    return vars(owner) if isinstance(owner, type) else owner
+
+
+class Uncached:
+    """An `lru_cache`d function that is computed anew where it may deal with sizes or tensors."""
+
+    def __init__(self, cached: Any) -> None:
+        functools.update_wrapper(self, cached)
+        self.cached = cached
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function gives."""
+        if not all(map(_is_without_sizes, (*args, *kwargs.values()))):
+            return self.cached.__wrapped__(*args, **kwargs)
+        misses = self.cached.cache_info().misses
+        result = self.cached(*args, **kwargs)
+        if _is_without_sizes(result):
+            return result
+        if self.cached.cache_info().misses > misses:
+            self.cached.cache_clear()
+        return self.cached.__wrapped__(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """The method of `instance`."""
+        return self if instance is None else MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cached, name)
+
+
+def _is_without_sizes(value: Any) -> bool:
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return all(map(_is_without_sizes, value))
+    if isinstance(value, dict):
+        return all(map(_is_without_sizes, (*value, *value.values())))
+    return isinstance(value, (*WITHOUT_SIZES, *CODE))
+
+
+def _uncached(value: Any) -> Any:
+    """`value`, not cached if it is a function, or a method of a class, that is."""
+    if not isinstance(function := _function_of(value), LruCache):
+        return value
+    new = Uncached(function)
+    if isinstance(value, (staticmethod, classmethod)):
+        return type(value)(new)
+    return value.getter(new) if isinstance(value, property) else new
+
+
+def _function_of(value: Any) -> Any:
+    """What runs where a method of a class is called."""
+    if isinstance(value, (staticmethod, classmethod)):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
+
+
+class _Reached:
+    """All that the code of classes and functions can come to by names.
+
+    Attributes:
+        slots: Where that is kept.
+        held: What functions have of their own: default arguments, attributes.
+        classes: Those whose code that is, by id.
+    """
+
+    def __init__(self, code: Iterable[Any]) -> None:
+        self.slots: list[Slot] = []
+        self.held: list[Any] = []
+        self.classes: dict[int, type] = {}
+        self._seen: set[Any] = set()
+        self._names: set[str] = set()
+        self._owners: dict[str, list[Any]] = defaultdict(list)
+        """Classes and namespaces that have names which no code was found to use yet."""
+        self._caches: list[Any] = []
+        self._todo: list[Any] = list(code)
+        self._use(CALLED_BY_PYTHON)
+        while self._todo:
+            self._visit(self._todo.pop())
+
+    def clear_caches(self, but: Iterable[Any]) -> None:
+        """Empty the caches of functions, those in a list too, `but` for some."""
+        kept = {*map(id, but)}
+        for function in self._caches:
+            if id(function) not in kept and function.cache_info().currsize:
+                function.cache_clear()
+
+    def _use(self, names: Iterable[str]) -> None:
+        """Code uses these as names of attributes, of whatever."""
+        for name in {*names} - self._names:
+            self._names.add(name)
+            for owner in self._owners.pop(name, ()):
+                self._keep(Slot(owner, name))
+
+    def _keep(self, slot: Slot) -> None:
+        if (key := (id(slot.owner), slot.name)) not in self._seen:
+            self._seen.add(key)
+            self.slots.append(slot)
+            self._todo.append(slot.get())
+
+    def _visit(self, value: Any) -> None:
+        if id(value) in self._seen or isinstance(value, (*WITHOUT_SIZES, int, torch.Tensor)):
+            return
+        self._seen.add(id(value))
+        if isinstance(value, (staticmethod, classmethod, MethodType)):
+            self._todo.append(value.__func__)
+        elif isinstance(value, property):
+            self._todo += [value.fget, value.fset]
+        elif isinstance(value, functools.partial):
+            self._todo.append(value.func)
+        elif isinstance(value, (LruCache, Uncached)):
+            self._caches.append(getattr(value, "cached", value))
+            self._todo.append(value.__wrapped__)
+        elif isinstance(value, FunctionType) and not _of_library(value.__module__):
+            self._visit_function(value)
+        elif isinstance(value, ModuleType) and not _of_library(value.__name__):
+            self._visit_names(vars(value))
+        elif isinstance(value, type):
+            for cls in value.__mro__:
+                if not _of_library(cls.__module__) and id(cls) not in self.classes:
+                    self.classes[id(cls)] = cls
+                    self._visit_names(cls)
+        elif isinstance(value, (*CONTAINERS, tuple)):
+            self._todo += islice(dict.values(value) if isinstance(value, dict) else value, LARGEST)
+        elif not isinstance(value, CODE) and not _of_library(type(value).__module__):
+            self._todo += [type(value), *getattr(value, "__dict__", {}).values()]
+
+    def _visit_function(self, function: Any) -> None:
+        code, namespace = function.__code__, function.__globals__
+        names = _names_in(code)
+        self._use(names)
+        for name in names if _sets_globals(code) else names & namespace.keys():
+            self._keep(Slot(namespace, name))
+        for cell in function.__closure__ or ():
+            self._keep(Slot(cell))
+        self.held += [function.__defaults__, function.__kwdefaults__, vars(function)]
+
+    def _visit_names(self, owner: Any) -> None:
+        for name in _names_of(owner):
+            if name in self._names:
+                self._keep(Slot(owner, name))
+            else:
+                self._owners[name].append(owner)
+
+
+_reached: Callable[[frozenset[Any]], _Reached] = functools.lru_cache(maxsize=2)(_Reached)
+
+
+STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
+
+
+def _sets_globals(code: CodeType) -> bool:
+    inner = (c for c in code.co_consts if isinstance(c, CodeType))
+    return STORE_GLOBAL in code.co_code[::2] or any(map(_sets_globals, inner))
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> frozenset[str]:
+    """Names of globals and attributes that code uses."""
+    inner = [_names_in(c) for c in code.co_consts if isinstance(c, CodeType)]
+    return frozenset(code.co_names).union(*inner)
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether it is a container, or an object of a class that is no library's."""
+    return isinstance(value, CONTAINERS) or not _of_library(type(value).__module__)
+
+
+def _of_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in LIBRARIES
