@@ -19,9 +19,9 @@ from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.trace.runs.further_runs import padding
 from shardwright.runtime.api import apply
+from shardwright.runtime.boundary.module_boundary import mesh_of, placements
 from shardwright.runtime.communication.audit import count_collectives, counts
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.modules.local import mesh_of, placements
 from shardwright.runtime.state.gather import full_tensors
 from tests.zoo import logits as logits_of
 

@@ -15,6 +15,8 @@ from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.contract.files import read_json
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime import debug
+from shardwright.runtime.boundary.module_boundary import link_origins, mesh_of, placements
+from shardwright.runtime.boundary.root import take_own_rows, wrap_root
 from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.digest import digest_of_checkpoint
@@ -39,12 +41,10 @@ from shardwright.runtime.model.identity import check_identity
 from shardwright.runtime.modules.attention import split_by_heads
 from shardwright.runtime.modules.fast_paths import block_fast_paths
 from shardwright.runtime.modules.layers import apply_module
-from shardwright.runtime.modules.local import link_origins, mesh_of, placements
 from shardwright.runtime.modules.parameters import LocalTensors, distribute
-from shardwright.runtime.modules.root import wrap_root
 from shardwright.runtime.ranks.agreement import agree
 from shardwright.runtime.redistribution.lengths import Lengths
-from shardwright.runtime.rows.own_rows import WHOLE, own_rows_wanted, take_own_rows
+from shardwright.runtime.rows.own_rows import WHOLE, own_rows_wanted
 from shardwright.runtime.state.pickled import Recipe
 
 T = TypeVar("T")
@@ -374,4 +374,4 @@ def apply_modules(model: nn.Module, plan: Plan, mesh: Mesh, defer: bool = True) 
     if any(c.before is not None for spec in plan.modules.values() for c in spec.inputs):
         link_origins(model)
     block_fast_paths(model)
-    wrap_root(model, lengths, plan.calls)
+    wrap_root(model, lengths, plan.calls, mesh)

@@ -18,8 +18,8 @@ from torch.distributed import ProcessGroup
 from shardwright.errors import DistributedError
 from shardwright.planner.contract.dims import unsplit
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.boundary.module_boundary import boundary_of
 from shardwright.runtime.communication import facts
-from shardwright.runtime.modules.local import LocalState
 from shardwright.runtime.ranks.agreement import gather
 from shardwright.runtime.redistribution.reshard import ByDims
 
@@ -39,7 +39,7 @@ def watch(model: nn.Module, groups: Sequence[ProcessGroup]) -> None:
     if not groups:
         return
     for path, module in model.named_modules():
-        state: LocalState | None = module.__dict__.get("_shardwright")
+        state = boundary_of(module)
         if state is None:
             continue
         sides = {"input": state.inputs, "output": state.outputs, "attribute": state.attributes}
@@ -47,7 +47,8 @@ def watch(model: nn.Module, groups: Sequence[ProcessGroup]) -> None:
             for change in changes:
                 slot = f" '{change.slot}'" if change.slot else ""
                 change.reshard = _Compared(change.reshard, f"{word}{slot} of '{path}'", groups)
-        state.idle, state.through = (False, False), None  # no change goes round these
+        state.idle_in = state.idle_out = False  # no change goes round these
+        state.sole_output = None
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}

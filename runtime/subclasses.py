@@ -20,20 +20,13 @@ def subclass_with(original: type, members: Mapping[str, Any], *front: type) -> t
     return made
 
 
-@functools.cache
-def subclass(original: type, *front: type) -> type:
-    """`original` with `front` before it, the first of which may have a forward; one class each."""
-    forward = vars(front[0]).get("forward")
-    return subclass_with(original, {"forward": like(original, forward)} if forward else {}, *front)
-
-
-def like(original: type, forward: FunctionType) -> FunctionType:
-    """`forward` with the signature of `original`'s: generate() and the Trainer look at it."""
+def like(original: type, method: FunctionType) -> FunctionType:
+    """A method with the signature of `original`'s: generate() and the Trainer look at it."""
     made = FunctionType(
-        forward.__code__,
-        forward.__globals__,
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
+        method.__code__,
+        method.__globals__,
+        method.__name__,
+        method.__defaults__,
+        method.__closure__,
     )
-    return functools.update_wrapper(made, original.forward)  # type: ignore[attr-defined]
+    return functools.update_wrapper(made, getattr(original, method.__name__))

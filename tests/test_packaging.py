@@ -239,13 +239,13 @@ FROM_RUNTIME = {
     "planner.dry_run": {"runtime.api", "runtime.code", "runtime.communication", "runtime.slots"},
     "planner.exports": {"runtime.model"},
     "planner.on_ranks": {
-        "runtime.api", "runtime.communication", "runtime.in_transformers", "runtime.model",
-        "runtime.modules", "runtime.ranks", "runtime.state",
+        "runtime.api", "runtime.boundary", "runtime.communication", "runtime.in_transformers",
+        "runtime.model", "runtime.ranks", "runtime.state",
     },
     "planner.prove": {"runtime.model"},
     "planner.report": {"runtime.model"},
     "planner.trace": {
-        "runtime.code", "runtime.model", "runtime.modules", "runtime.noticed", "runtime.slots"
+        "runtime.code", "runtime.model", "runtime.modules", "runtime.slots"
     },
 }  # fmt: skip
 """All that the planner takes of the runtime: to build a model, to try a plan, to measure."""

@@ -24,12 +24,12 @@ from benchmarks.faults.plan_mutations import places
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.numeric import random_model
 from shardwright.runtime.api import _split, _whole
+from shardwright.runtime.boundary.module_boundary import placements
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.source import INDEX, Checkpoint
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.hub import USUAL
-from shardwright.runtime.modules.local import placements
 from shardwright.runtime.redistribution.reshard import take_local
 
 SECONDS = 60.0

@@ -25,8 +25,8 @@ from benchmarks.uses.subject import MAKING, USES, Subject, Unfit, tensors
 from shardwright.errors import ShardwrightError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.api import apply
+from shardwright.runtime.boundary.root import RootModule
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.modules.root import RootModule
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
 

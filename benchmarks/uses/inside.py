@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from benchmarks.uses.subject import Subject, Unfit, blocks, tensors, use, weigh
-from shardwright.runtime.noticed.changes import OF_TORCH
+from shardwright.runtime.code.model_objects import OF_TORCH
 
 
 @use()

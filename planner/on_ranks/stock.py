@@ -24,9 +24,9 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.on_ranks.launch import run_processes
 from shardwright.planner.on_ranks.numeric import TOLERANCE, differences, in_dtype, run
+from shardwright.runtime.boundary.module_boundary import mesh_of
 from shardwright.runtime.in_transformers import tp_plan
 from shardwright.runtime.model.config import read_config, trusting
-from shardwright.runtime.modules.local import mesh_of
 from shardwright.runtime.ranks.agreement import gather, world
 from shardwright.runtime.state.gather import full_tensors
 

@@ -28,14 +28,14 @@ def average_gradients(model: nn.Module, groups: Sequence[Group]) -> None:
         return
     copies = Copies(model, groups)
     copies.watch(model.parameters())
-    if (calls := model.__dict__.get("_shardwright_calls")) is not None:
-        calls.copies = copies
+    if (state := model.__dict__.get("_shardwright")) is not None and state.model is not None:
+        state.model.copies = copies
 
 
 class Copies:
     """Which parameters got a gradient in the backward pass that is running.
 
-    Modules that see local tensors of DTensors tell it (`runtime/modules/seen.py`), and hooks on
+    Modules that see local tensors of DTensors tell it (`runtime/tensors/to_local.py`), and hooks on
     parameters, for compiled code and for parameters that are plain tensors.
     """
 

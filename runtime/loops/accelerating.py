@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP, TP
+from shardwright.runtime.boundary.module_boundary import mesh_of
+from shardwright.runtime.boundary.root import takes_own_rows
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.modules.local import mesh_of
 from shardwright.runtime.ranks.agreement import gather, world
-from shardwright.runtime.rows.own_rows import takes_own_rows
 from shardwright.runtime.state.gather import full_tensors
 
 

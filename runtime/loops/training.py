@@ -9,8 +9,8 @@ from typing import Any
 from transformers import Trainer
 
 from shardwright.errors import UsageError
+from shardwright.runtime.boundary.module_boundary import mesh_of
 from shardwright.runtime.loops.accelerating import SplitAccelerator
-from shardwright.runtime.modules.local import mesh_of
 from shardwright.runtime.state.whole_optimizer import (
     full_optimizer_state,
     load_full_optimizer_state,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -11,9 +11,6 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import Atom, Dim, dim_size, resolve
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.notation import parse
-
-if TYPE_CHECKING:
-    from shardwright.runtime.modules.local import LocalModule
 
 
 class GivenSizes:
@@ -64,8 +61,3 @@ class GivenSizes:
             return dim_size(resolve(dim, size), self.coords)
         except PlanError as error:
             raise PlanError(f"{self.where}: {error}") from None
-
-
-def local_sizes(self: LocalModule, call: str, *given: Any) -> tuple[Any, ...]:
-    """The method of a split module by which its own code asks for the local sizes of a call."""
-    return self._shardwright.sizes[call].local(given)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._api import _ToTorchTensor
 
-from shardwright.runtime.modules.seen import Local
+from shardwright.runtime.tensors.to_local import ToLocal
 
 
 @cache
@@ -55,7 +55,7 @@ def _joined(root: Any) -> list[Any]:
     return [node for node in behind if not distributed[node]]
 
 
-_TO_PLAIN: tuple[Any, ...] = (Local._backward_cls, _ToTorchTensor._backward_cls)
+_TO_PLAIN: tuple[Any, ...] = (ToLocal._backward_cls, _ToTorchTensor._backward_cls)
 """Of the functions that take DTensors and give plain tensors."""
 
 

@@ -21,28 +21,19 @@ from shardwright.planner.contract.mesh import CP, TP
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Redistribution
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED, needed
-from shardwright.runtime.code.attributes import set_local, set_sizes
+from shardwright.runtime.boundary.hooks import wrap_hooks
+from shardwright.runtime.boundary.module_boundary import ModuleBoundary, SlotChange, boundary_of
+from shardwright.runtime.boundary.module_class import LocalModule, put_class
+from shardwright.runtime.code.attributes import SIZES, set_local, set_sizes
 from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.logits.split_logits import SplitHead
-from shardwright.runtime.modules.classes import (
-    calls_super,
-    check_forward,
-    local_class,
-    with_local_sizes,
-    with_own_numbers,
-)
 from shardwright.runtime.modules.given_sizes import GivenSizes
-from shardwright.runtime.modules.local import Change, LocalModule, LocalState
 from shardwright.runtime.modules.parameters import LocalTensors
 from shardwright.runtime.modules.vocab import VocabLookup
-from shardwright.runtime.outside.alone import Alone
-from shardwright.runtime.outside.hooks import see_whole
-from shardwright.runtime.outside.originals import TakesOriginals
-from shardwright.runtime.outside.unchanged import watch_unchanged
-from shardwright.runtime.redistribution.draws import Part, drawing_class
+from shardwright.runtime.redistribution.draws import Part
 from shardwright.runtime.redistribution.lengths import Length, Lengths
 from shardwright.runtime.redistribution.reshard import ByDims, LastDim, Reshard
-from shardwright.runtime.rows.attention_rows import AttentionRows, with_attention_rows
+from shardwright.runtime.rows.attention_rows import AttentionRows
 from shardwright.runtime.slots import index_of, keys_of, positions
 
 
@@ -170,19 +161,22 @@ def apply_module(
     Raises:
         PlanError: the plan does not fit this module.
     """
-    if "_shardwright" in module.__dict__:
+    if boundary_of(module) is not None:
         raise PlanError(f"'{path}' is split already: a plan is applied to a whole model, once")
+    state = ModuleBoundary(mesh, module, path, spec)
     if spec.layer == UNCHANGED:
-        watch_unchanged(module, path, spec, mesh)
+        vars(module)["_shardwright"] = state  # its class is put in front by `wrap_root`
         return
-    check_forward(module, path)
-    original, state = type(module), LocalState(mesh, spec.layer, path)
+    if "forward" in vars(module):
+        raise PlanError(
+            f"the forward of '{path}' was replaced on the instance (a hook or a kernel): "
+            "apply the plan first"
+        )
+    original, lengths = type(module), lengths or Lengths()
     state.group = mesh.groups.get(TP)
-    lengths = lengths or Lengths()
     own: Any = original.forward
     plain = own is nn.Linear.forward or own is LocalModule.forward  # made as a style of ours
     state.linear = issubclass(original, nn.Linear) and plain and not spec.sizes
-    state.alone = Alone(module, spec, mesh, path)
     cls, bases = _classes(original, spec.layer, path)
     names, varargs = positions(original.forward)
     for slot, changes in _by_slot(spec.inputs).items():
@@ -190,43 +184,31 @@ def apply_module(
         index = index_of(root, names, varargs)
         reshard = _reshards(changes, mesh, path, lengths)
         before = changes[0].before
-        state.inputs.append(Change(slot, root, tuple(keys), reshard, index, before=before))
+        state.inputs.append(SlotChange(slot, root, tuple(keys), reshard, index, before=before))
+    state.taken_before = [change for change in state.inputs if change.before is not None]
     for slot, changes in _by_slot(spec.outputs).items():
         reshard = _reshards(changes, mesh, path, lengths)
         head = SplitHead.of(reshard, mesh) if defer and isinstance(reshard, Reshard) else None
-        state.outputs.append(Change(slot, slot, keys_of(slot), reshard, head=head))
+        state.outputs.append(SlotChange(slot, slot, keys_of(slot), reshard, head=head))
     for slot, changes in _by_slot(spec.keeps).items():
         reshard = _reshards(changes, mesh, path, lengths)
-        state.attributes.append(Change(slot, slot, (), reshard))
-    state.settle()
+        state.attributes.append(SlotChange(slot, slot, (), reshard))
     _place(module, spec, state, tensors or LocalTensors())
     for attribute, dim in spec.attributes.items():
         name = attribute.partition(".")[0]
         if name in vars(module):
-            state.wholes.setdefault(name, vars(module)[name])
+            state.full_values.setdefault(name, vars(module)[name])
         set_local(module, attribute, dim, mesh)
-    own_code = original
-    if spec.sizes:
-        state.sizes = {c: GivenSizes(c, d, mesh.coords, path) for c, d in spec.sizes.items()}
-        own_code = with_local_sizes(original, tuple(sorted(spec.sizes)))
-    if state.wholes:
-        own_code = with_own_numbers(own_code, tuple(sorted(state.wholes)))
+    state.sizes = {c: GivenSizes(c, d, mesh.coords, path) for c, d in spec.sizes.items()}
     if spec.draws:
-        parts = [Part(drawn, mesh, lengths) for drawn in spec.draws]
-        module._shardwright_parts = parts  # type: ignore[assignment]
-        own_code = drawing_class(own_code)
+        state.draws, state.draws_apart = [Part(d, mesh, lengths) for d in spec.draws], True
     if spec.attention:
         state.attention = _attention_rows(spec.attention, mesh, path, lengths)
-        own_code = with_attention_rows(own_code)
-    if own_code is not original:
-        bases = tuple(own_code if base is original else base for base in bases)
-    vars(module)["_shardwright"] = state
-    if any(c.before is not None for c in spec.inputs):
-        bases = (TakesOriginals, *bases)
-    module.__class__ = local_class(original, cls.__name__, bases, tuple(sorted(state.uses)))
-    see_whole(module)
-    if hasattr(cls, "set_up"):
-        cls.set_up(module)
+    state.settle()
+    put_class(module, state, *bases, named=original if cls is LocalModule else cls)
+    wrap_hooks(module)
+    if (set_up := getattr(cls, "set_up", None)) is not None:
+        set_up(module)
 
 
 def _classes(original: type, layer: str, path: str) -> tuple[type, tuple[type, ...]]:
@@ -248,6 +230,12 @@ def _classes(original: type, layer: str, path: str) -> tuple[type, tuple[type, .
             f"'{path}', a {original.__name__}, computes by itself what {cls.__name__} replaces"
         )
     return cls, (LocalModule, original, behind)
+
+
+def calls_super(cls: type) -> bool:
+    """Whether `cls.forward` hands on to its base class."""
+    code = getattr(cls.forward, "__code__", None)  # type: ignore[attr-defined]
+    return code is not None and ("super" in code.co_names or "__class__" in code.co_freevars)
 
 
 def _by_slot(changes: list[Redistribution]) -> dict[str, list[Redistribution]]:
@@ -293,7 +281,9 @@ def _reshard(change: Redistribution, mesh: Mesh, path: str, lengths: Lengths) ->
         raise PlanError(f"tensor '{change.slot}' of '{path}': {error}") from None
 
 
-def _place(module: nn.Module, spec: ModulePlan, state: LocalState, tensors: LocalTensors) -> None:
+def _place(
+    module: nn.Module, spec: ModulePlan, state: ModuleBoundary, tensors: LocalTensors
+) -> None:
     """Put local parameters and buffers in the place of whole ones."""
     for name, entry in spec.parameters.items():
         full = f"{state.path}.{name}" if state.path else name
@@ -309,6 +299,8 @@ def _place(module: nn.Module, spec: ModulePlan, state: LocalState, tensors: Loca
             change = Redistribution(slot=name, source=entry.placement, target=entry.use)
             state.uses[name] = _reshard(change, state.mesh, state.path, Lengths())
         if name == "weight":
+            sizes = (n for kind, names in SIZES if isinstance(module, kind) for n in names)
+            state.full_values |= {name: vars(module)[name] for name in sizes}
             set_sizes(module, used.local_shape(state.mesh.coords))
 
 
@@ -324,9 +316,9 @@ def _alone(
     plans = {n: ParameterPlan(placement=p, use=uses.get(n)) for n, p in parameters.items()}
     mesh = Mesh({"tp": group})
     apply_module(module, ModulePlan(layer=type(module).__name__, parameters=plans), mesh)
-    state: LocalState = module._shardwright  # type: ignore[assignment]
+    state: Any = module._shardwright
     for slot, source, target in inputs:
-        state.inputs.append(Change(slot, slot, (), LastDim(source, target, mesh), 0))
+        state.inputs.append(SlotChange(slot, slot, (), LastDim(source, target, mesh), 0))
     for slot, source, target in outputs:
-        state.outputs.append(Change(slot, slot, (), LastDim(source, target, mesh)))
+        state.outputs.append(SlotChange(slot, slot, (), LastDim(source, target, mesh)))
     state.settle()

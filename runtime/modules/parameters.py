@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.boundary.adapters import tell_full_sizes
+from shardwright.runtime.boundary.changes import ChangeDetection
+from shardwright.runtime.boundary.module_boundary import boundary_of, placements
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.modules.guard import Guard, GuardedRoot, watch_registrations
 from shardwright.runtime.modules.joined import watch_joins
-from shardwright.runtime.modules.local import placements
 from shardwright.runtime.modules.parametrized import watch_parametrizations
-from shardwright.runtime.modules.seen import Calls, see_locals
 from shardwright.runtime.redistribution.reshard import take_local
-from shardwright.runtime.running import Running
 from shardwright.runtime.tensors.buffers import watch_named_buffers
 from shardwright.runtime.tensors.data_set import watch_data
 from shardwright.runtime.tensors.distributed_checkpoints import watch_checkpoints
@@ -103,7 +103,6 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
             made,
         )
         return
-    watch_registrations()
     watch_propagation()
     watch_handled_ops()
     watch_joins()
@@ -112,6 +111,10 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     watch_optimizers()
     watch_storages()
     watch_checkpoints()
-    running = model.__dict__.get("_shardwright_running") or Running()
-    see_locals(model, made, Calls(mesh, running), GuardedRoot)
-    model._shardwright_guard = Guard(model)  # type: ignore[assignment]
+    tell_full_sizes()
+    for module in model.modules():
+        own: dict[str, Any] = module._parameters
+        own.update({name: made[id(p)] for name, p in own.items() if p is not None})
+    root = boundary_of(model)
+    if root is not None and root.model is not None:
+        root.model.distribute(ChangeDetection(root.model))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from shardwright.errors import ModelError
+from shardwright.runtime.boundary.module_boundary import boundary_of
 from shardwright.runtime.subclasses import subclass_with
 
 TABLE = "parametrizations"
@@ -86,10 +87,8 @@ def _stays(module: nn.Module) -> bool:
     """Whether parameters of `module` stay where they are: it is traced, or a split model runs."""
     if _in_place.get():
         return True
-    calls = module.__dict__.get("_shardwright_calls")
-    if calls is not None:
-        return calls.running.now or calls.inside()
-    return "_shardwright" in module.__dict__
+    state = boundary_of(module)
+    return state is not None and state.call.active
 
 
 def _registered(

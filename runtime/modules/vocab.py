@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import local_ranges
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime.modules.local import LocalState
+from shardwright.runtime.boundary.module_boundary import ModuleBoundary
 
 
 class VocabLookup(nn.Embedding):
@@ -18,7 +18,7 @@ class VocabLookup(nn.Embedding):
     Stands behind a model's own embedding class, so that its `super().forward(ids)` lands here.
     """
 
-    _shardwright: LocalState
+    _shardwright: ModuleBoundary
 
     def set_up(self) -> None:
         """Note which rows this rank holds.
@@ -35,7 +35,9 @@ class VocabLookup(nn.Embedding):
                 raise PlanError(f"'{state.path}' has {option} set: its rows cannot be split")
         state.rows = tuple(local_ranges(placement.dims[0], state.mesh.coords))
         ends = [0, *(end for row in state.rows for end in row), placement.shape[0] or 0]
-        state.others = tuple((a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if a < b)
+        state.other_rows = tuple(
+            (a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if a < b
+        )
         state.padding = self._padding_row()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -51,7 +53,7 @@ class VocabLookup(nn.Embedding):
                 local = torch.where(input >= start, moved, local) if held else moved
             held += stop - start
         foreign = None
-        for start, stop in state.others:
+        for start, stop in state.other_rows:
             inside = (input >= start) & (input < stop)
             foreign = inside if foreign is None else foreign | inside
         if foreign is None:

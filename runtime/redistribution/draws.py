@@ -7,8 +7,9 @@ model would drop.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from shardwright.planner.contract.plan_file import RandomNumbers
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution.lengths import Length, Lengths
 from shardwright.runtime.redistribution.reshard import take_local
-from shardwright.runtime.subclasses import subclass
 
 aten = torch.ops.aten
 
@@ -64,23 +64,27 @@ class Part:
         return resolve(dim, size, self.mesh.coords)
 
 
-class Wholes(TorchDispatchMode):
-    """Within, what the own code of `module` drops of parts it drops as the unsplit model does."""
+class RandomDraws(TorchDispatchMode):
+    """Within, what the own code of a module drops of parts it drops as the unsplit model does.
 
-    def __init__(self, module: nn.Module, parts: Sequence[Part]) -> None:
+    Args:
+        parts: For what it draws, in order.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
         super().__init__()
-        self.module, self.parts = module, parts
-        self.number = 0
+        self.parts, self.number, self.module = parts, 0, ""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Draw for the whole, and keep this rank's part; what else is done is done."""
         kwargs = kwargs or {}
-        if func is aten.bernoulli_.float and self._own():
+        own = _innermost.draws is self  # modules within draw for themselves
+        if own and func is aten.bernoulli_.float:
             x, *rest = args
             return x.copy_(self._part(x, lambda whole: func(whole, *rest, **kwargs)))
-        if func is aten.native_dropout.default and self._own():  # on GPUs
+        if own and func is aten.native_dropout.default:  # on GPUs
             x, p, train = args
             mask = self._part(x, lambda whole: func(torch.ones_like(whole), p, train)[1])
             return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
@@ -104,46 +108,39 @@ class Wholes(TorchDispatchMode):
     def refuse(self) -> None:
         """Raise: code draws as it did not when it was traced."""
         raise UsageError(
-            f"a {type(self.module).__name__} draws random numbers for other tensors than those "
-            f"that the plan has ({len(self.parts)}): {AGAIN}"
+            f"a {self.module} draws random numbers for other tensors than those that the plan has "
+            f"({len(self.parts)}): {AGAIN}"
         )
 
-    def _own(self) -> bool:
-        """Whether the module is the innermost that runs: those within draw for themselves."""
-        frame: Any = sys._getframe(2)
-        while frame is not None and frame.f_code is not _CALL:
-            frame = frame.f_back
-        return frame is not None and frame.f_locals.get("self") is self.module
+
+class _Innermost(threading.local):
+    """What is drawn for in the module that runs: None where it draws full tensors."""
+
+    draws: RandomDraws | None = None
 
 
-_CALL = nn.Module._call_impl.__code__
+_innermost = _Innermost()
 
 
-class Drawing:
-    """Mixin in front of a module's own class."""
+@contextmanager
+def drawing_for(module: nn.Module, parts: Sequence[Part] | None) -> Iterator[None]:
+    """Within, the code of `module` runs, which draws random numbers for these parts, if any.
 
-    _shardwright_parts: Sequence[Part]
-    _shardwright_always = False
-    """Whether numbers are drawn in eval mode, too."""
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward, which drops as the unsplit model does.
-
-        Compiled, it drops of each rank's part alike.
-
-        Raises:
-            UsageError: it draws otherwise than the plan has it.
-        """
-        draws = self.training or self._shardwright_always
-        if not draws or torch.compiler.is_compiling():
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-        with sdpa_kernel(SDPBackend.MATH), Wholes(self, self._shardwright_parts) as mode:
-            output = super().forward(*args, **kwargs)  # type: ignore[misc]
-        if mode.number not in (0, len(mode.parts)):
-            mode.refuse()
-        return output
-
-
-def drawing_class(original: type) -> type:
-    """`original` with `Drawing` in front of its forward."""
-    return subclass(original, Drawing)
+    Raises:
+        UsageError: it draws otherwise than the plan has it.
+    """
+    outer, draws = _innermost.draws, None
+    try:
+        if parts is None:
+            _innermost.draws = None
+            yield
+            return
+        draws = RandomDraws(parts)
+        draws.module = type(module).__name__
+        _innermost.draws = draws
+        with sdpa_kernel(SDPBackend.MATH), draws:
+            yield
+    finally:
+        _innermost.draws = outer
+    if draws.number not in (0, len(draws.parts)):
+        draws.refuse()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from shardwright.errors import PlanError
 from shardwright.planner.contract.dims import shard_range
 from shardwright.runtime.communication.mesh import Group
 from shardwright.runtime.redistribution.lengths import Length
-from shardwright.runtime.subclasses import subclass_with
 
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 """Of `scaled_dot_product_attention`, which may be given by position."""
@@ -110,14 +108,3 @@ class AttentionRows(TorchFunctionMode):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AttentionRows:
         return self
-
-
-@cache
-def with_attention_rows(original: type) -> type:
-    """`original` with its own code within the mode of the split module."""
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._shardwright.attention:
-            return original.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
-
-    return subclass_with(original, {"forward": forward})

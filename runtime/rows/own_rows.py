@@ -9,29 +9,24 @@ comes out, each rank is shown its own rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import CP
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication.collectives import all_gather
-from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.communication.mesh import Group
 from shardwright.runtime.logits.split_logits import SplitLogits
 from shardwright.runtime.rows.split_rows import Share, SplitRows
-from shardwright.runtime.slots import positions
-from shardwright.runtime.subclasses import subclass
 
 WHOLE, LOCAL = "whole", "local"
 """What each rank of `cp` is given: all of a sequence, or its own rows."""
 
 ROWS = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "labels", "shift_labels")
 """Arguments of shape [batch, sequence] that each rank has its own rows of."""
-
-PARTS = f'it would take the rows of a rank for a sequence: apply the plan with cp="{WHOLE}"'
-"""Why modules within are not called by themselves."""
 
 A_SEQUENCE = "labels", 1
 """An argument of so many dims that has an entry for each sequence: the same on all ranks."""
@@ -40,32 +35,22 @@ SHOWN = ("logits", "last_hidden_state")
 """Outputs of shape [batch, sequence, ...] that each rank is shown its own rows of."""
 
 
-class OwnRowsModule:
-    """Mixin in front of the root of a split model: each rank of `cp` passes its own rows."""
+@torch.compiler.disable
+def joined_rows(
+    positions: Mapping[str, int], args: tuple[Any, ...], kwargs: dict[str, Any], group: Group
+) -> tuple[tuple[Any, ...], dict[str, Any], Share]:
+    """A call of the root with whole sequences in the place of this rank's rows.
 
-    _shardwright_rows: Group
-    _shardwright_positions: dict[str, int]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward on whole sequences; outputs by name, with `SplitRows` in them.
-
-        Raises:
-            UsageError: ranks were given what does not make a sequence, or tensors of which nobody
-                knows where their rows are.
-        """
-        names = {at: name for name, at in self._shardwright_positions.items()}
-        named = {names.get(at, f"*{at}"): value for at, value in enumerate(args)}
-        if kwargs.get("return_dict") is False:
-            raise UsageError('cp="local" finds outputs by name: call with return_dict=True')
-        every = {**named, **kwargs}
-        given, share = _joined(every, self._shardwright_rows)  # pyright: ignore[reportCallIssue]
-        args = tuple(given[name] for name in named)
-        kwargs = {name: given[name] for name in kwargs}
-        return _shown(super().forward(*args, **kwargs), share)  # type: ignore[misc]
-
-    def generate(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: it passes whole sequences."""
-        raise UsageError('generate() of a model with cp="local": apply the plan with cp="whole"')
+    Raises:
+        UsageError: ranks were given what does not make a sequence, or tensors of which nobody
+            knows where their rows are.
+    """
+    names = {at: name for name, at in positions.items()}
+    named = {names.get(at, f"*{at}"): value for at, value in enumerate(args)}
+    if kwargs.get("return_dict") is False:
+        raise UsageError('cp="local" finds outputs by name: call with return_dict=True')
+    given, share = _joined({**named, **kwargs}, group)
+    return tuple(given[name] for name in named), {name: given[name] for name in kwargs}, share
 
 
 def own_rows_wanted(cp: str, plan: Plan) -> bool:
@@ -83,23 +68,6 @@ def own_rows_wanted(cp: str, plan: Plan) -> bool:
     return cp == LOCAL
 
 
-def take_own_rows(model: nn.Module, mesh: Mesh) -> None:
-    """Let each rank of `cp` pass its own rows to `model`, the root of a split model; in place."""
-    root = type(model)
-    for module in model.modules():
-        if module is not model and (state := vars(module).get("_shardwright")) is not None:
-            state.alone.never = PARTS
-    model._shardwright_rows = mesh[CP]  # type: ignore[assignment]
-    model._shardwright_positions, _ = positions(root.forward)  # type: ignore[assignment]
-    model.__class__ = subclass(root, OwnRowsModule)
-
-
-def takes_own_rows(model: Any) -> bool:
-    """Whether some part of `model` is given a rank's own rows."""
-    return any(isinstance(module, OwnRowsModule) for module in model.modules())
-
-
-@torch.compiler.disable
 def _joined(given: Mapping[str, Any], group: Group) -> tuple[dict[str, Any], Share]:
     """Arguments with whole sequences in the place of a rank's rows."""
     own = {name: given[name] for name in ROWS if _has_rows(given.get(name))}
@@ -179,7 +147,7 @@ def _check_positions(whole: Tensor) -> None:
 
 
 @torch.compiler.disable
-def _shown(output: Any, share: Share) -> Any:
+def shown_rows(output: Any, share: Share) -> Any:
     """`output` with this rank's rows in the place of whole sequences."""
     if isinstance(output, (Tensor, SplitLogits)):
         return _rows(output, share)

@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import mesh_dim_of
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.boundary.module_boundary import mesh_of, placements
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.modules.local import mesh_of, placements
 from shardwright.runtime.ranks.agreement import agree
 from shardwright.runtime.redistribution.reshard import gather_whole, take_local
 from shardwright.runtime.tensors.buffers import local_buffers

@@ -22,14 +22,14 @@ from torch.distributed.tensor import DTensor
 from shardwright.errors import UsageError
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.plan_file import Plan
+from shardwright.runtime.boundary.hooks import is_hooked
+from shardwright.runtime.boundary.module_boundary import placements
 from shardwright.runtime.code.attributes import set_whole
 from shardwright.runtime.code.copied import OWN
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.processes import device_mesh_for, pick_device
 from shardwright.runtime.communication.replicas import average_gradients
-from shardwright.runtime.modules.local import placements
 from shardwright.runtime.modules.parameters import distribute
-from shardwright.runtime.outside.hooks import is_hooked
 from shardwright.runtime.tensors.buffers import local_buffers
 
 TIMEOUT = 600.0
@@ -85,9 +85,10 @@ def _check(model: Any) -> None:
     Raises:
         UsageError: it is not.
     """
-    calls, classes = model._shardwright_calls, model._shardwright_guard.classes
-    changed = {path: type(m) for path, m in model.named_modules()} != classes
-    if changed or not all(calls.has(p) for p in model.parameters()):
+    shared = model._shardwright.model
+    before = None if shared.changes is None else shared.changes.classes
+    changed = {path: type(m) for path, m in model.named_modules()} != before
+    if changed or not all(shared.has(p) for p in model.parameters()):
         raise UsageError(
             f"this {type(model).__name__} cannot be pickled: modules of it were changed after it "
             "was split: write it whole with shardwright.save(model, directory)"

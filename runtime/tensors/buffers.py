@@ -49,8 +49,8 @@ def _named_buffers(
 
     for path, buffer in self._named_members(of, prefix, recurse, remove_duplicate):
         module, name = owners[id(buffer)]
-        calls = vars(module).get("_shardwright_calls")
-        is_hidden = calls is not None and name in names(module) and not calls.inside()
+        state = vars(module).get("_shardwright")
+        is_hidden = state is not None and not state.call.active and name in names(module)
         yield path, shown(module, name) if is_hidden else buffer
 
 

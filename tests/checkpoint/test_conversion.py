@@ -13,13 +13,13 @@ import shardwright
 from shardwright.errors import CheckpointError
 from shardwright.planner.contract.dims import Atom, Concat, local_ranges
 from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.boundary.module_boundary import placements
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.load import load_weights
 from shardwright.runtime.checkpoint.read import Report
 from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.model.build import empty_model
-from shardwright.runtime.modules.local import placements
 from tests import planning, zoo
 from tests.checkpoint.make import llama, llama_config, write
 from tests.ranks import run_ranks

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 
 import shardwright
 from benchmarks.demo_compute import embed
+from shardwright.runtime.boundary.module_boundary import mesh_of, placements
 from shardwright.runtime.checkpoint.write import save
 from shardwright.runtime.communication.audit import count_collectives
 from shardwright.runtime.logits.split_logits import SplitLogits
-from shardwright.runtime.modules.local import mesh_of, placements
 
 CLOSE = {"rtol": 0.0, "atol": 1e-5}
 

@@ -14,8 +14,8 @@ import shardwright
 from shardwright.errors import UsageError
 from shardwright.planner.contract.plan_file import ModulePlan, Placed
 from shardwright.runtime.api import apply
+from shardwright.runtime.boundary.interface import AROUND, ModuleInterface
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.outside.shown import Shown
 from tests import planning
 from tests.ranks import run_ranks
 
@@ -144,7 +144,9 @@ def test_what_a_hook_gives_may_be_changed_in_place() -> None:
 
     def work(mesh: Mesh) -> None:
         x = torch.ones(3, 8, requires_grad=True)
-        out = Shown(nn.Identity.forward, True, spec, mesh, "m").cut_output(x * 2)
+        out = ModuleInterface(nn.Identity.forward, True, spec, mesh, "m").output_as(
+            x * 2, AROUND, full=False
+        )
         out += 1
         out.sum().backward()
         assert torch.equal(out, torch.full((3, 8), 3.0))

@@ -1,6 +1,7 @@
 """What a split model does beside its own code to decode a token: counted, as time is not."""
 
 import copy
+import sys
 from typing import Any
 
 import pytest
@@ -104,3 +105,33 @@ def test_a_forward_that_its_class_wraps_is_wrapped_once() -> None:
         own = type(base.model.layers[0])
         assert kind is not own
         assert kind.forward is own.forward
+
+
+def test_few_frames_of_ours_run_in_a_step() -> None:
+    """Of a Llama of two layers, through its first step behind a prefill, and one behind that."""
+    base = LlamaForCausalLM(LlamaConfig(**{**SIZES, "num_hidden_layers": 2})).eval()
+    plan = planning.plan(copy.deepcopy(base), tp=2, phase="prefill,decode")
+
+    def frames(model: Any, cache: Any) -> int:
+        found = 0
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            nonlocal found
+            ours = frame.f_globals.get("__name__", "").startswith("shardwright.")
+            found += event == "call" and ours
+
+        sys.setprofile(note)
+        try:
+            model(IDS[:, -1:], past_key_values=cache)
+        finally:
+            sys.setprofile(None)
+        return found
+
+    @torch.no_grad()
+    def work(mesh: Mesh) -> list[int]:
+        model = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        cache = model(IDS).past_key_values
+        return [frames(model, cache) for _ in range(2)]
+
+    for counts in run_ranks(2, work):
+        assert max(counts) <= 105  # 211 before each module had one boundary

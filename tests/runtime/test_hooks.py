@@ -367,7 +367,7 @@ class Mixed(nn.Module):
     def __init__(self, gives: bool) -> None:
         super().__init__()
         self.up, self.inner, self.down = nn.Linear(8, 24), Compares(), nn.Linear(24, 8)
-        self.same, self.gives = nn.Identity(), gives
+        self.same, self.also, self.gives = nn.Identity(), nn.Identity(), gives
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.up(x)
@@ -375,7 +375,7 @@ class Mixed(nn.Module):
         if self.gives:
             y, turned, _ = self.inner(y, mask, turned)
         y = y + torch.view_as_real(self.same(turned)).flatten(-2)
-        return self.down(y * self.same(mask))
+        return self.down(y * self.also(mask))
 
 
 def reads_of_hooks(model: Any, x: Tensor, names: list[str]) -> list[Tensor]:
@@ -396,7 +396,7 @@ def test_hooks_see_integers_and_complex_numbers_whole() -> None:
     model = Mixed(gives=False).double()
     plan = planning.plan(model, tp=2, args=(x,))
     assert plan.predicted.collectives
-    names = ["up", "same", "down"]
+    names = ["up", "same", "also", "down"]
     want = reads_of_hooks(copy.deepcopy(model), x, names)
     assert {t.dtype for t in want} == {torch.float64, torch.complex128, torch.bool}
     given = Mixed(gives=True).double()

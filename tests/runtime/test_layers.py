@@ -14,6 +14,8 @@ from torch import nn
 from shardwright.errors import PlanError
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Placed, Redistribution
+from shardwright.runtime.boundary.module_boundary import placements
+from shardwright.runtime.boundary.root import wrap_root
 from shardwright.runtime.communication.audit import count_collectives, counts, total_bytes
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.modules.layers import (
@@ -23,9 +25,7 @@ from shardwright.runtime.modules.layers import (
     VocabParallelEmbedding,
     apply_module,
 )
-from shardwright.runtime.modules.local import placements
 from shardwright.runtime.modules.parameters import LocalTensors
-from shardwright.runtime.modules.root import wrap_root
 from shardwright.runtime.state.gather import full_tensors
 from tests.ranks import run_ranks
 

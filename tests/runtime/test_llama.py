@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from shardwright.runtime.boundary.root import wrap_root
 from shardwright.runtime.communication.audit import count_collectives, counts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.logits.split_logits import SplitLogits
 from shardwright.runtime.modules.layers import apply_module
 from shardwright.runtime.modules.parameters import LocalTensors
-from shardwright.runtime.modules.root import wrap_root
 from shardwright.runtime.state.gather import full_tensors
 from tests.ranks import run_ranks
 from tests.runtime.test_layers import plan

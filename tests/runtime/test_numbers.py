@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import CodeType
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from transformers import PretrainedConfig
 
 import shardwright
 from shardwright.errors import UsageError
-from shardwright.runtime.code.own_attributes import past_properties
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.state.gather import full_tensors
 from tests import planning
@@ -102,25 +100,6 @@ def test_code_in_no_call_reads_whole_numbers(use: Any) -> None:
             torch.testing.assert_close(grad, grads[name], rtol=0, atol=1e-9)
 
     run_ranks(3, work)
-
-
-def test_own_code_need_not_ask() -> None:
-    found = past_properties(Attention.forward, ("heads", "config"))
-    assert found is not None
-    asked = found.__code__.co_names
-    assert "__dict__" in asked and "heads" not in asked and "config" not in asked
-    (within,) = (c for c in found.__code__.co_consts if isinstance(c, CodeType))
-    assert "config" in within.co_names  # it might run later
-
-    class Other(Attention):
-        def forward(self, x: Tensor) -> Tensor:
-            x = x * self.heads
-            self = BASE[0]
-            return x * self.heads
-
-    assert past_properties(Other.forward, ("heads",)) is None  # of which of the two?
-    exec("def forward(self, x): return x * self.heads", home := {})
-    assert past_properties(home["forward"], ("heads",)) is None  # no source
 
 
 def test_others_that_are_set_are_refused() -> None:

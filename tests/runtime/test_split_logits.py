@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 from transformers.modeling_outputs import CausalLMOutput
 
+from shardwright.runtime.boundary.root import wrap_root
 from shardwright.runtime.communication.audit import count_collectives, counts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.logits.split_logits import SealedLogitsError, SplitLogits
 from shardwright.runtime.modules.layers import apply_module
-from shardwright.runtime.modules.root import wrap_root
 from shardwright.runtime.state.gather import full_tensors
 from tests.ranks import run_ranks
 from tests.runtime.test_layers import F64, plan

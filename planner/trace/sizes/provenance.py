@@ -27,7 +27,7 @@ from shardwright.planner.trace.sizes.expressions import (
     is_product,
     reads_of,
 )
-from shardwright.runtime.noticed.changes import is_config
+from shardwright.runtime.code.model_objects import is_config
 from shardwright.runtime.slots import PLAIN, parts
 
 ASKING = """

@@ -11,8 +11,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.planner.contract.plain_values import is_plain
-from shardwright.runtime.noticed.changes import HARMLESS, OF_TORCH, is_config
-from shardwright.runtime.noticed.contents import CODE, LARGEST
+from shardwright.runtime.code.model_objects import CODE, HARMLESS, LARGEST, OF_TORCH, is_config
 
 CONTAINERS = (list, dict, set, deque)
 

@@ -15,8 +15,7 @@ from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.queries.opaque_ints import Hidden
 from shardwright.planner.trace.sizes.provenance import SourcedInt
 from shardwright.planner.trace.state.attribute_contents import NOT_KEPT
-from shardwright.runtime.noticed.changes import is_config
-from shardwright.runtime.noticed.contents import CODE, DEEPEST
+from shardwright.runtime.code.model_objects import CODE, DEEPEST, is_config
 
 LARGEST = 1000
 """What is looked at in an attribute."""

@@ -26,8 +26,7 @@ import torch
 from torch import nn
 
 from shardwright.planner.trace.state.attribute_contents import CONTAINERS, Contents
-from shardwright.runtime.noticed.changes import OF_TORCH
-from shardwright.runtime.noticed.contents import LARGEST
+from shardwright.runtime.code.model_objects import LARGEST, OF_TORCH
 
 LruCache = type(functools.lru_cache(lambda: None))
 

@@ -55,7 +55,7 @@ class Call(NamedTuple):
 Calls = dict[str, list[Call]]
 """Module -> the calls of its own code, in order."""
 
-HAND_ON = ("forward", "wrapper", "__torch_function__", "_call_impl")
+HAND_ON = ("forward", "wrapper", "__torch_function__", "compute", "call_with_originals")
 """Functions of the runtime that call what they are in front of."""
 
 RUNS = "runs"

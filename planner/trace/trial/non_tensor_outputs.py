@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from shardwright.planner.trace.runs.run import Run, Runner, State
 from shardwright.planner.trace.state.attribute_contents import NOT_KEPT
 from shardwright.planner.trace.trial.call_log import Call, Calls
-from shardwright.runtime.noticed.changes import is_config
+from shardwright.runtime.code.model_objects import is_config
 from shardwright.runtime.slots import PLAIN, but_state, parts
 
 GIVES, KEEPS = "gives", "keeps"

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from shardwright.runtime.modules.local import LocalModule
+from shardwright.runtime.boundary.module_class import LocalModule
 from shardwright_example.ops import gated
 
 

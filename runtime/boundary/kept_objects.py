@@ -1,4 +1,4 @@
-"""Configs, other objects, lists and dicts of a model: what was in them when it was split.
+"""Configs, other objects, lists and dicts that a model keeps: what was in them when it was split.
 
 Nothing tells when what is in them changes, so the root compares them at each call. Of lists and
 objects those matter that hold plain values alone, and that code asks for.
@@ -10,34 +10,19 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, repeat
 from operator import ne
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from shardwright.planner.contract.plain_values import is_plain
 from shardwright.runtime.code.copied import OWN
-from shardwright.runtime.noticed.changes import is_config, may_change
+from shardwright.runtime.code.model_objects import CODE, DEEPEST, LARGEST, is_config, may_change
 
-CHANGEABLE = (list, dict, set)
-
-LARGEST = 1000
-"""Values in a list that is compared at each call; vocabularies have more, and decide nothing."""
-
-DEEPEST = 8
-"""Lists within lists."""
-
-CODE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, nn.Module, Tensor)
+CONTAINERS = (list, dict, set)
 
 
-class Content(NamedTuple):
-    """Something that a model keeps.
-
-    Attributes:
-        path: Where.
-        kept: A list, dict or set, or what has attributes.
-        before: What was in it.
-    """
+class KeptObject(NamedTuple):
+    """Something that a model keeps: where, the object, and what was in it."""
 
     path: str
     kept: Any
@@ -46,32 +31,24 @@ class Content(NamedTuple):
     @property
     def now(self) -> Any:
         """What is in it."""
-        return self.kept if type(self.kept) in CHANGEABLE else vars(self.kept)
-
-    def again(self) -> Content:
-        """With what is in it now."""
-        return self._replace(before=snapshot(self.now))
-
-    def changed(self) -> bool:
-        """Whether something else is in it."""
-        return Contents([self]).changed()
+        return self.kept if type(self.kept) in CONTAINERS else vars(self.kept)
 
 
-class Contents:
+class KeptObjects:
     """All that a model keeps, in columns: no Python runs for each where they are compared."""
 
-    def __init__(self, every: Iterable[Content]) -> None:
+    def __init__(self, every: Iterable[KeptObject]) -> None:
         self.every = [*every]
-        lists = [content for content in self.every if type(content.kept) in CHANGEABLE]
-        others = [content for content in self.every if type(content.kept) not in CHANGEABLE]
-        self.lists, self.were = [c.kept for c in lists], [c.before for c in lists]
+        containers = [one for one in self.every if type(one.kept) in CONTAINERS]
+        others = [one for one in self.every if type(one.kept) not in CONTAINERS]
+        self.containers, self.were = [c.kept for c in containers], [c.before for c in containers]
         self.others, self.had = [c.kept for c in others], [c.before for c in others]
 
     def changed(self) -> bool:
         """Whether something else is in one of them."""
         tables = map(object.__getattribute__, self.others, repeat("__dict__"))
         try:
-            return any(map(ne, self.lists, self.were)) or any(map(ne, tables, self.had))
+            return any(map(ne, self.containers, self.were)) or any(map(ne, tables, self.had))
         except (TypeError, ValueError, RuntimeError):  # of tensors that came into one
             return True
 
@@ -83,32 +60,32 @@ def snapshot(content: Any) -> Any:
     return {name: _copied(value) for name, value in content.items()}
 
 
-def contents(model: nn.Module, asks: Callable[[str], bool]) -> Iterator[Content]:
+def kept_objects(model: nn.Module, asks: Callable[[str], bool]) -> Iterator[KeptObject]:
     """What modules of a model keep, of which code `asks` by name; each once."""
     found: set[int] = set()
     for path, module in model.named_modules():
         own: dict[str, Any] = vars(module)
-        wholes: dict[str, Any] = getattr(own.get("_shardwright"), "wholes", {})
-        for name, value in [*own.items(), *wholes.items()]:
+        full: dict[str, Any] = getattr(own.get("_shardwright"), "full_values", {})
+        for name, value in [*own.items(), *full.items()]:
             if not may_change(name) and not name.startswith(OWN):
-                yield from _contents(value, f"{path}.{name}".lstrip("."), asks, found)
+                yield from _within(value, f"{path}.{name}".lstrip("."), asks, found)
 
 
-def _contents(
+def _within(
     value: Any, path: str, asks: Callable[[str], bool], found: set[int]
-) -> Iterator[Content]:
+) -> Iterator[KeptObject]:
     """What is kept at `path`, and in it."""
     if id(value) in found or isinstance(value, CODE):
         return
     found.add(id(value))
-    if type(value) in CHANGEABLE:
+    if type(value) in CONTAINERS:
         if asks(path.rpartition(".")[2]) and _is_plain_throughout(value):
-            yield Content(path, value, snapshot(value))
+            yield KeptObject(path, value, snapshot(value))
     elif is_config(value) or _is_of_plain_values(value):
-        yield Content(path, value, snapshot(vars(value)))
+        yield KeptObject(path, value, snapshot(vars(value)))
         for name, one in list(vars(value).items()):
-            if not is_plain(one) and type(one) not in CHANGEABLE and not may_change(name):
-                yield from _contents(one, f"{path}.{name}", asks, found)
+            if not is_plain(one) and type(one) not in CONTAINERS and not may_change(name):
+                yield from _within(one, f"{path}.{name}", asks, found)
 
 
 def _is_of_plain_values(value: Any, depth: int = 0) -> bool:
@@ -128,7 +105,7 @@ def _is_plain_throughout(value: Any) -> bool:
 
 
 def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
-    if type(value) not in (*CHANGEABLE, tuple, frozenset) or depth == DEEPEST:
+    if type(value) not in (*CONTAINERS, tuple, frozenset) or depth == DEEPEST:
         yield value
         return
     for one in value.values() if type(value) is dict else value:
@@ -136,5 +113,5 @@ def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _copied(value: Any) -> Any:
-    plain = type(value) in CHANGEABLE and _is_plain_throughout(value)
+    plain = type(value) in CONTAINERS and _is_plain_throughout(value)
     return copy.deepcopy(value) if plain else value

@@ -1,0 +1,107 @@
+"""What code sees of a module's parameters, split buffers and local integers.
+
+In a planned call a parameter is this rank's local tensor, whose gradient comes back as a DTensor,
+and an integer such as `num_heads` is that of this rank. Other code sees DTensors and the numbers of
+the unsplit model. For that the class of a module has a property for each such name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardwright.errors import UsageError
+from shardwright.runtime.boundary.transforms import check_no_transform
+from shardwright.runtime.tensors import buffers
+from shardwright.runtime.tensors.to_local import ToLocal
+
+
+def seen_attribute(name: str) -> property:
+    """The parameter, buffer or number `name` of a module, as the code that asks should see it."""
+
+    def get(self: Any) -> Any:
+        own = self.__dict__
+        state = own.get("_shardwright")
+        if name in own:  # a number
+            if state is None or state.call.active:
+                return own[name]
+            return state.full_values.get(name, own[name])
+        if name not in own["_parameters"]:
+            return _buffer(self, name)
+        stored = own["_parameters"][name]
+        if state is None or not state.call.active:
+            return _outside_of_planned_calls(stored, state, name)
+        if isinstance(stored, DTensor):
+            if len(stored._spec.placements) != state.model.axes:
+                return stored  # FSDP2 has it, takes what it reads here for the parameter
+            trains = stored.requires_grad and torch.is_grad_enabled()
+            stored = _with_gradient(stored, state) if trains else stored._local_tensor
+        elif stored is not None and state.model is not None and state.model.changes is not None:
+            raise UsageError(
+                f"the parameter '{name}' of a {type(self).__name__} was replaced after the model "
+                "was split: change its values in place, or change the model before it is split"
+            )
+        use = state.uses.get(name)
+        return stored if use is None else use(stored)
+
+    def put(self: Any, value: Any) -> None:
+        self.__dict__[name] = value
+        if (state := self.__dict__.get("_shardwright")) is not None:  # a copy has none yet
+            state.full_values.pop(name, None)
+
+    return property(get, put, doc=f"`{name}` as the code that asks should see it.")
+
+
+def _with_gradient(stored: Any, state: Any) -> Tensor:
+    if torch.compiler.is_compiling():
+        return stored.to_local()
+    try:
+        return ToLocal.apply(stored, state.model.copies)  # type: ignore[return-value]
+    except RuntimeError:
+        check_no_transform()  # in a model's own code
+        raise
+
+
+def _outside_of_planned_calls(stored: Any, state: Any, name: str) -> Any:
+    """A parameter for code that runs in no planned call.
+
+    Raises:
+        UsageError: a backward pass runs code again that is in no module's forward, so that nobody
+            can tell whether it was in a planned call.
+    """
+    if not isinstance(stored, DTensor) or len(stored._spec.placements) != state.model.axes:
+        return stored
+    call = state.call
+    if call.full:
+        if all(p.is_replicate() for p in stored.placements):
+            trains = stored.requires_grad and torch.is_grad_enabled()
+            return _with_gradient(stored, state) if trains else stored._local_tensor
+        return stored.full_tensor()
+    if torch.compiler.is_compiling() or call.in_hook or not torch.is_grad_enabled():
+        return stored
+    if torch._C._current_graph_task_id() != -1:
+        raise UsageError(
+            f"'{state.path}.{name}' is read by code that a backward pass runs again, and that is "
+            "in no module's forward: use gradient checkpointing for modules, not for functions "
+            "that read parameters"
+        )
+    return stored
+
+
+def _buffer(module: Any, name: str) -> Any:
+    own = module.__dict__
+    if name not in own["_buffers"]:
+        raise AttributeError(f"'{type(module).__name__}' object has no attribute '{name}'")
+    stored, state = own["_buffers"][name], own.get("_shardwright")
+    if stored is None:
+        return None
+    if state is None or state.call.active:
+        # `torch.func.functional_call` puts in what `named_buffers` gave.
+        local = buffers.local(module, name, stored) if isinstance(stored, DTensor) else stored
+        use = None if state is None else state.uses.get(name)
+        return local if use is None else use(local)
+    shown = buffers.shown(module, name)
+    return shown.full_tensor() if state.call.full and isinstance(shown, DTensor) else shown

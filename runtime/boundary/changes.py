@@ -1,0 +1,450 @@
+"""What changes of a model after it was split: it computes with full tensors, or is refused.
+
+Code may do something else with another value, which no traced call ran. So a module notes what is
+set on it from outside of calls, and the root looks at that at its next call; configs, lists and
+the like (`kept_objects.py`), and classes, are compared then, as nothing tells of their changes.
+What the model's own code sets in a call is its own business.
+
+A module that comes in the place of another (an adapter around a layer) is given full tensors, and
+calls what it has of the split model directly; its parameters are full on each rank.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from operator import ne
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.dropout import _DropoutNd
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.plain_values import is_plain
+from shardwright.runtime.boundary.adapters import check_full_sizes
+from shardwright.runtime.boundary.hooks import wrap_hooks
+from shardwright.runtime.boundary.kept_objects import (
+    KeptObject,
+    KeptObjects,
+    kept_objects,
+    snapshot,
+)
+from shardwright.runtime.boundary.model_boundary import ModelBoundary
+from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of
+from shardwright.runtime.boundary.module_class import LocalModule, put_class
+from shardwright.runtime.code.copied import OWN
+from shardwright.runtime.code.model_objects import is_config, may_change
+from shardwright.runtime.code.names_in_code import NOT_MODELS, Asked
+from shardwright.runtime.communication import facts
+from shardwright.runtime.ranks.agreement import agree
+from shardwright.runtime.tensors.buffers import local_buffers
+
+IN_TURN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+"""What runs all modules in it, whatever they are called."""
+
+WRAPPERS = ("torch.distributed.", "torch._dynamo.")
+"""Packages whose modules wrap others, and give on what they are given: checkpointing, compiling."""
+
+CHANGED = (
+    "a split model was changed, and is compiled whole (fullgraph=True): call it once as it is, not "
+    "compiled, which looks at what changed"
+)
+
+
+class MISSING:
+    """Stands for what is not there."""
+
+
+class Setting(NamedTuple):
+    """An attribute that was set, and what it was when the model was split."""
+
+    module: nn.Module
+    name: str
+    before: Any
+
+
+class ChangeDetection:
+    """What a split model was made of when it was last looked at.
+
+    Attributes:
+        changed: Whether something was put into the model since its last call.
+        switching: Whether modules are told to train, or not to.
+        settings: Attributes of modules that were set since the model was split.
+        arrived: Digests of full parameters that were put into the model since its last call.
+    """
+
+    def __init__(self, model: ModelBoundary) -> None:
+        root = model.root
+        self.model = model
+        self.changed = self.switching = False
+        self.settings: list[Setting] = []
+        self.arrived: list[str] = []
+        every = dict(root.named_modules())
+        self.modules = {p: m for p, m in every.items() if type(m).forward is not nn.Module.forward}
+        self.classes = {path: type(m) for path, m in every.items()}
+        self.asked = Asked(root)
+        self.kept = KeptObjects(kept_objects(root, self._asks))
+        own = dict.fromkeys(self.classes.values())
+        found = dict.fromkeys(kind for one in own for kind in one.__mro__)
+        self.kinds = [kind for kind in found if kind in own or not _is_of_framework(kind)]
+        self.members = [vars(kind) for kind in self.kinds]
+        self.had_members = [snapshot(members) for members in self.members]
+
+    # --- what is set
+
+    def note(self, module: nn.Module, name: str, value: Any) -> None:
+        """Note that an attribute of a module is set, but by the model's own code."""
+        if torch.compiler.is_compiling() or may_change(name) or name.startswith(OWN):
+            return
+        before = _now(module, name)
+        if isinstance(before, (Tensor, nn.Module)):
+            self.changed = True
+            return
+        asked = name in self.asked.names or name in self.asked.in_forwards
+        plain = is_plain(value) or value is MISSING or isinstance(module, IN_TURN)
+        call = self.model.call
+        if not (plain or asked) or self.switching or call.active or call.full:
+            return
+        new = (s for s in self.settings if s.before is MISSING and s.module is module)
+        came = any(setting.name == name for setting in new)
+        if not came:
+            self.settings.append(Setting(module, name, before))
+            came = before is MISSING
+        if not came or asked or isinstance(module, IN_TURN):
+            self.changed = True  # else no code asks for it: torch.compile leaves its notes so
+
+    def note_deleted(self, module: nn.Module, name: str) -> None:
+        """Note that an attribute of a module goes."""
+        self.note(module, name, MISSING)
+
+    def set_forward(self, module: Any, forward: Any) -> None:
+        """Put a `forward` on a module: on the root, which is called with full tensors anyway.
+
+        Raises:
+            UsageError: it is put on a module within.
+        """
+        own = isinstance(forward, MethodType) and forward.__self__ is module
+        own = own and forward.__func__ is type(module).forward  # pyright: ignore
+        if not own and module is not self.model.root:
+            raise UsageError(
+                f"a forward is put on '{module._shardwright.path}' after the model was split, and "
+                "would see parts of tensors: put it on before the model is planned and split, or "
+                "put a module of your own in its place"
+            )
+        vars(module).pop("forward", None)
+        if not own:
+            vars(module)["forward"] = forward
+
+    def set_parameter(self, module: nn.Module, name: str, new: Any) -> Any:
+        """What is kept where `new` is registered as the parameter `name`: its part of a full one.
+
+        One of another shape is kept as it is.
+
+        Raises:
+            UsageError: `new` is a DTensor that is laid out differently, or has hooks.
+        """
+        self.changed = True
+        stored: Any = module._parameters.get(name)
+        if self.model.has(stored) and isinstance(new, nn.Parameter):
+            new = self._fitted(new, stored, name)
+        if self.model.copies is not None and self.model.has(new):
+            self.model.copies.watch([new])
+        return new
+
+    def _fitted(self, new: nn.Parameter, stored: DTensor, name: str) -> nn.Parameter:
+        if isinstance(new, DTensor):
+            alike = new.device_mesh.mesh_dim_names == stored.device_mesh.mesh_dim_names
+            if not alike or new.shape != stored.shape or new.placements != stored.placements:
+                raise UsageError(
+                    f"the parameter '{name}' is to be replaced by a DTensor that lies otherwise "
+                    "over the ranks: put in a whole one (.full_tensor())"
+                )
+            return new
+        if new.shape != stored.shape:
+            return new
+        if new._backward_hooks or getattr(new, "_post_accumulate_grad_hooks", None):
+            raise UsageError(
+                f"the parameter '{name}' is to be replaced by one with hooks, of which each rank "
+                "keeps a part: put them on what is kept, which is the module's own then"
+            )
+        self.arrived.append(facts.of_tensors([(name, new)]))
+        part: Any = self.model.cut(new.detach(), stored, name)
+        part = part.detach().requires_grad_(new.requires_grad)
+        part._is_param = True  # as in `distributed`
+        vars(part).update(vars(new))
+        new._shardwright_cut = True  # type: ignore[attr-defined]
+        return part
+
+    def set_module(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
+        """Note that `new` is put into `parent`; in the place of another it sees full tensors.
+
+        Raises:
+            UsageError: it is in another place, too, or has a forward that is not its class's.
+        """
+        self.changed = True
+        old = parent._modules.get(name)
+        if new is not None and old is None:
+            self.note(parent, name, new)
+        elif new is not None and old is not None:
+            self._replace(old, new, name)
+
+    def _replace(self, old: nn.Module, new: nn.Module, name: str) -> None:
+        """Let `new` see full tensors in the place of `old`. What only wraps modules stays as it is.
+
+        Of a list of modules each member comes in the place of the one of that name.
+        """
+        state = boundary_of(new)
+        of_model = state is not None and state.model is self.model and not state.computes_with_full
+        if new is old or of_model or type(new).__module__.startswith(WRAPPERS):
+            return
+        if type(new).forward is nn.Module.forward:
+            for key, child in new._modules.items():
+                if child is not None and old._modules.get(key) is not None:
+                    self._replace(old._modules[key], child, f"{name}.{key}")  # type: ignore[arg-type]
+            return
+        if state is not None:
+            raise UsageError(
+                f"the {type(new).__name__} that comes in the place of '{name}' is in the model "
+                f"already, as '{state.path}': put in a copy of it"
+            )
+        if "forward" in vars(new):
+            raise UsageError(
+                f"the forward of what comes in the place of '{name}' was replaced on the instance: "
+                "put it into a class of its own"
+            )
+        place = boundary_of(old)
+        if place is None:
+            return
+        if type(new).__module__.startswith("peft.") and isinstance(old, nn.Linear):
+            check_full_sizes(new, old, place.path)
+        state = ModuleBoundary(place.mesh, new, place.path, place.spec)
+        state.take_place_of(place)
+        put_class(new, state, LocalModule, type(new), named=type(new))
+        wrap_hooks(new)
+        for within in new.modules():  # whence they were called says nothing of what runs again
+            if (inner := boundary_of(within)) is not None:
+                inner.was_planned = inner.was_direct = False
+
+    # --- looked at by the root
+
+    def differs(self) -> bool:
+        """Whether what a class or the model keeps is not what it was."""
+        return any(map(ne, self.members, self.had_members)) or self.kept.changed()
+
+    def keep_own(self) -> None:
+        """Take configs as they are, which the model's own code has changed; the rest is its own."""
+        every = self.kept.every
+        known = (o for o in every if is_config(o.kept) or not KeptObjects([o]).changed())
+        self.kept = KeptObjects(o._replace(before=snapshot(o.now)) for o in known)
+
+    def look(self) -> None:
+        """Look whether the model is what was split, and take all as it is then.
+
+        Raises:
+            UsageError: it is not, and its code may do what nobody has proven.
+        """
+        model, root = self.model, self.model.root
+        self._check_settings()
+        replaced = [(p, m) for p, m in root.named_modules() if _is_replaced(m)]
+        self._check_modules(replaced)
+        self._compare_ranks(replaced)
+        model.modules[:] = root.modules()
+        self.changed = False
+        self.kept = KeptObjects(kept_objects(root, self._asks))
+        self.had_members[:] = map(snapshot, self.members)
+
+    def _check_settings(self) -> None:
+        first: dict[tuple[int, str], Setting] = {}
+        for setting in self.settings:
+            first.setdefault((id(setting.module), setting.name), setting)
+        for module, name, before in first.values():
+            now = _now(module, name)
+            drops = isinstance(module, _DropoutNd) and name == "p"
+            runs = isinstance(module, IN_TURN) and isinstance(now, nn.Module)
+            if runs or (not (drops and now == 0) and self._matters(name, before, now)):
+                path = next((n for n, m in self.model.root.named_modules() if m is module), "")
+                raise _refused(f"{path}.{name}".lstrip("."), before, now)
+        for kept in self.kept.every:
+            self._check_kept(kept)
+        for kind, members, before in zip(self.kinds, self.members, self.had_members, strict=True):
+            for name, was, is_now in _differences(before, members):
+                if name == "forward" or (not may_change(name) and self._matters(name, was, is_now)):
+                    raise _refused(f"{name}' of the class '{kind.__name__}", was, is_now)
+
+    def _check_kept(self, kept: KeptObject) -> None:
+        before, now = kept.before, kept.now
+        if now is kept.kept:
+            if _differ(before, now):
+                raise _refused(kept.path, before, now)
+            return
+        for name, was, is_now in _differences(before, now):
+            known = is_config(kept.kept) or self._asks(name)
+            if known and not may_change(name) and self._matters(name, was, is_now):
+                raise _refused(f"{kept.path}.{name.removesuffix('_internal')}", was, is_now)
+
+    def _check_modules(self, replaced: list[tuple[str, nn.Module]]) -> None:
+        """Look for modules that went, and parameters that came.
+
+        What only wraps modules of the model (checkpointing, `torch.compile`) may come.
+        """
+        root = self.model.root
+        there = set(map(id, root.modules()))
+        for path, module in self.modules.items():
+            if id(module) not in there and not self._is_in_its_place(path):
+                raise UsageError(
+                    f"'{path}' was replaced or taken out after the model was split, and what the "
+                    "plan does there went with it: change the model before it is split (adapters "
+                    "that were merged: write the model with shardwright.save, and load that with a "
+                    "plan for it)"
+                )
+        full = {id(p) for _, module in replaced for p in module.parameters()}
+        for name, parameter in root.named_parameters():
+            if not isinstance(parameter, DTensor) and id(parameter) not in full:
+                raise UsageError(
+                    f"the parameter '{name}' came into the model after it was split, and no rank "
+                    "knows how it lies over the ranks: add it (adapters, embeddings) before"
+                )
+
+    def _is_in_its_place(self, path: str) -> bool:
+        """Whether `path` leads to what came in the place of another module, or is just like it."""
+        module: Any = self.model.root
+        for name in path.split("."):
+            module = module._modules.get(name)
+            if module is None or _is_replaced(module):
+                break
+        if module is None or _is_replaced(module):
+            return module is not None
+        return boundary_of(module) is None and type(module) is self.classes[path]
+
+    def _compare_ranks(self, replaced: list[tuple[str, nn.Module]]) -> None:
+        """Look whether all ranks have what came into the model alike, and let them draw alike.
+
+        Raises:
+            DistributedError: they do not.
+            UsageError: copies of the model would not average its gradients.
+        """
+        model, came = self.model, [*self.arrived]
+        if replaced:
+            model.draws = "always"
+            trains = any(True for _, module in replaced for _ in module.parameters())
+            if trains and model.copies is not None:
+                raise UsageError(
+                    "a module with parameters came into a model after it was split, whose copies "
+                    "average the gradients of those that they had: add it before"
+                )
+            held = [
+                (name, x)
+                for path, m in replaced
+                for name, x in (*m.named_parameters(path), *local_buffers(m, prefix=path))
+                if not isinstance(x, DTensor)
+            ]
+            came.append(facts.of_tensors(held))
+        if came:
+            groups = model.mesh.process_groups(model.mesh.groups)
+            what = "what was put into the model after it was split (torch.manual_seed first, alike)"
+            agree(
+                "comparing what was put into the model",
+                facts={what: facts.digest(came)},
+                groups=groups,
+            )
+        self.arrived.clear()
+        # What was not there when the model was split is known as such from then on.
+        self.settings[:] = [s for s in self.settings if s.before is MISSING]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ChangeDetection:
+        twin = memo[id(self)] = copy.copy(self)
+        for name in ("model", "modules", "settings", "arrived", "kept"):
+            setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
+        return twin
+
+    def _asks(self, name: str) -> bool:
+        """Whether code that a forward may run asks for what has this name."""
+        return name in self.asked.in_forwards
+
+    def _matters(self, name: str, before: Any, now: Any) -> bool:
+        """Whether code may do something else with another value; what is new it must ask for."""
+        if before is MISSING and (name not in self.asked.names or now is None):
+            return False
+        if "drop" in name and is_plain(now) and now == 0:
+            return False  # nothing is dropped then, as in eval mode
+        plain = all(one is MISSING or is_plain(one) for one in (before, now))
+        return (plain or self._asks(name)) and _differ(before, now)
+
+
+def check_compiled(root: Any) -> None:
+    """Check that a model that is compiled is what was split.
+
+    Raises:
+        UsageError: it may not be; dynamo then goes on without compiling, if it may.
+    """
+    if root._shardwright.model.changes.changed or _differs(root):
+        raise UsageError(CHANGED)
+
+
+def _differs(root: Any) -> bool:
+    """Whether what a model keeps is not what it was: asked whenever it is compiled anew."""
+    return root._shardwright.model.changes.differs()
+
+
+# What torch.compiler.assume_constant_result does, which imports all of dynamo first.
+_differs._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _is_replaced(module: nn.Module) -> bool:
+    """Whether it came in the place of a module that was split."""
+    state = boundary_of(module)
+    return state is not None and state.computes_with_full
+
+
+def _now(module: nn.Module, name: str) -> Any:
+    """What an attribute is: of the module, or of its class."""
+    own = vars(module)
+    for store in (own, own["_modules"], own["_parameters"], own["_buffers"]):
+        if name in store:
+            return store[name]
+    return getattr(type(module), name, MISSING)
+
+
+def _differences(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Entries of two tables that are not the same: their names, and what they were and are."""
+    for name in {**before, **now}:
+        was, is_now = before.get(name, MISSING), now.get(name, MISSING)
+        if was is not is_now:
+            yield name, was, is_now
+
+
+def _differ(before: Any, now: Any) -> bool:
+    """Whether code may do something else with one than with the other."""
+    if before is now:
+        return False
+    if type(before) is not type(now):
+        return True
+    if is_config(now):  # a copy is like it
+        entries = _differences(vars(before), vars(now))
+        return any(_differ(a, b) for name, a, b in entries if not may_change(name))
+    try:
+        return bool(before != now)
+    except (TypeError, ValueError, RuntimeError):  # of arrays, say
+        return True
+
+
+def _refused(name: str, before: Any, now: Any) -> UsageError:
+    """What to say of a change."""
+    was = "not there" if before is MISSING else repr(before)
+    return UsageError(
+        f"'{name}' is {now!r:.60}, and was {was:.60} when the model was split: its code may do "
+        "what nobody has proven then: set it before the model is planned and split"
+    )
+
+
+def _is_of_framework(kind: type) -> bool:
+    """Whether it is a class that all models have in common: nobody changes those for one."""
+    home = f"{kind.__module__}."
+    return kind in (object, nn.Module) or home.startswith(
+        tuple(place for place in NOT_MODELS if place != "torch.")
+    )

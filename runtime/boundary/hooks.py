@@ -1,0 +1,198 @@
+"""Hooks on modules of a split model: they are given full tensors, and may give full ones.
+
+In a planned call what a module takes and gives is laid out as planned. A hook that somebody puts on
+a module sees it full, value and gradient; what it gives in its place is made a part again. Caches
+are sealed while it runs. Hooks of torch itself (of FSDP) and of transformers (which note what the
+model then gives out) see all as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.nn.modules import module as modules
+
+from shardwright.errors import UsageError
+from shardwright.runtime.boundary.hook_views import (
+    check_no_gradient_asked,
+    note_hook_views,
+    others,
+    passed_through,
+    unchanged_views,
+)
+from shardwright.runtime.boundary.interface import AROUND, ModuleInterface
+from shardwright.runtime.boundary.planned_call import in_hook
+from shardwright.runtime.calls.caches import Caches
+from shardwright.runtime.slots import tensors
+
+Hook = Callable[..., Any]
+
+TRUSTED = ("torch.", "transformers.")
+"""Packages whose own hooks know what they see."""
+
+BEFORE_ALL, BEHIND_ALL = modules._global_forward_pre_hooks, modules._global_forward_hooks
+"""Where torch keeps hooks that are on all modules at once."""
+
+
+def check_hooks_on_all() -> None:
+    """Check that nobody has put forward hooks on all modules at once.
+
+    Raises:
+        UsageError: somebody has: they would see parts.
+    """
+    for hook in (*BEFORE_ALL.values(), *BEHIND_ALL.values()):
+        if not _trusted(hook):
+            raise UsageError(
+                "a hook on all modules (register_module_forward_hook, or the pre hook) would see "
+                "parts of tensors in a split model: put hooks on its modules, which see full ones"
+            )
+
+
+def is_hooked(module: Any) -> bool:
+    """Whether somebody has put hooks on `module`: those of torch and transformers do not count."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(not _trusted(hook) for kind in kinds for hook in getattr(module, kind).values())
+
+
+class HookedModule:
+    """Mixin in front of the class of a module: its hooks see full tensors."""
+
+    def register_forward_hook(self, hook: Hook, *, with_kwargs: bool = False, **how: Any) -> Any:
+        """As in torch; the hook sees full tensors."""
+        hook = _forward_hook(hook, with_kwargs)
+        return super().register_forward_hook(hook, with_kwargs=with_kwargs, **how)  # type: ignore[misc]
+
+    def register_forward_pre_hook(
+        self, hook: Hook, *, with_kwargs: bool = False, **how: Any
+    ) -> Any:
+        """As in torch; the hook sees full tensors."""
+        hook = _pre_hook(hook, with_kwargs)
+        return super().register_forward_pre_hook(hook, with_kwargs=with_kwargs, **how)  # type: ignore[misc]
+
+    def _get_backward_hooks(self) -> tuple[list[Hook], list[Hook]]:
+        """As in torch, for one call; those of a planned call see full gradients."""
+        full, old = super()._get_backward_hooks()  # type: ignore[misc]
+        interface = _interface(self)
+        if interface is None:
+            return full, old
+        if old:
+            raise UsageError(
+                f"'{interface.path}' has a backward hook of the old kind, which sees gradients of "
+                "whatever op came last: use register_full_backward_hook"
+            )
+        return [_gradient_hook(hook, interface, "in") for hook in full], old
+
+    def _get_backward_pre_hooks(self) -> list[Hook]:
+        """The same for hooks that run before the module's own backward pass."""
+        found = super()._get_backward_pre_hooks()  # type: ignore[misc]
+        interface = _interface(self)
+        if interface is None:
+            return found
+        return [_gradient_hook(hook, interface, "out") for hook in found]
+
+
+def wrap_hooks(module: Any) -> None:
+    """Let the hooks that were on `module` before it was split see full tensors."""
+    for key, hook in module._forward_hooks.items():
+        with_kwargs = key in module._forward_hooks_with_kwargs
+        module._forward_hooks[key] = _forward_hook(hook, with_kwargs)
+    for key, hook in module._forward_pre_hooks.items():
+        with_kwargs = key in module._forward_pre_hooks_with_kwargs
+        module._forward_pre_hooks[key] = _pre_hook(hook, with_kwargs)
+
+
+def _interface(module: Any) -> ModuleInterface | None:
+    """The placements around a module in a planned call; None where all is full as it is."""
+    state = module._shardwright
+    return state.interface if state.is_planned() else None
+
+
+def _forward_hook(hook: Hook, with_kwargs: bool) -> Hook:
+    @functools.wraps(hook)
+    def with_full_tensors(module: Any, args: Any, *rest: Any) -> Any:
+        state = module._shardwright
+        if not state.is_planned():
+            return hook(module, args, *rest)
+        kwargs, output = rest[0] if with_kwargs else {}, rest[-1]
+        sealed, interface = _caches(state).sealed(args, kwargs, output), state.interface
+        if interface is None:
+            with sealed, in_hook(state.call):
+                return hook(module, args, *rest)
+        interface.check_alike()
+        given = interface.arguments_as(args, kwargs, AROUND, full=True)
+        full = interface.output_as(output, AROUND, full=True)
+        around, more = (args, kwargs), [given[1]] if with_kwargs else []
+        passed = passed_through(around, output), passed_through(around, output, full)
+        unchanged = unchanged_views(interface.path, (around, passed[0]), (given, passed[1]))
+        with sealed, unchanged, in_hook(state.call):
+            found = hook(module, given[0], *more, full)
+        for x in passed[0]:
+            if not any(x is one for _, one in tensors(around)):
+                check_no_gradient_asked(interface.path, x)
+        note_hook_views(state.call, interface.path, given, around)
+        if found is None and not others(output, full):
+            return None
+        found = full if found is None else found
+        part = interface.output_as(found, AROUND, full=False)
+        note_hook_views(state.call, interface.path, found, part)
+        return part
+
+    return hook if _trusted(hook) else with_full_tensors
+
+
+def _pre_hook(hook: Hook, with_kwargs: bool) -> Hook:
+    @functools.wraps(hook)
+    def with_full_tensors(module: Any, args: Any, *rest: Any) -> Any:
+        state = module._shardwright
+        if not state.is_planned():
+            return hook(module, args, *rest)
+        kwargs = rest[0] if with_kwargs else {}
+        sealed, interface = _caches(state).sealed(args, kwargs), state.interface
+        if interface is None:
+            with sealed, in_hook(state.call):
+                return hook(module, args, *rest)
+        interface.check_alike()
+        given = interface.arguments_as(args, kwargs, AROUND, full=True)
+        more = [given[1]] if with_kwargs else []
+        unchanged = unchanged_views(interface.path, (args, kwargs), given)
+        with sealed, unchanged, in_hook(state.call):
+            found = hook(module, given[0], *more)
+        if found is None:
+            found = given if with_kwargs else given[0]
+        if not with_kwargs:
+            found = found if isinstance(found, tuple) else (found,), {}
+        part = interface.arguments_as(*found, AROUND, full=False)
+        note_hook_views(state.call, interface.path, found, part)
+        return part if with_kwargs else part[0]
+
+    return hook if _trusted(hook) else with_full_tensors
+
+
+def _gradient_hook(hook: Hook, interface: ModuleInterface, side: str) -> Hook:
+    """A hook on gradients that is given full ones, and whose result is made a part again."""
+    if _trusted(hook):
+        return hook
+    interface.check_alike()
+
+    @functools.wraps(hook)
+    def with_full_gradients(module: Any, *grads: Any) -> Any:
+        sides = ("in", "out")[-len(grads) :]  # one before its backward pass has no gradients in
+        given = [interface.gradients_as(g, s, full=True) for g, s in zip(grads, sides, strict=True)]
+        with in_hook(module._shardwright.call):
+            found = hook(module, *given)
+        if found is None:
+            return None
+        found = found if isinstance(found, tuple) else (found,)
+        return interface.gradients_as(found, side, full=False)
+
+    return with_full_gradients
+
+
+def _caches(state: Any) -> Caches:
+    return Caches() if state.model is None else state.model.caches
+
+
+def _trusted(hook: Hook) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith(TRUSTED)

@@ -1,0 +1,247 @@
+"""The tensors around one module, made full and made parts again, as its plan lays them out.
+
+Whoever calls a module from outside has full tensors, and so has a hook on it. `AROUND` is how the
+rest of the model has the tensors, which hooks see made full; `WITHIN` is how the module's own code
+has them, which a direct call makes of full ones.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.dims import Atom, dim_size, resolve
+from shardwright.planner.contract.names import slot_pattern
+from shardwright.planner.contract.notation import parse
+from shardwright.planner.contract.placement import Placement
+from shardwright.planner.contract.plan_file import ModulePlan
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.redistribution.reshard import Reshard
+from shardwright.runtime.slots import map_slots, parameters_of
+
+Table = dict[str, dict[int, Placement]]
+"""Slot, with * for numbers in it -> number of dims -> placement."""
+
+AROUND, WITHIN = "around", "within"
+
+
+class ModuleInterface:
+    """The placements of a module's arguments and outputs.
+
+    Args:
+        forward: The module's own, before its class is changed.
+        leaf: Whether there is no module in it.
+        spec: What the plan says of it.
+        mesh: Where this rank stands.
+        path: Its name.
+    """
+
+    def __init__(
+        self, forward: Callable[..., Any], leaf: bool, spec: ModulePlan, mesh: Mesh, path: str
+    ) -> None:
+        self.spec, self.mesh, self.path, self.leaf = spec, mesh, path, leaf
+        self.arguments = parameters_of(forward)
+        takes = [(p.slot, p.placement) for p in spec.takes]
+        gives = [(p.slot, p.placement) for p in spec.gives]
+        self.tables: dict[tuple[str, str], Table] = {
+            (AROUND, "in"): table([*takes, *((c.slot, c.source) for c in spec.inputs)]),
+            (AROUND, "out"): table([*gives, *((c.slot, c.target) for c in spec.outputs)]),
+            (WITHIN, "in"): table([*takes, *((c.slot, c.target) for c in spec.inputs)]),
+            (WITHIN, "out"): table([*gives, *((c.slot, c.source) for c in spec.outputs)]),
+        }
+        self.reshards: dict[tuple[str, str, bool, str, int], Reshard] = {}
+        self.no_gradient, self.unknown = frozenset(spec.no_gradient), frozenset(spec.unknown)
+
+    def names(self, args: tuple[Any, ...]) -> list[str]:
+        """The names of the arguments that are given by position."""
+        names = list(self.arguments)[1:]
+        rest = (i for i, n in enumerate(names) if self.arguments[n].kind is _VAR_POSITIONAL)
+        more = next(rest, len(names))
+        return [names[i] if i < more else f"*{i - more}" for i in range(len(args))]
+
+    def check_alike(self) -> None:
+        """Check that tensors are laid out alike in all calls of the module.
+
+        Raises:
+            UsageError: they are not.
+        """
+        if self.spec.varies:
+            raise UsageError(
+                f"'{self.path}' has a hook, or another module in its place, which should see full "
+                "tensors, and the model calls it several times with tensors that are laid out "
+                "differently over the ranks: put the hook on a module around it, or on one of "
+                "those before and behind it"
+            )
+
+    def arguments_as(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], at: str, full: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with each tensor made full, or this rank's part of a full one."""
+        change = self.change(at, "in", full)
+        found = [map_slots(v, n, change) for n, v in zip(self.names(args), args, strict=True)]
+        return tuple(found), {n: map_slots(v, n, change) for n, v in kwargs.items()}
+
+    def output_as(self, output: Any, at: str, full: bool) -> Any:
+        """The same for what the module gives."""
+        return map_slots(output, "", self.change(at, "out", full))
+
+    def change(self, at: str, side: str, full: bool) -> Callable[[Tensor, str], Tensor]:
+        """What makes a tensor in a slot full, or this rank's part of it.
+
+        Around the module, what shares memory with what was given is copied: a hook may write into
+        what it sees, and the model into what it gets back.
+
+        Raises:
+            UsageError: ranks make that tensor of their parts of others.
+        """
+
+        def change(x: Tensor, slot: str) -> Tensor:
+            if self.unknown and _is_among(self.unknown, side, slot):
+                raise UsageError(
+                    f"'{slot}' {side} '{self.path}' is made by each rank of its part of others, "
+                    "and nothing in the model takes it: compute it behind the model, of what "
+                    "hooks on other modules see"
+                )
+            reshard = self.reshard(at, side, full, slot, x)
+            if reshard is None:
+                out = x
+            elif at == WITHIN:
+                out = reshard(x)
+            else:  # what was made with gradients keeps them, also where code goes on without
+                with torch.set_grad_enabled(x.requires_grad or torch.is_grad_enabled()):
+                    out = reshard(x)
+                    out = out.clone() if out is not x and _shares_memory(out, x) else out
+            if out.requires_grad and _is_among(self.no_gradient, side, slot):
+                return _NoGradient.apply(out, f"'{slot}' {side} '{self.path}'")  # type: ignore[return-value]
+            return out
+
+        return change
+
+    def reshard(self, at: str, side: str, full: bool, slot: str, x: Tensor) -> Reshard | None:
+        """What makes `x` full, or a part of it. None where an index or a mask is not in the plan.
+
+        Raises:
+            UsageError: the plan does not say how such a tensor is laid out, or it is a part of a
+                sequence.
+        """
+        key = at, side, full, slot, x.ndim
+        if key not in self.reshards:
+            part = self.placement(at, side, slot, x.ndim)
+            if part is None:
+                if x.is_floating_point():
+                    raise self.not_known(side, slot)
+                return None
+            if any(isinstance(d, Atom) and d.size is None and d.mesh for d in part.dims):
+                raise UsageError(
+                    f"'{self.path}' works on a part of the sequence, so neither hooks on it nor "
+                    "direct calls can have full tensors: call the whole model, or plan without "
+                    "sequence_parallel or cp"
+                )
+            part = part.of_any_size()  # that of the trace may have been made up
+            ends = (part, part.replicated()) if full else (part.replicated(), part)
+            self.reshards[key] = Reshard(*ends, self.mesh)
+        return self.reshards[key]
+
+    def not_known(self, side: str, slot: str) -> UsageError:
+        """What to raise for a tensor that no call of the plan has."""
+        return UsageError(
+            f"tensor '{slot}' {side} '{self.path}': that is in no call which the plan was made "
+            "for, so nothing is known of it: call the whole model, or plan with example inputs "
+            "that have it"
+        )
+
+    def placement(self, at: str, side: str, slot: str, ndim: int) -> Placement | None:
+        """How a tensor is laid out in a slot; for a layer, with any number of dims before the last.
+
+        Of a list the plan may know fewer elements than are given, if they are all alike.
+        """
+        placed = self.tables[at, side]
+        pattern = slot_pattern(slot)
+        known = placed.get(slot, placed.get(pattern))
+        if known is None:
+            alike = [found for name, found in placed.items() if slot_pattern(name) == pattern]
+            known = alike[0] if alike and all(found == alike[0] for found in alike) else {}
+        if ndim in known or not self.leaf or ndim < 1:
+            return known.get(ndim)
+        found = {
+            Placement((*[Atom(None)] * (ndim - 1), p.dims[-1]), p.partial, p.grad_partial)
+            for p in known.values()
+            if all(d == Atom(None) for d in p.dims[:-1])
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def gradients_as(self, grads: Sequence[Any], side: str, full: bool) -> tuple[Any, ...]:
+        """Gradients of arguments ("in") or outputs ("out") as hooks are given them, or back."""
+        if side == "in":
+            slots = self.names(tuple(grads))
+        elif len(grads) == 1 and "" in self.tables[AROUND, "out"]:
+            slots = [""]
+        else:
+            slots = [str(i) for i in range(len(grads))]  # torch makes a tuple of outputs
+        pairs = zip(grads, slots, strict=True)
+        return tuple(g if g is None else self._gradient(g, side, slot, full) for g, slot in pairs)
+
+    def _gradient(self, grad: Tensor, side: str, slot: str, full: bool) -> Tensor:
+        """A gradient at the near end of a redistribution, given that at its far end."""
+        reshard = self.reshard(AROUND, side, not full, slot, grad)
+        if reshard is None or not reshard.steps:
+            return grad
+        coords, sizes = self.mesh.coords, []
+        dims = zip(reshard.source.dims, reshard.target.dims, grad.shape, strict=True)
+        for source, target, size in dims:
+            whole = dim_size(resolve(target, size, coords))
+            sizes.append(dim_size(resolve(source, whole or 0), coords) or 0)
+        with torch.enable_grad():
+            # Of integers torch makes gradients, too: zeros of their kind.
+            real = grad if grad.is_floating_point() or grad.is_complex() else grad.float()
+            near = real.new_zeros(sizes).requires_grad_()
+            far = reshard(near)
+        (found,) = torch.autograd.grad(far, near, real, create_graph=torch.is_grad_enabled())
+        return found.to(grad.dtype)
+
+
+def table(placed: Iterable[tuple[str, str]]) -> Table:
+    """A table of slots and placements as text."""
+    out: Table = {}
+    for slot, text in placed:
+        placement = parse(text)
+        out.setdefault(slot, {})[len(placement.dims)] = placement
+    return out
+
+
+def _is_among(found: frozenset[str], side: str, slot: str) -> bool:
+    return any(f"{side} {name}".rstrip() in found for name in (slot, slot_pattern(slot)))
+
+
+def _shares_memory(out: Tensor, x: Tensor) -> bool:
+    """Whether `out` is a view, of `x` or for autograd."""
+    if torch.compiler.is_compiling() or (out.requires_grad and out._is_view()):
+        return out.requires_grad and out._is_view()
+    return out.untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+class _NoGradient(torch.autograd.Function):
+    """A tensor that had no gradient in any call of the plan."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:  # type: ignore[override]
+        """The tensor."""
+        ctx.name = name
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        """Refuse it."""
+        raise UsageError(
+            f"the gradient of {ctx.name}: it had none in any call which the plan was made for, so "
+            "a rank may have but a term of it: detach it there, or give the whole model example "
+            "inputs that lead to it"
+        )
+
+
+_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL

@@ -1,0 +1,81 @@
+"""What the modules of one split model share."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardwright.runtime.boundary.planned_call import PlannedCall
+from shardwright.runtime.calls.caches import Caches
+from shardwright.runtime.calls.proven import Proven
+from shardwright.runtime.communication.mesh import Group, Mesh
+from shardwright.runtime.communication.replicas import Copies
+from shardwright.runtime.logits.split_logits import LossScope
+from shardwright.runtime.redistribution.lengths import Lengths
+from shardwright.runtime.tensors.dtensors import axes_of, check_own, cut
+
+if TYPE_CHECKING:
+    from shardwright.runtime.boundary.changes import ChangeDetection
+
+
+class ModelBoundary:
+    """What the modules of one split model share.
+
+    Attributes:
+        root: The model.
+        mesh: Where this rank stands.
+        call: Whether a planned call runs.
+        modules: All modules of the model: to walk over them takes long.
+        proven: The calls that the plan is proven for.
+        draws: When random numbers are drawn: "", "training" or "always".
+        positions: The arguments of the model by position.
+        own_rows: The ranks of `cp`, where each of them is given its own rows only.
+        copies: Of the model, if it averages its gradients over them.
+        changes: What was changed of the model since it was split; None before its parameters are
+            DTensors.
+    """
+
+    def __init__(self, root: nn.Module, mesh: Mesh, lengths: Lengths) -> None:
+        self.root, self.mesh, self.lengths = root, mesh, lengths
+        self.call, self.caches, self.loss = PlannedCall(), Caches(), LossScope()
+        self.modules: list[nn.Module] = []
+        self.proven: Proven | None = None
+        self.draws = ""
+        self.positions: dict[str, int] = {}
+        self.own_rows: Group | None = None
+        self.copies: Copies | None = None
+        self.changes: ChangeDetection | None = None
+        self.axes = 0
+        """Dims of the mesh of parameters: FSDP2 stores them over more."""
+
+    def distribute(self, changes: ChangeDetection) -> None:
+        """Note that parameters are DTensors from now on."""
+        self.changes, self.axes = changes, len(axes_of(self.mesh))
+
+    def has(self, parameter: Tensor | None) -> bool:
+        """Whether it is a parameter of the model that FSDP2 has not taken over."""
+        return isinstance(parameter, DTensor) and len(parameter.placements) == self.axes
+
+    def cut(self, value: Tensor, stored: DTensor, name: str) -> Tensor:
+        """This rank's part of a full `value`, laid out as `stored`; a DTensor stays as it is.
+
+        Raises:
+            UsageError: it is a DTensor of another rank.
+        """
+        if not isinstance(value, DTensor):
+            return cut(value, stored, self.mesh)
+        check_own(value, stored.device_mesh, name)
+        return value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelBoundary:
+        if id(self.root) not in memo:
+            return self  # a copy of a part goes on with what the model's modules share
+        twin = memo[id(self)] = copy.copy(self)
+        twin.root, twin.call = memo[id(self.root)], PlannedCall()
+        twin.loss = LossScope(self.loss.traceable)
+        twin.modules = copy.deepcopy(self.modules, memo)
+        twin.changes = copy.deepcopy(self.changes, memo)
+        return twin

@@ -1,0 +1,340 @@
+"""The one class that a module of a split model gets in front of its own.
+
+It is made once for each original class, and has its name. All in which modules differ is data in
+their `ModuleBoundary`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
+
+from shardwright.errors import PlanError, UsageError
+from shardwright.runtime.boundary.attribute_access import seen_attribute
+from shardwright.runtime.boundary.hooks import HookedModule
+from shardwright.runtime.boundary.module_boundary import ModuleBoundary
+from shardwright.runtime.code import call_sites
+from shardwright.runtime.code.copied import OWN
+from shardwright.runtime.redistribution import overlap
+from shardwright.runtime.subclasses import ITS_OWN, like
+from shardwright.runtime.tensors import buffers
+
+
+class BoundaryModule(HookedModule):
+    """In front of the class of each module of a split model."""
+
+    _shardwright: ModuleBoundary
+
+    # --- what is set, and what goes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if (changes := _changes(self)) is None:
+            return super().__setattr__(name, value)
+        if isinstance(value, nn.Parameter) and isinstance(value, DTensor):
+            stored = self.__dict__["_parameters"].get(name)
+            if not (changes.model.has(value) and changes.model.has(stored)):
+                self.__dict__["_parameters"][name] = value  # FSDP2 puts its own in and out
+                return None
+        elif isinstance(value, nn.Module):
+            changes.set_module(self, name, value)
+        elif isinstance(value, DTensor) and name in buffers.names(self):
+            value = buffers.local(self, name, value)
+        elif name == "forward":
+            return changes.set_forward(self, value)
+        elif not isinstance(value, Tensor):
+            changes.note(self, name, value)
+        return super().__setattr__(name, value)
+
+    def register_parameter(self, name: str, param: Any) -> None:
+        """As in torch; of a full parameter in the place of a split one its part is kept."""
+        if (changes := _changes(self)) is not None:
+            param = changes.set_parameter(self, name, param)
+        super().register_parameter(name, param)  # type: ignore[misc]
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """As in torch; what comes in the place of another module computes with full tensors."""
+        # A slice of a list of modules is a list of this class, too, and of no model.
+        changes = _changes(self) if "_shardwright" in self.__dict__ else None
+        if changes is not None:
+            changes.set_module(self, name, module)
+        super().add_module(name, module)  # type: ignore[misc]
+
+    def __delattr__(self, name: str) -> None:
+        changes = _changes(self)
+        if changes is not None and name != "forward":
+            if name in self.__dict__["_parameters"]:
+                raise UsageError(
+                    f"the parameter '{name}' of a {type(self).__name__} cannot go once the model "
+                    "is split: change the model before (in place of DistributedDataParallel, which "
+                    "takes parameters out, plan with a mesh, whose copies average their gradients "
+                    "by themselves, or use torch's fully_shard)"
+                )
+            changes.note_deleted(self, name)
+        super().__delattr__(name)
+
+    def train(self, mode: bool = True) -> Any:
+        """As the module has it: what its own code sets then is what it set while it was traced."""
+        changes = _changes(self)
+        if changes is None or changes.switching:
+            return super().train(mode)  # type: ignore[misc]
+        changes.switching = True
+        try:
+            return super().train(mode)  # type: ignore[misc]
+        finally:
+            changes.switching = False
+
+    # --- state dicts, devices and copies
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
+        buffers.show(self, destination, prefix)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        state_dict, prefix = args[:2]
+        buffers.cut(self, state_dict, prefix)
+        for name, stored in self.__dict__["_parameters"].items():
+            value, model = state_dict.get(prefix + name), self._shardwright.model
+            if isinstance(stored, DTensor) and value is not None and value.shape == stored.shape:
+                assert model is not None
+                state_dict[prefix + name] = model.cut(value, stored, prefix + name)
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        out = super()._apply(fn, recurse)  # type: ignore[misc]
+        model, parameters = self._shardwright.model, self.__dict__["_parameters"].values()
+        if model is not None and model.copies is not None:
+            model.copies.watch(p for p in parameters if model.has(p))
+        return out
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            f"a split {type(self).__name__} cannot be pickled, it is but a part of the model: "
+            "write it whole with shardwright.save(model, directory)"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if is_parametrized(self):  # type: ignore[arg-type]
+            return super().__deepcopy__(memo)  # type: ignore[misc]
+        twin = copy._reconstruct(self, memo, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
+        for name in self._lost_in(twin):
+            vars(twin)[name] = copy.deepcopy(vars(self)[name], memo)
+        return twin
+
+    def __copy__(self) -> Any:
+        twin = copy._reconstruct(self, None, *object.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
+        vars(twin).update({name: vars(self)[name] for name in self._lost_in(twin)})
+        return twin
+
+    def _lost_in(self, twin: Any) -> list[str]:
+        """What splitting put into a module, and a copy that its own class makes does not have."""
+        lost = [n for n in vars(self) if n.startswith(OWN) and n not in vars(twin)]
+        return [*lost, *self._shardwright.full_values] if OWN in lost else lost
+
+    def _shardwright_sizes(self, call: str, *given: Any) -> tuple[Any, ...]:
+        """The local sizes of a call in the module's code, which asks for them."""
+        return self._shardwright.sizes[call].local(given)
+
+    def extra_repr(self) -> str:
+        """What the module says of itself, and the local and full sizes of what is split."""
+        parts = [super().extra_repr()]  # type: ignore[misc]
+        parts += [
+            f"{name}: {list(p.local_shape(self._shardwright.mesh.coords))} of {list(p.shape)}"
+            for name, p in self._shardwright.placements.items()
+            if p.meshes
+        ]
+        return ", ".join(p for p in parts if p)
+
+
+def _changes(module: Any) -> Any:
+    """The `ChangeDetection` of a module's model; None before its parameters are DTensors."""
+    state = module.__dict__.get("_shardwright")
+    return None if state is None or state.model is None else state.model.changes
+
+
+class LocalModule(BoundaryModule):
+    """In front of the class of a module that the plan changes, or that has parameters."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward between the redistributions in and out.
+
+        It runs for each module and token, so what most modules need is done here, and no function
+        is called for what a module does not need.
+        """
+        state = self._shardwright
+        call: Any = state.call
+        if not call.active:
+            if not state.is_planned():
+                return state.call_directly(self, args, kwargs)
+            call.active = True
+            try:
+                return LocalModule.forward(self, *args, **kwargs)
+            finally:
+                call.active = False
+        if not state.was_planned:
+            state.was_planned = True
+        trains = torch.is_grad_enabled()
+        if state.inputs and (trains or not state.idle_in):
+            args, kwargs = state.enter(args, kwargs)
+        spent = state.linear and len(args) == 1 and not kwargs
+        if spent:
+            own: dict[str, Any] = self.__dict__
+            weight, bias = own["_parameters"].get("weight"), own["_parameters"].get("bias", self)
+            if (
+                trains
+                or state.uses
+                or not isinstance(weight, DTensor)
+                or len(weight._spec.placements) != state.model.axes
+                or "parametrizations" in own
+            ):
+                weight, bias = self.weight, bias if bias is None else self.bias
+            else:  # what a look-up would give, without the frame of one
+                weight, bias = weight._local_tensor, bias if bias is None else bias._local_tensor
+            output: Any = (
+                overlap.linear(args[0], weight, bias, state.group)
+                if trains
+                else F.linear(args[0], weight, bias)
+            )
+        elif state.apart:
+            output = state.compute(self, args, kwargs)
+        else:
+            output = state.code(self, *args, **kwargs)
+        if state.idle_out and not trains:
+            return output
+        reshard = state.sole_output
+        if reshard is None or not isinstance(output, Tensor):
+            return state.leave(output, self) if state.leaves else output
+        shape = output.shape
+        if len(shape) != len(reshard.shape):
+            return state.leave(output, self)  # raises
+        for dim, size in reshard.known:
+            if shape[dim] != size:
+                return state.leave(output, self)
+        for step in reshard.steps if trains else reshard.spent if spent else reshard.forward:
+            output = step(output)
+        return output
+
+
+def call_with_originals(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`nn.Module._call_impl` of a module that takes a tensor as it was outside of one around.
+
+    The module's code takes it so as it begins. Hooks come earlier, and what was put in the place of
+    a module knows nothing of it: they are given the originals here.
+    """
+    state = self._shardwright
+    hooks = self._forward_hooks or self._forward_pre_hooks
+    hooks = hooks or self._backward_hooks or self._backward_pre_hooks
+    own_call = super(BoundaryModule, self)._call_impl  # pyright: ignore[reportAttributeAccessIssue]
+    if not (hooks or state.computes_with_full) or not state.is_planned():
+        return own_call(*args, **kwargs)
+    args = state.originals(args, kwargs)
+    state.has_originals = True
+    try:
+        return own_call(*args, **kwargs)
+    finally:
+        state.has_originals = False
+
+
+REFUSED = {
+    "resize_token_embeddings": "resize them before the model is split",
+    "save_pretrained": "write the whole model with shardwright.save(model, directory)",
+    "push_to_hub": "write it with shardwright.save(model, directory) and push that",
+    "add_adapter": "add adapters before the model is split",
+    "load_adapter": "load adapters before the model is split",
+    "init_continuous_batching": "it keeps a cache for all heads, of which a rank has some, and "
+    "ranks would take requests each for itself: use generate()",
+}
+"""Methods of models that would take local tensors for full ones, and what to do instead."""
+
+
+def _refusing(name: str) -> Any:
+    def refuse(self: Any, *_: Any, **__: Any) -> Any:
+        raise UsageError(f"{name} of a split {type(self).__name__}: {REFUSED[name]}")
+
+    return refuse
+
+
+def put_class(module: nn.Module, state: ModuleBoundary, *bases: type, named: type) -> None:
+    """Give `module` its boundary, and the one class that stands in front of its own.
+
+    `bases` are the front, the module's own class, and what may stand behind it. The class is called
+    as `named` is.
+    """
+    names = {n for n, p in module._parameters.items() if p is not None}
+    names |= {n for n, p in state.placements.items() if n in module._buffers and p.meshes}
+    names |= state.full_values.keys()
+    before = bool(state.taken_before)
+    sizes = tuple(sorted(state.sizes))
+    made = boundary_class(state.original, bases, named, tuple(sorted(names)), sizes, before)
+    behind = made.__mro__[made.__mro__.index(BoundaryModule) + 1 :]
+    own = (vars(kind)["forward"] for kind in behind if "forward" in vars(kind))
+    state.code = methods_with_local_sizes(state.original, sizes).get("forward") or next(own)
+    state.bases, state.named = bases, named
+    vars(module)["_shardwright"] = state
+    if isinstance(module, nn.RNNBase):
+        module.__dict__.pop("_flat_weights", None)
+    module.__class__ = made
+
+
+@functools.cache
+def boundary_class(
+    original: type,
+    bases: tuple[type, ...],
+    named: type,
+    names: tuple[str, ...],
+    local_sizes: tuple[str, ...],
+    before: bool,
+) -> type:
+    """`original` behind `bases`, whose attributes `names` are seen as `seen_attribute` has it."""
+    front: Any = bases[0]
+    members: dict[str, Any] = {name: getattr(named, name) for name in ITS_OWN}
+    members |= {name: seen_attribute(name) for name in names}
+    if hasattr(front, "forward"):
+        members["forward"] = like(original, front.forward)
+    if before:
+        members["_call_impl"] = call_with_originals
+    if issubclass(original, nn.RNNBase):
+        members["_flat_weights"] = property(_flat_weights, lambda self, value: None)
+    for name in REFUSED.keys() & set(dir(original)):
+        members[name] = getattr(front, f"_shardwright_{name}", None) or _refusing(name)
+    members = {**methods_with_local_sizes(original, local_sizes), **members}
+    if "generate" in vars(front) and callable(getattr(original, "generate", None)):
+        members["generate"] = like(original, front.generate)
+    metaclass: Any = type(original)
+    made = metaclass(named.__name__, bases, members)
+    if "forward" in vars(made) and "forward" not in members:
+        del made.forward  # a class that wraps those of its subclasses has wrapped this one before
+    return made
+
+
+@functools.cache
+def methods_with_local_sizes(original: type, calls: tuple[str, ...]) -> dict[str, FunctionType]:
+    """The methods of `original` compiled anew, so that `calls` in them are given local sizes.
+
+    Raises:
+        PlanError: the source of one does not have them.
+    """
+    methods: dict[str, list[str]] = {}
+    for call in calls:
+        methods.setdefault(call.partition(".")[0], []).append(call)
+    found: dict[str, Any] = {}
+    for name, named in methods.items():
+        method = call_sites.method_of(original, name)
+        found[name] = method and call_sites.with_local_sizes(method, named)
+        if found[name] is None:
+            raise PlanError(
+                f"the code of {original.__name__}.{name} is not that which the plan is for, or its "
+                f"source cannot be read: it has no {', '.join(named)}; plan again"
+            )
+    return found
+
+
+def _flat_weights(self: Any) -> list[Tensor]:
+    return [getattr(self, name, None) for name in self._flat_weights_names]  # type: ignore[misc]

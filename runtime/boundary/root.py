@@ -1,0 +1,267 @@
+"""The root of a split model: what holds for a whole forward pass.
+
+It refuses what the plan is not proven for, sees that all ranks draw the same random numbers, keeps
+logits split for a loss, and opens and seals caches.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.mesh import CP
+from shardwright.planner.contract.plan_file import TracedCall
+from shardwright.runtime.boundary.changes import check_compiled
+from shardwright.runtime.boundary.hook_views import check_hook_views
+from shardwright.runtime.boundary.hooks import (
+    BEFORE_ALL,
+    BEHIND_ALL,
+    check_hooks_on_all,
+    wrap_hooks,
+)
+from shardwright.runtime.boundary.model_boundary import ModelBoundary
+from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of, placements
+from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModule, put_class
+from shardwright.runtime.boundary.transforms import check_no_transform
+from shardwright.runtime.calls.caches import Caches
+from shardwright.runtime.calls.filled import check_filled, may_be_filled
+from shardwright.runtime.calls.proven import Proven
+from shardwright.runtime.checkpoint.write import save
+from shardwright.runtime.code.names_in_code import names_in
+from shardwright.runtime.communication.generators import any_trains, draw_as_first
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.communication.replicas import average_gradients
+from shardwright.runtime.logits.split_logits import LossScope, Seal
+from shardwright.runtime.redistribution.lengths import Lengths
+from shardwright.runtime.rows.own_rows import joined_rows, shown_rows
+from shardwright.runtime.slots import positions
+
+
+class RootModule(LocalModule):
+    """In front of the class of a split model."""
+
+    config: Any
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own forward, once it is seen to be what was split.
+
+        Raises:
+            UsageError: the plan is not proven for such a call, or for what was changed since.
+        """
+        state, compiling = self._shardwright, torch.compiler.is_compiling()
+        model: Any = state.model
+        changes = model.changes
+        if changes is not None and compiling:
+            check_compiled(self)
+        elif changes is not None and (changes.changed or changes.differs()):
+            look: Any = changes.look
+            if "torch._dynamo" in sys.modules:
+                look = torch.compiler.disable(look)
+            look()
+        if (BEFORE_ALL or BEHIND_ALL) and not compiling:
+            check_hooks_on_all()
+        check_no_transform()
+        share = None
+        if model.own_rows is not None:
+            join: Any = joined_rows
+            args, kwargs, share = join(model.positions, args, kwargs, model.own_rows)
+        given = dict(zip(model.positions, args, strict=False), **kwargs)
+        self._shardwright_check_wanted(given)
+        proven, as_tuple, known = model.proven, False, False
+        if proven is not None:
+            known = proven.check_given(args, kwargs)
+            proven.check_modes(model.modules)
+            if proven.named:
+                args, kwargs, as_tuple = self._shardwright_by_name(args, kwargs, given)
+        draws = model.draws == "always" or (model.draws and any_trains(model.modules))
+        if draws and not compiling:
+            draw_as_first(self, model.mesh)  # type: ignore[arg-type]
+        call, loss, lengths, caches = model.call, model.loss, model.lengths, model.caches
+        outer = call.active, loss.seal
+        # Dynamo takes nn.CrossEntropyLoss for its own business and wants a tensor: gather, then.
+        split_loss = given.get("labels") is not None and (loss.traceable or not compiling)
+        loss.seal = seal = Seal() if split_loss else None
+        filled = [] if compiling else may_be_filled(given, caches.names)
+        opened = caches.open(map(given.get, caches.names))
+        call.active = True
+        try:
+            if lengths.axes:
+                with lengths.forward():
+                    output = LocalModule.forward(self, *args, **kwargs)
+            else:
+                output = LocalModule.forward(self, *args, **kwargs)
+            if call.hook_views:
+                check_hook_views(call)
+            # Of what no plan proves only its own caches are sealed.
+            opened += caches.among(output, () if proven is None else proven.arguments)
+        finally:
+            call.active, loss.seal = outer
+            call.hook_views = ()
+            if seal is not None:
+                seal.closed = True
+            caches.seal(opened)
+            if changes is not None and not compiling and changes.kept.changed():
+                changes.keep_own()
+        if filled and proven is not None:
+            check_filled(filled, output)
+        if known and proven is not None:
+            proven.check_output(output)
+        output = output.to_tuple() if as_tuple and hasattr(output, "to_tuple") else output
+        show: Any = shown_rows
+        return output if share is None else show(output, share)
+
+    def _shardwright_check_wanted(self, given: dict[str, Any]) -> None:
+        """Check that no outputs are asked for of which each rank has a part."""
+        config = getattr(self, "config", None)
+        wanted = {}
+        for name in ("output_hidden_states", "output_attentions"):
+            asked = given.get(name)
+            wanted[name] = getattr(config, name, None) if asked is None else asked
+        if wanted["output_hidden_states"] and self._shardwright.model.lengths.axes:  # type: ignore[union-attr]
+            raise UsageError(
+                "output_hidden_states=True on a model that splits sequences: each rank holds its "
+                "own part: plan without sequence_parallel or cp to get them whole"
+            )
+        if wanted["output_attentions"]:
+            raise UsageError(
+                "output_attentions=True on a split model: each rank computes the attention weights "
+                "of its own heads, never those of all: take them from the unsplit model"
+            )
+
+    def _shardwright_by_name(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+        """The call with named outputs, and whether a tuple was asked for."""
+        wanted = given.get("return_dict")
+        if wanted is None:
+            wanted = getattr(getattr(self, "config", None), "return_dict", True)
+        if wanted:
+            return args, kwargs, False
+        at = self._shardwright.model.positions.get("return_dict", len(args))  # type: ignore[union-attr]
+        if at < len(args):
+            return (*args[:at], True, *args[at + 1 :]), kwargs, True
+        return args, {**kwargs, "return_dict": True}, True
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model has it; ranks that sample take the same tokens."""
+        model: Any = self._shardwright.model
+        if model.own_rows is not None:
+            raise UsageError(
+                'generate() of a model with cp="local": apply the plan with cp="whole"'
+            )
+        draw_as_first(self, model.mesh)  # type: ignore[arg-type]
+        return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        recipe = vars(self).get("_shardwright_recipe")
+        return super().__reduce_ex__(protocol) if recipe is None else recipe.reduced(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = super().__deepcopy__(memo)
+        if (copies := twin._shardwright.model.copies) is not None:
+            average_gradients(twin, copies.groups)
+        return twin
+
+    def _shardwright_save_pretrained(
+        self, save_directory: Any, max_shard_size: int | str = "5GB", **options: Any
+    ) -> None:
+        """What `shardwright.save` writes; all ranks call it.
+
+        Raises:
+            UsageError: an option that is not about how it is written.
+        """
+        for name, value in options.items():
+            if name not in ("is_main_process", "safe_serialization") and value:
+                raise UsageError(f"save_pretrained({name}=...) of a split model: leave it out")
+        model: Any = self
+        mesh = self._shardwright.mesh
+        save(model, save_directory, placements(model), mesh, max_shard_size=max_shard_size)
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> Any:
+        """DDP asks for it, and torch.jit, which asks for all attributes."""
+        raise UsageError(
+            "DistributedDataParallel takes the parts of a split model for copies of the whole: "
+            "plan with a mesh (mesh={'dp': 2, 'tp': 2}), whose copies average their gradients by "
+            "themselves, or use torch's fully_shard over the other ranks. torch.jit cannot see "
+            "what ranks send each other: use torch.compile or torch.export"
+        )
+
+
+def wrap_root(
+    model: nn.Module,
+    lengths: Lengths | None = None,
+    calls: Sequence[TracedCall] | None = None,
+    mesh: Mesh | None = None,
+) -> None:
+    """Make `model` the root of its split modules, in place; after the last `apply_module`.
+
+    `lengths` are those that `apply_module` was given, `calls` those that the plan is proven for; by
+    default, and where nothing is split, any.
+    """
+    if isinstance(model, RootModule):
+        return
+    states = [state for m in model.modules() if (state := boundary_of(m)) is not None]
+    mesh = mesh or (states[0].mesh if states else None)
+    if mesh is None:
+        return
+    shared = ModelBoundary(model, mesh, lengths or Lengths())
+    shared.modules = list(model.modules())
+    if calls is not None and any(state.changes_tensors for state in states):
+        shared.caches = Caches({name for call in calls for name in call.state})
+        shared.proven = Proven.of(model, calls)
+        drawn = {call.draws for call in calls} - {""}
+        shared.draws = "always" if "always" in drawn else "".join(drawn)
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    names = () if code is None else code.co_names
+    shared.loss = LossScope(traceable="CrossEntropyLoss" not in names)
+    shared.positions, _ = positions(type(model).forward)
+    draw = [m for m in model.modules() if (s := boundary_of(m)) is not None and s.draws is not None]
+    apart = {id(within) for module in draw for within in module.modules()}
+    for path, module in model.named_modules():
+        state = boundary_of(module) or ModuleBoundary(mesh, module, path)
+        state.model, state.call, state.draws_apart = shared, shared.call, id(module) in apart
+        state.settle()
+        if module is model:
+            bases = [base for base in state.bases if base is not LocalModule] or [state.original]
+            put_class(model, state, RootModule, *bases, named=state.named)
+        elif not state.bases:
+            own: Any = type(module)
+            front = LocalModule if state.draws_apart else front_for(module)
+            put_class(module, state, front, own, named=own)
+            wrap_hooks(module)
+
+
+def take_own_rows(model: nn.Module, mesh: Mesh) -> None:
+    """Let each rank of `cp` pass its own rows to `model`, the root of a split model; in place."""
+    state = boundary_of(model)
+    assert state is not None and state.model is not None
+    state.model.own_rows = mesh[CP]
+
+
+def takes_own_rows(model: nn.Module) -> bool:
+    """Whether `model`, or a split model in it, is given a rank's own rows."""
+    states = (s for m in model.modules() if (s := boundary_of(m)) is not None)
+    return any(s.model is not None and s.model.own_rows is not None for s in states)
+
+
+def front_for(module: nn.Module) -> type:
+    """What stands in front of the class of a module that the plan changes nothing of.
+
+    Its forward need not be told apart from calls of the model where it sees nothing that is split.
+    """
+    if type(module).forward is nn.Module.forward:
+        return BoundaryModule
+    own = any(p is not None for p in (*module._parameters.values(), *module._buffers.values()))
+    inner = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
+    kinds = [kind for kind in type(module).__mro__ if kind.__module__ != nn.Module.__module__]
+    members = [pair for kind in kinds for pair in vars(kind).items() if inspect.isfunction(pair[1])]
+    asked = names_in(method.__code__ for name, method in members if name != "__init__")
+    asks = not inner.isdisjoint(asked)
+    return LocalModule if own or asks else BoundaryModule

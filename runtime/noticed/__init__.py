@@ -1,1 +1,0 @@
-"""What changes of a model after it was split: noticed, and refused by name."""

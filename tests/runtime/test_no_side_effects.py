@@ -1,0 +1,71 @@
+"""A model that is planned, split and run changes nothing of torch for code beside it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules import module as of_modules
+from torch.optim import optimizer as of_optimizers  # pyright: ignore[reportAttributeAccessIssue]
+
+import shardwright
+from shardwright.runtime.communication.mesh import Mesh
+from tests import planning
+from tests.ranks import run_ranks
+from tests.runtime.test_dtensors import IDS, llama, made
+
+STILL_PATCHED: frozenset[str] = frozenset({"DTensor", "dispatcher", "named_buffers", "optimizers"})
+"""What is left of torch that stays changed: see `runtime/tensors/`."""
+
+
+def seen() -> dict[str, Any]:
+    """Attributes of torch's classes, and its tables of hooks for all modules."""
+    hooks = [name for name in vars(of_modules) if name.startswith("_global_")]
+    # `copy` of Python notes slots on classes, and transformers a helper while it makes weights.
+    others = ("named_buffers", "__slotnames__", "smart_apply")
+    members = {name: value for name, value in vars(nn.Module).items() if name not in others}
+    return {
+        "nn.Module": members,
+        "named_buffers": nn.Module.named_buffers,
+        "nn.Linear": {n: value for n, value in vars(nn.Linear).items() if n not in others},
+        "nn.Parameter": dict(vars(nn.Parameter)),
+        "hooks on all modules": {n: copy.copy(getattr(of_modules, n)) for n in hooks},
+        "optimizers": copy.copy(of_optimizers._global_optimizer_pre_hooks),
+        "DTensor": dict(vars(DTensor)),
+        "dispatcher": dict(DTensor._op_dispatcher._custom_op_handlers),
+    }
+
+
+@pytest.fixture(scope="module")
+def before_and_behind() -> tuple[dict[str, Any], dict[str, Any]]:
+    before, base = seen(), made(llama)
+    plan = planning.plan(copy.deepcopy(base), tp=2, phase="train")
+
+    def work(mesh: Mesh) -> None:
+        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
+        optimizer = torch.optim.SGD(split.parameters(), lr=0.1)
+        split(IDS).logits.sum().backward()
+        optimizer.step()
+
+    run_ranks(2, work)
+    return before, seen()
+
+
+@pytest.mark.parametrize("name", sorted(seen().keys() - STILL_PATCHED))
+def test_nothing_of_torch_is_changed(name: str, before_and_behind: Any) -> None:
+    before, behind = before_and_behind
+    assert before[name] == behind[name]
+
+
+def test_modules_beside_keep_their_class_and_attributes(before_and_behind: Any) -> None:
+    layer = nn.Linear(2, 2)
+    assert type(layer) is nn.Linear
+    assert vars(layer).keys() == vars(nn.Linear(1, 1)).keys()
+    layer.more = nn.Linear(1, 1)
+    layer.weight = nn.Parameter(torch.ones(2, 2))
+    assert type(layer.weight) is nn.Parameter
+    assert layer.forward.__func__ is nn.Linear.forward  # type: ignore[attr-defined]
