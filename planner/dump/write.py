@@ -1,4 +1,4 @@
-"""Write what the planner saw and decided into a folder: also where there was no plan to be had."""
+"""Write what the planner saw and decided into a folder, even if there is no plan."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.conflict import Conflict
-from shardwright.planner.dump.axes import axes_text
-from shardwright.planner.dump.decisions import decisions_text
 from shardwright.planner.dump.graph import graph_text
-from shardwright.planner.dump.model import model_text
-from shardwright.planner.dump.problem import problem_text
-from shardwright.planner.dump.states import states_text
+from shardwright.planner.dump.text import axes_text, decisions_text, problem_text, states_text
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.names import axis_names
+from shardwright.planner.problem.objective import question
 from shardwright.planner.problem.optimize import Optimum
 from shardwright.planner.search.ladder import Tell
 from shardwright.planner.search.record import Attempted, attempted
@@ -26,6 +23,7 @@ from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.situation import Situation
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
+from shardwright.planner.solvers import cpsat
 from shardwright.planner.verify.check import Assignment
 
 INDEX = """What the planner saw and decided; docs/recipes/wrong-plan.md says how to follow it.
@@ -40,7 +38,7 @@ plan.json      the plan, if there is one
 
 
 class Followed:
-    """A search as it goes: its steps, and the last problem and solution that there were."""
+    """Follows a search: its steps, the last problem and the last solution."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -52,7 +50,7 @@ class Followed:
         self.plan: Plan | None = None
 
     def tell(self, what: str, now: Situation) -> None:
-        """Take note of a step."""
+        """Record a step."""
         if now.task is not self.task:  # the same model, along sequences
             self.layouts = None
         self.task, self.conflicts = now.task, now.conflicts
@@ -86,13 +84,12 @@ class Followed:
 def dumping(
     folder: str | Path | None, task: Task, model: str | Path | None = None
 ) -> Iterator[Tell | None]:
-    """What a search of `task` is to tell its steps; at the end they are written into `folder`.
+    """A callback for the steps of a search of `task`; at the end files are written into `folder`.
 
-    Where that is None, nothing is. The files are written also where the search fails, with what
-    there was by then.
+    They are written even if the search fails, with what is known by then.
 
     Args:
-        folder: For text files.
+        folder: For text files, if any.
         task: What is planned.
         model: A file for the CP-SAT model of the last problem that had a solution, if any.
 
@@ -110,7 +107,11 @@ def dumping(
             for name, lines in followed.files():
                 _write(Path(folder) / name, "\n".join(lines) + "\n")
         if model is not None and followed.found is not None:
-            _write(Path(model), model_text(*followed.found))
+            formulation, optimum = followed.found
+            asked = question(
+                formulation.network.problem, optimum.byte_price, bool(optimum.caps)
+            )  # nothing of it is reduced
+            _write(Path(model), cpsat.as_text(asked, 0, optimum.caps))
 
 
 def _write(path: Path, text: str) -> None:
@@ -121,7 +122,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _values(network: CostFunctionNetwork, assignment: Assignment) -> list[int] | None:
-    """The value of each variable, by the state of its tensor; None if that is another problem's."""
+    """The value of each variable, by the state of its tensor; None for another problem's states."""
     values = [0] * len(network.problem.names)
     for name, variable in network.variables.items():
         domain = network.states.domain(name)
