@@ -212,14 +212,14 @@ def _ranges(dim: Dim, of_atom: Callable[[Atom, int], list[Range]]) -> list[Range
     size = dim_size(dim)
     assert size is not None, f"resolve() the run-time size of '{dim}' first"
     if isinstance(dim, Atom):
-        return _merge(of_atom(dim, size))
+        return merged(of_atom(dim, size))
     out: list[Range] = []
     if isinstance(dim, Concat):
         offset = 0
         for term in dim.terms:
             out += [(offset + a, offset + b) for a, b in _ranges(term, of_atom)]
             offset += dim_size(term) or 0
-        return _merge(out)
+        return merged(out)
     out = [(0, 1)]
     for factor in dim.factors:
         n, inner = dim_size(factor) or 0, _ranges(factor, of_atom)
@@ -229,10 +229,11 @@ def _ranges(dim: Dim, of_atom: Callable[[Atom, int], list[Range]]) -> list[Range
             out = [
                 (i * n + a, i * n + b) for lo, hi in out for i in range(lo, hi) for a, b in inner
             ]
-    return _merge(out)
+    return merged(out)
 
 
-def _merge(ranges: list[Range]) -> list[Range]:
+def merged(ranges: list[Range]) -> list[Range]:
+    """Ranges in the same order, without empty ones, adjacent ones as one."""
     out: list[Range] = []
     for a, b in ranges:
         if a == b:

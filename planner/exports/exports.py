@@ -1,4 +1,4 @@
-"""Output formats: an emitter makes text or bytes of a plan; packages of anyone's can add one."""
+"""Output formats: an emitter makes text or bytes of a plan. Other packages can add formats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EMITTERS = {
     "transformers": "shardwright.planner.exports.stock.runtimes:to_transformers",
     "vllm": "shardwright.planner.exports.stock.runtimes:to_vllm",
 }
-"""Our own."""
+"""The formats of Shardwright."""
 
 
 def names() -> list[str]:
@@ -49,17 +49,17 @@ def export(plan: Plan | str | Path, to: str, **options: object) -> str | bytes:
     Args:
         plan: The plan, or its file.
         to: "csv" and "markdown" are tables of all parameters; "transformers", "torch" and "vllm"
-            what these runtimes split a model by, and "pull-request" a text for transformers;
-            packages can add formats.
-        **options: What the format takes. Tables take none. The others take `model`, what the plan
-            was made for: they start ranks on this machine, and write nothing that is not seen to
-            compute what the unsplit model does. "transformers" takes `own_styles` (see
+            plans for these runtimes, and "pull-request" a text for transformers; packages can add
+            formats.
+        **options: Options of the format. Tables have none. The others take `model`, what the plan
+            was made for: they start ranks on this machine, and export only what gives the results
+            of the unsplit model there. "transformers" takes `own_styles` (see
             `shardwright.tp_plan`).
 
     Raises:
         UsageError: there is no such format, or it does not take such options.
-        PlanError: the file is no plan, or that runtime cannot carry it out.
-        PluginError: another package's format does not load, or gives neither text nor bytes.
+        PlanError: the file is no plan, or the runtime cannot carry it out.
+        PluginError: a format of another package does not load, or returns neither text nor bytes.
     """
     emit, read = emitter(to), plan if isinstance(plan, Plan) else Plan.load(plan)
     try:

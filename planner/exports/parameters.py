@@ -1,4 +1,4 @@
-"""A plan as a table of the model's parameters: for a spreadsheet, or to put into a text."""
+"""A plan as a table of the model's parameters, for a spreadsheet or a document."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from shardwright.planner.contract.names import lookup
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Plan, Redistribution
 from shardwright.planner.wording import collectives_in_words, placement_in_words
 
 
 class Row(NamedTuple):
-    """A parameter or a buffer; or a module without any at whose boundary something is sent.
+    """A parameter or a buffer, or a module without parameters that has collectives.
 
-    `*` stands for every layer number for which there is no row.
+    `*` stands for every layer number without a row of its own.
     """
 
     name: str
@@ -31,28 +30,25 @@ class Row(NamedTuple):
     elements: int | str = ""
     elements_on_fullest_rank: int | str = ""
     module_collectives: str = ""
-    """What is sent at the boundary of its module, and to use it."""
+    """Collectives at the boundary of its module, and to use it."""
 
 
 def rows(plan: Plan) -> list[Row]:
-    """Every parameter, every buffer that the plan speaks of, every module that sends; by name."""
-    entries = {
-        f"{name}.{key}".lstrip("."): (spec, entry)
-        for name, spec in plan.modules.items()
-        for key, entry in spec.parameters.items()
-    }
+    """Parameters, buffers that the plan names, and modules with collectives, by name."""
+    named = [f"{n}.{k}".lstrip(".") for n, spec in plan.modules.items() for k in spec.parameters]
     found = [
         Row(name, module_collectives=sent)
         for name, spec in plan.modules.items()
         if not spec.parameters and (sent := _sent(plan, spec.boundary))
     ]
-    for name in {*plan.model.parameters, *entries}:
-        spec, entry = lookup(entries, name) or (ModulePlan(), _unsplit(plan, name))
-        found.append(_row(plan, name, spec, entry))
+    found += [_row(plan, name) for name in {*plan.model.parameters, *named}]
     return sorted(found, key=lambda row: row.name)
 
 
-def _row(plan: Plan, name: str, spec: ModulePlan, entry: ParameterPlan) -> Row:
+def _row(plan: Plan, name: str) -> Row:
+    entry, spec = plan.parameter(name), plan.module(name.rpartition(".")[0])
+    if spec is None or entry is None:
+        spec, entry = ModulePlan(), _unsplit(plan, name)
     placement, use = parse(entry.placement), entry.use or entry.placement
     local = (placement.local_shape(plan.coords(rank)) for rank in range(plan.world_size))
     own = Redistribution(slot="", source=entry.placement, target=use)

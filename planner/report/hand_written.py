@@ -1,8 +1,8 @@
-"""What a tensor-parallel plan of transformers would cost, by the same rules and prices as ours.
+"""The price of a tensor-parallel plan of transformers, by the same rules and costs as ours.
 
-The plan's styles become restrictions of the same problem: parameters are split as they say or stay
-whole, and tensors change their placement only at the modules that they name. What is left to choose
-is nothing, or free of cost. Where no solution is left, the plan is not right by our rules.
+Its styles become restrictions of the same problem: parameters are sharded as they say, or
+replicated, and tensors are redistributed only at the modules that they name. What remains to choose
+costs nothing. If no solution remains, the plan is not right by our rules.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from shardwright.planner.strategies.obstacles import obstacle
 from shardwright.planner.strategies.state import State
 
 FREE = Asked(objective="memory")
-"""How what is left to choose is chosen: whether it fits a device is not asked."""
+"""How the rest is chosen: without a limit on memory."""
 
 
 @dataclass(frozen=True)
 class HandWritten:
-    """A hand-written plan: its prediction, or why it has none.
+    """A hand-written plan: its prediction, or the problem that leaves it without one.
 
-    `replicated` has the bytes of the parameters that every rank holds, * for a layer number.
+    `replicated` has the bytes of replicated parameters, * for a layer number.
     """
 
     rules: int
@@ -50,12 +50,12 @@ def price(task: Task, table: Mapping[str, str], earlier: Formulation | None = No
     """Price the plan `table` on the model, ranks and workload of `task`.
 
     Args:
-        task: For which the plan is.
+        task: The task that the plan is for.
         table: Patterns of modules and parameters -> names of styles.
-        earlier: A problem of the same task: what is true of any is not worked out again.
+        earlier: A problem of the same task, parts of which are reused.
 
     Raises:
-        UsageError: no rule of it fits anything.
+        UsageError: no rule of it matches anything.
     """
     rules = read(table, task.source.module)
     replicated = _replicated(task, rules)
@@ -72,7 +72,7 @@ def price(task: Task, table: Mapping[str, str], earlier: Formulation | None = No
 
 
 def _replicated(task: Task, rules: Rules) -> dict[str, int]:
-    """Bytes of the parameters that the plan does not split, the largest first."""
+    """Bytes of the parameters that the plan replicates, the largest first."""
     found: dict[str, int] = {}
     tied: set[str] = set()
     split = {
@@ -93,7 +93,7 @@ def _replicated(task: Task, rules: Rules) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Styles:
-    """What a plan's styles leave of the choices of a network."""
+    """The restrictions that a plan's styles put on a network."""
 
     task: Task
     network: CostFunctionNetwork
@@ -101,10 +101,10 @@ class _Styles:
     styles: Mapping[str, Style]
 
     def add(self) -> dict[str, Pin]:
-        """Add them all, and return what becomes of each stored tensor.
+        """Add all restrictions, and return the pin of each stored tensor.
 
         Raises:
-            InfeasibleError: a style asks for what cannot be, whatever the others.
+            InfeasibleError: a style is impossible, whatever the others.
         """
         wanted = self._stored()
         summed = self._summed()
@@ -125,7 +125,7 @@ class _Styles:
     def _summed(self) -> set[str]:
         """Parameters whose gradients are summed over the ranks.
 
-        By their styles, or where they have none, beside a module whose output's gradient is.
+        By their styles, or without one if a sibling module's style sums its output's gradient.
         """
         beside = {_parent(m) for m in self.rules.modules if self.styles[m].back}
         found = set()
@@ -139,7 +139,7 @@ class _Styles:
     def _passed(self, boundary: Boundary) -> tuple[list[Style], list[Style]]:
         """Styles of the modules that a tensor leaves and enters at a boundary.
 
-        Of boundaries in a row the graph has one: behind it stand those that its readers are within.
+        The graph has one boundary for several in a row: the others follow from its readers.
         """
         inside = self._readers.get(boundary.target, [""])
         shared = set.intersection(*(set(_around(m)) for m in inside))
@@ -155,7 +155,7 @@ class _Styles:
 
     @cached_property
     def _readers(self) -> dict[str, list[str]]:
-        """Tensor -> the modules whose ops, or at whose boundaries, it is read."""
+        """Tensor -> the modules that read it, by ops or at boundaries."""
         out: dict[str, list[str]] = {}
         for op in self.task.graph.ops:
             for name in op.inputs:
@@ -181,16 +181,16 @@ class _Styles:
             if not any(allows(s) for s in states.domain(stored)):
                 why = obstacle(graph, states, stored, pin.dim or 0)
                 if any(pin.allows(s) for s in states.domain(stored)):
-                    why = "its parts would not be those that the code takes apart"
+                    why = "its shards would not be those that the code splits up"
                 style = self.rules.parameters[pin.name]
                 raise InfeasibleError(f"{pin.name} cannot be split by style '{style}': {why}")
             self._unary(f"pin {stored}", stored, allows)
         return wanted
 
     def _allows(self, stored: str, pin: Pin) -> Callable[[State], bool]:
-        """Whether a state is that of a plain shard: the same number of rows, one after the other.
+        """Whether a state is a plain Shard: an equal number of consecutive rows per rank.
 
-        Where what the module makes is gathered at once, any split of the rows comes to the same.
+        If the output is gathered at once, any sharding of the rows gives the same.
         """
         style = self.styles.get(pin.name)
         owner = self.styles.get(_parent(pin.name))
@@ -223,7 +223,7 @@ class _Styles:
 
 
 def _around(module: str) -> list[str]:
-    """A module and those around it, without the root."""
+    """A module and its parents, without the root."""
     parts = module.split(".") if module else []
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
@@ -233,7 +233,7 @@ def _parent(name: str) -> str:
 
 
 def _term_of(before: State, after: State) -> bool:
-    """Whether nothing changes but that the sum of the gradient is pending behind."""
+    """Whether only the gradient becomes Partial."""
     return before in (after, after._replace(grad_partial=0))
 
 
@@ -242,9 +242,9 @@ def _is_replicated(state: State) -> bool:
 
 
 def _leading(dim: Dim, parts: int) -> set[int]:
-    """The major axis of a dim, or those of its equal parts; nothing where it has none of its own.
+    """The major axis of a dim, or of each of its equal parts; empty if there is none.
 
-    A shard of so many rows one after the other is a split of this axis.
+    A shard of consecutive rows splits this axis.
     """
     dim = find(dim)
     while dim.kind == PRODUCT:

@@ -92,7 +92,7 @@ def test_rules_may_lack_the_prefix_and_fit_nothing() -> None:
     ("table", "tp", "text"),
     [
         (COLUMNS, 2, "nothing changes on the way out of 'model.layers.0.mlp.up_proj'"),
-        ("auto", 4, "q_proj.weight cannot be split by style 'colwise': its parts would not be"),
+        ("auto", 4, "q_proj.weight cannot be split by style 'colwise': its shards would not be"),
         ({**PAIRS, "model.norm": "ep_router"}, 2, "style 'ep_router' has no counterpart"),
         ({"model.norm": "sequence_parallel"}, 2, "style 'sequence_parallel' has no counterpart"),
     ],
@@ -125,7 +125,7 @@ def test_rows_of_fused_parts_are_no_plain_shards() -> None:
     """Halves of what is q, k and v one after the other are not the halves of each."""
     hand = priced(zoo.build("phi3")[1], {"model.layers.*.self_attn.qkv_proj": "colwise"})
     assert hand.problem is not None
-    assert hand.problem.endswith("its parts would not be those that the code takes apart")
+    assert hand.problem.endswith("its shards would not be those that the code splits up")
     packed = {**PAIRS, "model.layers.*.mlp.gate_up_proj": "packed_colwise"}
     assert calls(priced(zoo.build("phi3")[1], packed)) == {"forward": 2, "backward": 2}
 

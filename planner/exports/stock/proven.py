@@ -1,4 +1,4 @@
-"""The table of styles that is exported: the first candidate that another runtime is right with."""
+"""The table that is exported: the first candidate with which the runtime is right on ranks."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from shardwright.runtime.model.hub import Hub
 from shardwright.runtime.model.identity import check_identity
 
 BY_DTENSORS = "computed as DTensors"
-"""What a style of embeddings does to any other module."""
+"""The effect of an embedding's style on any other module."""
 FORWARD = {
     "colwise_gather_output", "rowwise", "rowwise_split_input", "embedding_rowwise",
     "embedding_colwise", "moe_tp_experts", "all_reduce", BY_DTENSORS,
 }  # fmt: skip
-"""Styles of a module that take a collective forward."""
+"""Styles with a collective in the forward pass."""
 BACKWARD = {
     "colwise": 1, "packed_colwise": 1, "moe_tp_experts": 2, "mla_kv_a_proj": 1,
     "replicated_with_grad_allreduce": 1, "rowwise_split_input": 1, "colwise_gather_output": 1,
     "embedding_colwise": 0, "embedding_rowwise": 0, BY_DTENSORS: 1,
 }  # fmt: skip
-"""And backward, where the module's input has a gradient."""
+"""Collectives of a style in the backward pass, if the module's input has a gradient."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a plan is exported for: whole on meta, and a small one of the same structure."""
+    """The model of a plan: unsharded on meta, and a small one of the same structure."""
 
     whole: nn.Module
     small: nn.Module
@@ -53,12 +53,12 @@ class Model:
         """The model that `plan` was made for, by hub id, directory, config or module.
 
         Raises:
-            UsageError: there is none, or it is no model of transformers.
-            PlanError: it is another one.
+            UsageError: none is given, or it is no model of transformers.
+            PlanError: the plan is for another model.
         """
         if model is None:
             raise UsageError(
-                "what is exported is run first: give the MODEL that the plan was made for"
+                "an export is tried on ranks first: give the MODEL that the plan was made for"
             )
         if unknown := hub.keys() - {*Hub._fields}:
             raise UsageError(f"this format does not take {', '.join(sorted(unknown))}")
@@ -76,7 +76,7 @@ class Model:
         return cls(whole, *small(config, trust_remote_code, Hub(**hub)))
 
     def run(self, way: Way, ranks: int) -> Ran:
-        """How the small model fares when it is split that way."""
+        """Split the small model that way, and compare it with the unsplit one."""
         with quiet(), tempfile.TemporaryDirectory() as directory:
             saved: Any = self.small
             saved.save_pretrained(directory)
@@ -85,7 +85,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Proven:
-    """A table that was run, and what it takes beside the plan."""
+    """A table that was right on ranks, and its costs compared with the plan."""
 
     plan: Plan
     model: Model
@@ -94,7 +94,7 @@ class Proven:
     ranks: int
 
     def lost(self) -> dict[str, Any]:
-        """What the plan has and the table has not: bytes, collectives, work that is shared."""
+        """Costs of the plan and of the table: bytes, collectives, gathered modules."""
         whole = self.model.whole
         names = read(self.table, whole).modules if self.table else {}
         names |= {
@@ -118,11 +118,11 @@ class Proven:
 
     @property
     def bytes(self) -> int:
-        """Of parameters and buffers on the fullest rank."""
+        """Bytes of parameters and buffers on the fullest rank."""
         return sum(held(self.table, self.model.whole, self.plan.mesh["tp"]).values())
 
     def proof(self) -> dict[str, Any]:
-        """What was run."""
+        """The run and its differences."""
         return {
             "ranks": self.ranks,
             "parameters": sum(p.numel() for p in self.model.small.parameters()),
@@ -133,7 +133,7 @@ class Proven:
 
 
 def ranks_to_run(plan: Plan) -> int:
-    """How many processes of this machine a proof takes."""
+    """How many processes try an export."""
     if plan.batch_dims or CP in plan.mesh:
         raise UsageError(
             "the plan has copies of the model: plan with tp alone, and ask the other runtime "
@@ -149,23 +149,23 @@ def proven(
     expressed: Callable[[Table], str | None] = lambda table: None,
     what: str = "transformers' styles",
 ) -> Proven:
-    """The first table that computes what the unsplit model does, and holds no more than the plan.
+    """The first table with the results of the unsplit model that holds no more than the plan.
 
     Args:
         plan: The plan.
         model: What it is for.
-        way: How a table is run.
-        expressed: Why a table cannot be said in that format; None if it can.
-        what: What the format has, for messages.
+        way: Makes of a table what is run.
+        expressed: Why the format cannot express a table; None if it can.
+        what: The styles of the format, for messages.
 
     Raises:
-        PlanError: there is none; says what the last one did.
+        PlanError: there is none; the message says why the first one failed.
     """
     ranks, why = ranks_to_run(plan), ""
     for table in candidates(plan, model.whole):
         reason = expressed(table) or _heavier(plan, model.whole, table)
         if reason is not None:
-            why = why or f"{what} cannot say this plan: {reason}"
+            why = why or f"{what} cannot express this plan: {reason}"
             continue
         try:
             ran = model.run(way(table), ranks)
@@ -182,12 +182,12 @@ def proven(
 
 
 def _share(table: Table, model: nn.Module, ranks: int) -> float:
-    """Of all bytes, those on the fullest rank."""
+    """The share of all bytes on the fullest rank."""
     return sum(held(table, model, ranks).values()) / sum(held({}, model, 1).values())
 
 
 def _heavier(plan: Plan, model: nn.Module, table: Table) -> str | None:
-    """What a table leaves whole that the plan splits, if that is much."""
+    """What a table replicates that the plan shards, if that is much."""
     sizes, ours = held(table, model, plan.mesh["tp"]), max(plan.predicted.parameter_bytes)
     if sum(sizes.values()) <= MOST * ours:
         return None
@@ -195,17 +195,15 @@ def _heavier(plan: Plan, model: nn.Module, table: Table) -> str | None:
     more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
     return (
         f"a rank would hold {sum(sizes.values()) / ours:.2f} of its bytes, with "
-        f"{', '.join(whole[:3])}{more} whole"
+        f"{', '.join(whole[:3])}{more} replicated"
     )
 
 
 def _whole(plan: Plan, model: nn.Module, sizes: Mapping[str, int]) -> list[str]:
-    """What the plan splits and a table leaves whole, the largest first."""
+    """What the plan shards and a table replicates, the largest first."""
     found: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        owner, _, leaf = name.rpartition(".")
-        spec = plan.module(owner)
-        entry = spec.parameters.get(leaf) if spec else None
+        entry = plan.parameter(name)
         nbytes = parameter.numel() * parameter.element_size()
         if entry is not None and "@" in entry.placement and sizes.get(name) == nbytes:
             found[pattern(name)] = found.get(pattern(name), 0) + nbytes

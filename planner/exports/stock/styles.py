@@ -1,8 +1,7 @@
-"""The style of transformers for one module, by how a plan lays it out.
+"""The style of transformers for one module, from its placements in a plan.
 
-A linear layer is split while it computes, or in memory only; stacked experts are cut within each of
-them; vectors that heads have are parts on each rank. What is none of these torch can compute with
-DTensors, gathered.
+A linear layer is sharded while it computes, or in memory only. Stacked experts are sharded within
+each expert, vectors of heads by heads. torch can compute any other module with DTensors, gathered.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from shardwright.planner.contract.dims import Concat, dim_size, local_ranges
+from shardwright.planner.contract.dims import Concat, dim_size, local_ranges, merged
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
@@ -21,42 +20,42 @@ Table = dict[str, str]
 """Name of a module or parameter, `*` for a layer number -> style."""
 
 COLUMN, ROW = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
-"""What a linear layer gives or takes in parts; the second of a pair gives and takes whole."""
+"""Styles of a linear layer with sharded outputs or inputs; the second of a pair gathers them."""
 EXPERTS, SUMMED, LATENT = "moe_tp_experts", "replicated_with_grad_allreduce", "mla_kv_a_proj"
 BY_TORCH, SECOND = "embedding_rowwise", "embedding_colwise"
-"""Of an embedding; it has any module compute with DTensors, and give out what is whole."""
+"""Styles of an embedding. With them any module computes with DTensors and returns full tensors."""
 
 
 class Choice(NamedTuple):
-    """What a candidate leaves whole, and who sums gradients."""
+    """What a candidate gathers, and which gradients it sums."""
 
     gathered: frozenset[str]
-    """Patterns of modules in which linear layers are split in memory only."""
+    """Patterns of modules whose linear layers are sharded in memory only."""
     plain: bool
-    """Whether embeddings that take several arguments are left whole: styles see the first."""
+    """Whether embeddings with several arguments are replicated: styles see the first argument."""
     by_torch: bool
-    """Whether torch computes with what no style is made for, as DTensors split in memory only."""
+    """Whether modules without a style compute with DTensors, sharded in memory only."""
     summed: bool
-    """Whether gradients are summed of modules that see no split tensor. Colwise layers and experts
-    behind them sum that of what they take."""
+    """Whether gradients are summed of modules that see no sharded tensor. Colwise layers and
+    experts after them sum those of their inputs."""
 
 
 class Subject(NamedTuple):
-    """A module that is to get a style."""
+    """A module that needs a style."""
 
     plan: Plan
     spec: ModulePlan
     module: nn.Module
     whole: bool
-    """Whether it gives and takes whole tensors."""
+    """Whether it takes and returns full tensors."""
     choice: Choice
     rotary: int | None
-    """Width of the part of a latent that all heads share, if the model says one."""
+    """Width of the part of a latent that all heads share, if the config has one."""
 
     def styles(self) -> Table:
-        """The styles of the module, by "", and of its own parameters."""
+        """The styles of the module, under "", and of its own parameters."""
         called = self.spec.takes or self.spec.inputs or isinstance(self.module, nn.Embedding)
-        if not called:  # other code takes its parameters, and would get DTensors
+        if not called:  # other code reads its parameters, and would get DTensors
             return {}
         kinds = [_linear, _embedding, _experts, _stacked, _others]
         if self.choice.by_torch:
@@ -85,7 +84,7 @@ def _linear(at: Subject) -> Table | None:
 
 
 def _is_latent(at: Subject) -> bool:
-    """Whether heads share the last part of what a layer gives, each rank with its own gradient."""
+    """Whether all heads share the last part of the output, whose gradient is Partial."""
     for change in at.spec.outputs:
         width = parse(change.source).dims[-1]
         last = width.terms[-1] if isinstance(width, Concat) else None
@@ -104,7 +103,7 @@ def _embedding(at: Subject) -> Table | None:
 
 
 def _experts(at: Subject) -> Table | None:
-    """Stacked experts, both products in one tensor each: cut within each of them, as is its way."""
+    """Stacked experts with both products in one tensor each: sharded within each expert."""
     shapes = {n: tuple(p.shape) for n, p in at.module.named_parameters(recurse=False)}
     up, down = shapes.get("gate_up_proj"), shapes.get("down_proj")
     if len(shapes) != 2 or up is None or down is None or len(up) != 3:
@@ -119,7 +118,7 @@ def _experts(at: Subject) -> Table | None:
 
 
 def _stacked(at: Subject) -> Table | None:
-    """Experts of any other form, as the plan cuts them: each rank has a part of every expert."""
+    """Experts of any other form, as the plan shards them: each rank has a part of every expert."""
     cut: Table = {}
     stacks = 0
     for name, entry in at.spec.parameters.items():
@@ -141,7 +140,7 @@ def _stacked(at: Subject) -> Table | None:
 
 
 def _others(at: Subject) -> Table | None:
-    """Bare parameters with a part on each rank, and whole ones whose gradients are sums."""
+    """Sharded vectors, and replicated parameters whose gradients are sums."""
     if at.whole:
         return None
     placed = {n: parse(p.placement) for n, p in at.spec.parameters.items() if _is_vector(at, n)}
@@ -154,7 +153,7 @@ def _others(at: Subject) -> Table | None:
 
 
 def _by_torch(at: Subject) -> Table | None:
-    """A module that has matrices and is none of the others, with all that it has as DTensors."""
+    """Any other module with matrices, all of its parameters as DTensors."""
     own = dict(at.module.named_parameters(recurse=False))
     dims = {n: split_dims(parse(p.placement)) for n, p in at.spec.parameters.items()}
     cut = [n for n in own if dims.get(n) and own[n].dim() > 1]
@@ -165,13 +164,13 @@ def _by_torch(at: Subject) -> Table | None:
 
 
 def _along(ndim: int, dim: int) -> str:
-    """A style that splits a parameter of so many dims along one of them."""
+    """The style that shards one dim of a parameter of `ndim` dims."""
     styles = {ndim - 1: ROW[0], ndim - 2: COLUMN[0], 1: SECOND, 0: BY_TORCH}
     return styles.get(dim, BY_TORCH)
 
 
 def _sees_parts(spec: ModulePlan) -> bool:
-    """Whether anything that a module takes or gives is split."""
+    """Whether any input or output of a module is sharded."""
     lie = [placed.placement for placed in (*spec.takes, *spec.gives)]
     return any(split_dims(parse(p)) for p in (*lie, *(c.source for c in spec.outputs)))
 
@@ -182,25 +181,25 @@ def _is_vector(at: Subject, name: str) -> bool:
 
 
 def is_linear(module: Any) -> bool:
-    """Whether transformers takes a module for a linear layer."""
+    """Whether transformers treats a module as a linear layer."""
     weight = getattr(module, "weight", None)
     sizes = [getattr(module, n, None) for n in ("out_features", "in_features")]
     return isinstance(weight, Tensor) and list(weight.shape) == sizes
 
 
 def split_dims(placement: Placement) -> list[int]:
-    """The dims of a tensor that some part of is split."""
+    """The dims of a tensor that are sharded."""
     replicated = placement.replicated().dims
     return [d for d, dim in enumerate(placement.dims) if dim != replicated[d]]
 
 
 def _gives_whole(spec: ModulePlan) -> bool:
-    """Whether what the plan has a layer give out is whole again."""
+    """Whether the plan gathers the output of a layer."""
     return any(not split_dims(parse(change.target)) for change in spec.outputs)
 
 
 def _contiguous(plan: Plan, placed: Placement, dim: int, parts: int = 1) -> bool:
-    """Whether each rank holds of a dim, or of its equal `parts`, what torch would give it."""
+    """Whether each rank holds of a dim, or of its equal `parts`, the same chunk as in torch."""
     size, ranks = placed.shape[dim] or 0, plan.mesh["tp"]
     if size % parts:
         return False
@@ -211,18 +210,6 @@ def _contiguous(plan: Plan, placed: Placement, dim: int, parts: int = 1) -> bool
             (start + min(at * share, size // parts), start + min((at + 1) * share, size // parts))
             for start in range(0, size, size // parts)
         ]
-        if _joined(want) != local_ranges(placed.dims[dim], plan.coords(rank)):
+        if merged(want) != local_ranges(placed.dims[dim], plan.coords(rank)):
             return False
     return True
-
-
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    for start, stop in ranges:
-        if start == stop:
-            continue
-        if out and out[-1][1] == start:
-            out[-1] = (out[-1][0], stop)
-        else:
-            out.append((start, stop))
-    return out

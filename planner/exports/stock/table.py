@@ -1,9 +1,8 @@
 """A plan as tables of transformers' own styles: candidates, of which one may be right.
 
-Its styles cut linear layers, embeddings and stacked experts, and set no integers. Where code counts
-heads by a number of its own, or takes a fused weight apart, a layer is cut in memory, and what it
-makes is gathered: `gathered` says for which modules. What a candidate computes is for
-`on_ranks/stock.py` to find out.
+The styles shard linear layers, embeddings and stacked experts, and change no integers. If code
+counts heads by an attribute, or splits a fused weight up, a layer is sharded in memory only and its
+output gathered: `gathered` says in which modules. `on_ranks/stock.py` tries what a table computes.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from shardwright.planner.problem.tp_plan import general, read, split_dim, style_
 
 WHOLE = "replicate"
 MOST = 1.05
-"""Of the bytes of our plan on a rank: what holds more replicates what should be split."""
+"""A table may hold this many times the bytes of the plan on a rank."""
 
 
 def candidates(plan: Plan, model: nn.Module) -> Iterator[Table]:
-    """Tables for `model`, on meta or not: those that leave most split while it computes first."""
+    """Tables for `model`, on meta or not: first those with most sharded while it computes."""
     seen: list[Table] = []
     own = _with_integers(plan, model)
     groups = _groups(plan, model)
@@ -51,7 +50,7 @@ def candidates(plan: Plan, model: nn.Module) -> Iterator[Table]:
 
 
 def held(table: Mapping[str, str], model: nn.Module, ranks: int) -> dict[str, int]:
-    """Bytes that the fullest rank holds of each parameter and buffer, those that are tied once."""
+    """Bytes of each parameter and buffer on the fullest rank, tied ones once."""
     styles = read(table, model).parameters if table else {}
     out: dict[str, int] = {}
     seen: set[int] = set()
@@ -75,26 +74,23 @@ def _with_integers(plan: Plan, model: nn.Module) -> set[str]:
 
 
 def _groups(plan: Plan, model: nn.Module) -> set[str]:
-    """Patterns of the modules that linear layers lie in which the plan splits by rows."""
+    """Patterns of the modules that contain linear layers which the plan shards."""
     names = (n for n, m in model.named_modules() if is_linear(m) and _split(plan, n, "weight"))
     return {pattern(name.rpartition(".")[0] or name) for name in names}
 
 
 def _cut(plan: Plan, model: nn.Module) -> set[str]:
-    """Patterns of all other modules that the plan splits a parameter of."""
-    names = (n for n, m in model.named_modules() if n and not is_linear(m))
-    return {pattern(n) for n in names if any(_split(plan, n, p) for p in _parameters(plan, n))}
-
-
-def _parameters(plan: Plan, name: str) -> list[str]:
-    spec = plan.module(name)
-    return [*spec.parameters] if spec else []
+    """Patterns of all other modules with a sharded parameter."""
+    specs = {n: plan.module(n) for n, m in model.named_modules() if n and not is_linear(m)}
+    return {
+        pattern(n) for n, s in specs.items() if s and any(_split(plan, n, p) for p in s.parameters)
+    }
 
 
 def _table(
     plan: Plan, model: nn.Module, choice: Choice, shared: frozenset[str] = frozenset()
 ) -> Table:
-    """The table of a choice; `shared` are keys of modules that no one style fits."""
+    """The table of a choice; `shared` are keys of modules that no single style fits."""
     config: Any = model.config
     rotary = getattr(config.get_text_config(), "qk_rope_head_dim", None)
     found: dict[str, list[str | None]] = {}
@@ -126,7 +122,7 @@ def _table(
 
 
 def _agreed(styles: list[str | None], linear: bool) -> str | None:
-    """The style of all modules that a key stands for; none where they cannot have the same."""
+    """The style of all modules that a key matches; None if they cannot have the same."""
     several = set(styles)
     if len(several) == 1:
         return styles[0]
@@ -137,7 +133,7 @@ def _agreed(styles: list[str | None], linear: bool) -> str | None:
 
 
 def _identities(table: Table, model: nn.Module) -> Table:
-    """Experts that give what they get, on each rank: a term of a sum over the ranks."""
+    """Identity modules among experts: their output must become Partial, too."""
     keys = {general(n) for n, m in model.named_modules() if isinstance(m, nn.Identity)}
     experts = [k for k, style in table.items() if style == EXPERTS]
     return {k: "moe_identity_expert" for k in keys if any(is_within(k, e) for e in experts)}
@@ -163,13 +159,12 @@ def _aliases(table: Table, model: nn.Module) -> Table:
 
 
 def _split(plan: Plan, name: str, parameter: str) -> list[int]:
-    spec = plan.module(name)
-    entry = spec.parameters.get(parameter) if spec else None
+    entry = plan.parameter(f"{name}.{parameter}")
     return split_dims(parse(entry.placement)) if entry else []
 
 
 def _around(name: str) -> Iterator[str]:
-    """A module and those around it, without the root."""
+    """A module and its parents, without the root."""
     while name:
         yield name
         name = name.rpartition(".")[0]
