@@ -57,17 +57,20 @@ def read_json(path: Path, most: int = MOST) -> Any:
     return parse_json(content)
 
 
-def parse_json(content: str | bytes, plain: bool = False) -> Any:
+def parse_json(content: str | bytes, plain: bool = False, unique: bool = False) -> Any:
     """The value of JSON text.
 
     Args:
         content: The text.
         plain: Whether to refuse NaN and Infinity, which configs have, and unprintable text.
+        unique: Whether to refuse an object that has a key twice.
 
     Raises:
         ValueError: it is not JSON, or exceeds a limit; the message is one line.
     """
     rest: dict[str, Any] = {"parse_constant": _no_constant} if plain else {}
+    if unique:
+        rest["object_pairs_hook"] = _without_repeats
     try:
         text = content.decode() if isinstance(content, bytes) else content
         value = json.loads(text, parse_int=_integer, **rest)
@@ -87,6 +90,15 @@ def _integer(digits: str) -> int:
 
 def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is no number in JSON")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it has '{twice[:40]}' twice")
+    return out
 
 
 def _check(value: Any, plain: bool) -> None:

@@ -16,9 +16,9 @@ from torch import nn
 from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.computed import Computed
 from shardwright.runtime.checkpoint.expressions import Shape
+from shardwright.runtime.checkpoint.header import Entry
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.record import Recorder, Unexpressed
-from shardwright.runtime.checkpoint.source import Entry
 
 KNOWN = "5.23"
 """The transformers version whose conversions were read."""

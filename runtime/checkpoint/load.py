@@ -91,6 +91,7 @@ def load_weights(
     kept = (*names.transient, *(name for name in match.computed if name not in made))
     for buffers in _together({name: tensors[name] for name in kept}):
         put(modules, buffers, tensors[buffers[0]].to(device))
+    checkpoint.check_unchanged()
     return replace(report, unread=match.unread)
 
 

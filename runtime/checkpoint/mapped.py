@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import weakref
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 from mmap import ACCESS_COPY, MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
@@ -59,26 +60,71 @@ def pieces(ranges: Sequence[Sequence[Range]], shape: Sequence[int], itemsize: in
 
 
 class StoredFile:
-    """A safetensors file, mapped. Tensors of it may outlive it.
+    """A safetensors file that is open: it stays the same where another is put in its place.
+
+    Tensors of it may outlive it.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
-        if sys.byteorder != "little":
-            raise OSError("its numbers are little-endian, those of this machine are not")
-        self._file = path.open("rb")
-        try:
-            self._memory = _mapped(self._file.fileno())
-            self._data = 8 + int.from_bytes(self._memory[:8], "little")
-        except Exception as error:
-            self._file.close()
-            raise OSError(str(error)) from None
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        weakref.finalize(self, os.close, self._file)
+        self._about = os.fstat(self._file)
+        self._mapped: mmap | None = None
 
-    def close(self) -> None:
-        """Close the file: what is mapped stays so for as long as it is used."""
-        self._file.close()
+    @property
+    def size(self) -> int:
+        """Bytes that it had when it was opened."""
+        return self._about.st_size
+
+    def is_changed(self) -> bool:
+        """Whether somebody wrote into it, or cut it off, since it was opened."""
+        now = os.fstat(self._file)
+        was = self._about
+        return (now.st_size, now.st_mtime_ns) != (was.st_size, was.st_mtime_ns)
+
+    def is_in_place(self) -> bool:
+        """Whether its name still leads to it."""
+        try:
+            return os.path.samestat(self.path.stat(), self._about)
+        except OSError:
+            return False
+
+    def bytes_at(self, start: int, count: int) -> bytes:
+        """Bytes of the file; fewer where it ends before.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        out = bytearray()
+        while got := os.pread(self._file, count - len(out), start + len(out)):
+            out += got
+        return bytes(out)
+
+    def release(self) -> None:
+        """Unmap what no tensor lies in."""
+        self._mapped = None
+
+    @property
+    def _memory(self) -> mmap:
+        if self._mapped is None:
+            if sys.byteorder != "little":
+                raise OSError("its numbers are little-endian, those of this machine are not")
+            if os.fstat(self._file).st_size < self.size:
+                raise OSError("the file is truncated")
+            try:
+                self._mapped = _mapped(self._file)
+            except ValueError as error:
+                raise OSError(str(error)) from None
+        return self._mapped
+
+    @cached_property
+    def data(self) -> int:
+        """Where the bytes of tensors begin."""
+        return 8 + int.from_bytes(self.bytes_at(0, 8), "little")
 
     def read(self, start: int, nbytes: int, dtype: torch.dtype) -> Tensor:
         """The bytes from `start` of its data on, as a flat tensor; maybe at an odd address.
@@ -86,7 +132,7 @@ class StoredFile:
         Raises:
             OSError: the file is shorter.
         """
-        start += self._data
+        start += self.data
         if start + nbytes > len(self._memory):
             raise OSError("the file is truncated")
         count = nbytes // dtype.itemsize
@@ -102,14 +148,14 @@ class StoredFile:
         Raises:
             OSError: the file is shorter, or cannot be mapped.
         """
-        if (self._data + where[0][0]) % dtype.itemsize:
+        if (self.data + where[0][0]) % dtype.itemsize:
             return None
         if len(where) == 1:
             return self.read(*where[0], dtype)
-        if any(self._data + start + length > len(self._memory) for start, length in where):
+        if any(self.data + start + length > len(self._memory) for start, length in where):
             raise OSError("the file is truncated")
-        moved = [(self._data + start, length) for start, length in where]
-        return _joined(self._file.fileno(), moved, dtype)
+        moved = [(self.data + start, length) for start, length in where]
+        return _joined(self._file, moved, dtype)
 
 
 def _mapped(file: int) -> mmap:

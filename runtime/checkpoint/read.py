@@ -21,10 +21,11 @@ from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.checkpoint.chunks import boxes
 from shardwright.runtime.checkpoint.expressions import stored
+from shardwright.runtime.checkpoint.header import Entry
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.reader import Reader, inside
 from shardwright.runtime.checkpoint.room import Room
-from shardwright.runtime.checkpoint.source import Checkpoint, Entry
+from shardwright.runtime.checkpoint.source import Checkpoint
 from shardwright.runtime.checkpoint.staging import Staging
 
 CASTABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}

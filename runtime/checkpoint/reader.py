@@ -14,13 +14,13 @@ from shardwright.errors import CheckpointError
 from shardwright.planner.contract.dims import Range
 from shardwright.runtime.checkpoint.chunks import Box, box_bytes, boxes
 from shardwright.runtime.checkpoint.expressions import Copy, Index, part, place
-from shardwright.runtime.checkpoint.mapped import StoredFile, pieces
+from shardwright.runtime.checkpoint.mapped import pieces
 from shardwright.runtime.checkpoint.names import Source
 from shardwright.runtime.checkpoint.source import Checkpoint
 
 
 class Reader:
-    """Reads parts of a checkpoint's tensors; a context, at whose end files are closed.
+    """Reads parts of a checkpoint's tensors; a context, at whose end they are unmapped.
 
     Args:
         checkpoint: where they are.
@@ -34,15 +34,14 @@ class Reader:
         self.read = 0
         self._copy = copy
         self._tensors = checkpoint.tensors
-        self._open: dict[Path, StoredFile] = {}
+        self._files = checkpoint.files
 
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._open.values():
-            file.close()
-        self._open.clear()
+        for file in self._files.values():
+            file.release()
 
     def get(self, source: Source, box: Box) -> Tensor:
         """What the rank holds of `box` of `source`.
@@ -84,7 +83,7 @@ class Reader:
         if not where:
             return None
         with _reading(entry.file):
-            flat = self._file(entry.file).joined(where, entry.dtype)
+            flat = self._files[entry.file].joined(where, entry.dtype)
         if flat is None:
             return None
         self.read += flat.nbytes
@@ -110,13 +109,8 @@ class Reader:
         entry = self._tensors[key]
         self.read += box_bytes(box, entry.dtype.itemsize)
         with _reading(entry.file):
-            flat = self._file(entry.file).read(entry.offset, entry.nbytes, entry.dtype)
+            flat = self._files[entry.file].read(entry.offset, entry.nbytes, entry.dtype)
         return get(flat.view(entry.shape), box)
-
-    def _file(self, file: Path) -> StoredFile:
-        if file not in self._open:
-            self._open[file] = StoredFile(file)
-        return self._open[file]
 
 
 def _index(box: Box) -> Index:

@@ -7,68 +7,34 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
 from shardwright.errors import CheckpointError
-from shardwright.planner.contract.files import parse_json, read_json
+from shardwright.planner.contract.files import read_json
+from shardwright.runtime.checkpoint.header import Entry, read_header
+from shardwright.runtime.checkpoint.mapped import StoredFile
 from shardwright.runtime.model.hub import USUAL, Hub
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-MOST_HEADER = 100_000_000
-"""Bytes of a header, as safetensors itself has it."""
-
 LONGEST_NAME = 255
 """Bytes of the name of a file."""
-
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
-    "U64": torch.uint64,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-}
-"""What safetensors calls each dtype."""
-
-
-class Entry(NamedTuple):
-    """One tensor of a checkpoint; `offset` is where its bytes begin in the file's data."""
-
-    file: Path
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the whole tensor in bytes."""
-        return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory with safetensors files; opening it reads their headers and no tensor."""
+    """A directory with safetensors files; opening it reads their headers and no tensor.
+
+    The files stay open for as long as it is there: numbers are read from those whose headers were
+    read, also where another checkpoint is saved in their place meanwhile.
+    """
 
     directory: Path
     tensors: dict[str, Entry]
+    files: dict[Path, StoredFile]
 
     @classmethod
     def open(cls, path: str | Path, hub: Hub = USUAL) -> Checkpoint:
@@ -91,8 +57,24 @@ class Checkpoint:
                 f"{path} {what}: give the directory that holds the model's safetensors files, "
                 "or the model's id on the Hugging Face Hub"
             )
-        files, named = _files(directory)
-        return cls(directory, _merge(files, named))
+        paths, named = _files(directory)
+        files = {path: _opened(path) for path in paths}
+        checkpoint = cls(directory, _merge(files.values(), named), files)
+        if len(files) > 1 and not all(file.is_in_place() for file in files.values()):
+            raise CheckpointError(f"{directory} was saved anew while it was opened: load it again")
+        return checkpoint
+
+    def check_unchanged(self) -> None:
+        """Make sure that nobody wrote into the files since they were opened.
+
+        Raises:
+            CheckpointError: somebody did.
+        """
+        for path, file in self.files.items():
+            if file.is_changed():
+                raise CheckpointError(
+                    f"{path} was written into while it was loaded: load it again when it is saved"
+                )
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -107,6 +89,13 @@ class Checkpoint:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(entry.nbytes for entry in self.tensors.values())
+
+
+def _opened(path: Path) -> StoredFile:
+    try:
+        return StoredFile(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _files(directory: Path) -> tuple[list[Path], dict[str, str]]:
@@ -168,14 +157,15 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
     return files, named
 
 
-def _merge(files: Iterable[Path], named: dict[str, str]) -> dict[str, Entry]:
+def _merge(files: Iterable[StoredFile], named: dict[str, str]) -> dict[str, Entry]:
     """All tensors of `files`; each in one of them, and each that the index names."""
     tensors: dict[str, Entry] = {}
     for file in files:
         for name, entry in read_header(file).items():
             if name in tensors:
                 raise CheckpointError(
-                    f"{file.parent}: {name} is in both {tensors[name].file.name} and {file.name}: "
+                    f"{file.path.parent}: {name} is in both {tensors[name].file.name} and "
+                    f"{file.path.name}: "
                     "remove the file that does not belong to this checkpoint"
                 )
             tensors[name] = entry
@@ -186,53 +176,6 @@ def _merge(files: Iterable[Path], named: dict[str, str]) -> dict[str, Entry]:
                 f"fetch {file_name} and its index again, from the same revision"
             )
     return tensors
-
-
-def read_header(file: Path) -> dict[str, Entry]:
-    """The tensors that the header of a safetensors file lists, checked against the file's size.
-
-    Raises:
-        CheckpointError: the header cannot be read, or the file is not as long as it says.
-    """
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            text = stream.read(length) if length <= min(size - 8, MOST_HEADER) else b""
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror}") from None
-    try:
-        if not text:
-            raise ValueError("its length does not fit the file")
-        header: dict[str, Any] = parse_json(text)
-        header.pop("__metadata__", None)
-        tensors = {name: _entry(file, name, fields) for name, fields in header.items()}
-        ends = [fields["data_offsets"][1] for fields in header.values()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        with file.open("rb") as stream:
-            pointer = stream.read(40).startswith(b"version https://git-lfs")
-        todo = "it is a Git LFS pointer: run `git lfs pull`" if pointer else "fetch the file again"
-        raise CheckpointError(f"{file} has a corrupt header ({error}): {todo}") from None
-    expected = 8 + length + max(ends, default=0)
-    if size != expected:
-        what = "is truncated" if size < expected else "has bytes after its last tensor"
-        raise CheckpointError(
-            f"{file} {what}: it has {size} bytes and its header describes {expected}: "
-            "fetch it again"
-        )
-    return tensors
-
-
-def _entry(file: Path, name: str, fields: dict[str, Any]) -> Entry:
-    dtype, shape, (start, stop) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-    if dtype not in DTYPES:
-        raise ValueError(f"{name} has dtype {dtype!r:.40}, which is not known here")
-    if any(type(n) is not int or not 0 <= n < 2**62 for n in (*shape, start, stop)):
-        raise ValueError(f"{name} has shape and offsets that are none")
-    entry = Entry(file, DTYPES[dtype], shape, start)
-    if stop - start != entry.nbytes:
-        raise ValueError(f"{name} takes {stop - start} bytes but its shape takes {entry.nbytes}")
-    return entry
 
 
 def _is_hub_id(text: str) -> bool:

@@ -1,7 +1,6 @@
 """Finding the tensors of a checkpoint, and what is said where it is damaged."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -9,7 +8,8 @@ import pytest
 import torch
 
 from shardwright.errors import CheckpointError
-from shardwright.runtime.checkpoint.source import INDEX, Checkpoint, read_header
+from shardwright.runtime.checkpoint import source
+from shardwright.runtime.checkpoint.source import INDEX, Checkpoint
 from shardwright.runtime.model.hub import Hub
 from tests.checkpoint.make import write, write_index
 
@@ -159,9 +159,13 @@ def test_git_lfs_pointer(tmp_path: Path) -> None:
     refused(tmp_path, "git lfs pull")
 
 
-def test_unreadable(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=re.escape("cannot read")):
-        read_header(tmp_path / "gone.safetensors")
+def test_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    write(tmp_path, {"a": A})
+    monkeypatch.setattr(source, "StoredFile", fails)
+    refused(tmp_path, "cannot read", "Input/output error")
 
 
 def test_hub_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
