@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.errors import UsageError
 from shardwright.runtime.boundary.transforms import check_no_transform
-from shardwright.runtime.tensors import buffers
 from shardwright.runtime.tensors.to_local import ToLocal
 
 
@@ -99,9 +98,7 @@ def _buffer(module: Any, name: str) -> Any:
     if stored is None:
         return None
     if state is None or state.call.active:
-        # `torch.func.functional_call` puts in what `named_buffers` gave.
-        local = buffers.local(module, name, stored) if isinstance(stored, DTensor) else stored
+        local = stored._local_tensor if isinstance(stored, DTensor) else stored
         use = None if state is None else state.uses.get(name)
         return local if use is None else use(local)
-    shown = buffers.shown(module, name)
-    return shown.full_tensor() if state.call.full and isinstance(shown, DTensor) else shown
+    return stored.full_tensor() if state.call.full and isinstance(stored, DTensor) else stored

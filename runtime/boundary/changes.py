@@ -40,7 +40,7 @@ from shardwright.runtime.code.model_objects import is_config, may_change
 from shardwright.runtime.code.names_in_code import NOT_MODELS, Asked
 from shardwright.runtime.communication import facts
 from shardwright.runtime.ranks.agreement import agree
-from shardwright.runtime.tensors.buffers import local_buffers
+from shardwright.runtime.tensors.parameters import mark_replaced
 
 IN_TURN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 """What runs all modules in it, whatever they are called."""
@@ -175,7 +175,7 @@ class ChangeDetection:
         part = part.detach().requires_grad_(new.requires_grad)
         part._is_param = True  # as in `distributed`
         vars(part).update(vars(new))
-        new._shardwright_cut = True  # type: ignore[attr-defined]
+        mark_replaced(new)
         return part
 
     def set_module(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
@@ -338,7 +338,7 @@ class ChangeDetection:
             held = [
                 (name, x)
                 for path, m in replaced
-                for name, x in (*m.named_parameters(path), *local_buffers(m, prefix=path))
+                for name, x in (*m.named_parameters(path), *m.named_buffers(path))
                 if not isinstance(x, DTensor)
             ]
             came.append(facts.of_tensors(held))

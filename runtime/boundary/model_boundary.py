@@ -15,7 +15,8 @@ from shardwright.runtime.communication.mesh import Group, Mesh
 from shardwright.runtime.communication.replicas import Copies
 from shardwright.runtime.logits.split_logits import LossScope
 from shardwright.runtime.redistribution.lengths import Lengths
-from shardwright.runtime.tensors.dtensors import axes_of, check_own, cut
+from shardwright.runtime.tensors.layouts import axes_of
+from shardwright.runtime.tensors.parameters import check_own, cut
 
 if TYPE_CHECKING:
     from shardwright.runtime.boundary.changes import ChangeDetection
@@ -66,7 +67,7 @@ class ModelBoundary:
             UsageError: it is a DTensor of another rank.
         """
         if not isinstance(value, DTensor):
-            return cut(value, stored, self.mesh)
+            return cut(value, stored)
         check_own(value, stored.device_mesh, name)
         return value
 

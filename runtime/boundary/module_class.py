@@ -25,7 +25,8 @@ from shardwright.runtime.code import call_sites
 from shardwright.runtime.code.copied import OWN
 from shardwright.runtime.redistribution import overlap
 from shardwright.runtime.subclasses import ITS_OWN, like
-from shardwright.runtime.tensors import buffers
+from shardwright.runtime.tensors.buffers import stored_as
+from shardwright.runtime.tensors.split_tensor import SplitTensor
 
 
 class BoundaryModule(HookedModule):
@@ -41,12 +42,15 @@ class BoundaryModule(HookedModule):
         if isinstance(value, nn.Parameter) and isinstance(value, DTensor):
             stored = self.__dict__["_parameters"].get(name)
             if not (changes.model.has(value) and changes.model.has(stored)):
-                self.__dict__["_parameters"][name] = value  # FSDP2 puts its own in and out
+                # FSDP2 puts its own in and out: plain DTensors, made of SplitTensors.
+                self.__dict__["_parameters"][name] = SplitTensor.adopt(value)
                 return None
         elif isinstance(value, nn.Module):
             changes.set_module(self, name, value)
-        elif isinstance(value, DTensor) and name in buffers.names(self):
-            value = buffers.local(self, name, value)
+        elif isinstance(value, Tensor) and isinstance(
+            stored := self.__dict__["_buffers"].get(name), SplitTensor
+        ):
+            value = stored_as(value, stored, name)
         elif name == "forward":
             return changes.set_forward(self, value)
         elif not isinstance(value, Tensor):
@@ -93,14 +97,10 @@ class BoundaryModule(HookedModule):
 
     # --- state dicts, devices and copies
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
-        buffers.show(self, destination, prefix)
-
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         state_dict, prefix = args[:2]
-        buffers.cut(self, state_dict, prefix)
-        for name, stored in self.__dict__["_parameters"].items():
+        held = {**self.__dict__["_parameters"], **self.__dict__["_buffers"]}
+        for name, stored in held.items():
             value, model = state_dict.get(prefix + name), self._shardwright.model
             if isinstance(stored, DTensor) and value is not None and value.shape == stored.shape:
                 assert model is not None

@@ -17,7 +17,6 @@ from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.names import match_names, model_names
 from shardwright.runtime.checkpoint.read import Report, Wanted, matches, read_shards
 from shardwright.runtime.checkpoint.source import Checkpoint
-from shardwright.runtime.tensors.buffers import local_buffers
 
 
 def load_weights(
@@ -64,7 +63,7 @@ def load_weights(
         partial(conversions.convert, checkpoint.tensors),
         allow_surplus,
     )
-    tensors = {**dict(model.named_parameters()), **dict(local_buffers(model))}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     group_of = {group[0]: group for group in names.groups}
     made = {n: conversions.computed.value(n) for n in match.computed if tensors[n].is_meta}
     _refuse_uncomputed(names.title, checkpoint, [n for n, value in made.items() if value is None])

@@ -10,7 +10,6 @@ from torch import nn
 
 from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.expressions import Expression
-from shardwright.runtime.tensors.buffers import local_buffers
 
 Rename = Callable[[str], tuple[str, str | None]]
 """Checkpoint key -> (name that transformers gives it, the pattern of a converter or None)."""
@@ -64,7 +63,7 @@ def model_names(model: nn.Module) -> ModelNames:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
     transient = set()
-    for name, buffer in local_buffers(model, remove_duplicate=False):
+    for name, buffer in model.named_buffers(remove_duplicate=False):
         owner, _, leaf = name.rpartition(".")
         if leaf in model.get_submodule(owner)._non_persistent_buffers_set:
             transient.add(name)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from shardwright.runtime.checkpoint.load import put
-from shardwright.runtime.tensors.buffers import local_buffers
 
 SPREAD = 0.02
 """Standard deviation, as most models are initialised with."""
@@ -21,7 +20,7 @@ def without_weights(model: nn.Module, device: torch.device | str) -> None:
     go on sharing one parameter.
     """
     groups: dict[int, tuple[torch.Tensor, list[str]]] = {}
-    for named in (nn.Module.named_parameters, local_buffers):
+    for named in (nn.Module.named_parameters, nn.Module.named_buffers):
         for name, tensor in named(model, remove_duplicate=False):
             groups.setdefault(id(tensor), (tensor, []))[1].append(name)
     modules = dict(model.named_modules(remove_duplicate=False))

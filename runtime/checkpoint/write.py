@@ -16,8 +16,7 @@ from shardwright.runtime.checkpoint.commit import Draft
 from shardwright.runtime.checkpoint.names import model_names
 from shardwright.runtime.checkpoint.source import SINGLE
 from shardwright.runtime.ranks.agreement import agree
-from shardwright.runtime.tensors.buffers import local_buffers
-from shardwright.runtime.tensors.dtensors import local_of
+from shardwright.runtime.tensors.parameters import local_of
 
 if TYPE_CHECKING:
     from shardwright.runtime.communication.mesh import Mesh
@@ -147,7 +146,7 @@ def _to_save(
 
     Without what transformers leaves out, too, as it computes that anew where it reads a checkpoint.
     """
-    held = {**dict(model.named_parameters()), **dict(local_buffers(model))}
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     anew = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     out: dict[str, tuple[Tensor, Placement | None]] = {}
     for every in model_names(model).groups:

@@ -14,17 +14,10 @@ from shardwright.runtime.boundary.adapters import tell_full_sizes
 from shardwright.runtime.boundary.changes import ChangeDetection
 from shardwright.runtime.boundary.module_boundary import boundary_of, placements
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.modules.joined import watch_joins
 from shardwright.runtime.modules.parametrized import watch_parametrizations
 from shardwright.runtime.redistribution.reshard import take_local
-from shardwright.runtime.tensors.buffers import watch_named_buffers
-from shardwright.runtime.tensors.data_set import watch_data
-from shardwright.runtime.tensors.distributed_checkpoints import watch_checkpoints
-from shardwright.runtime.tensors.dtensors import distributed
-from shardwright.runtime.tensors.handled_ops import watch_handled_ops
-from shardwright.runtime.tensors.optimizers import watch_optimizers
-from shardwright.runtime.tensors.part_files import watch_storages
-from shardwright.runtime.tensors.propagation import watch_propagation
+from shardwright.runtime.tensors.buffers import make_buffers_split
+from shardwright.runtime.tensors.parameters import split_parameters
 
 
 class LocalTensors:
@@ -94,7 +87,7 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     if mesh.device_mesh is None:
         return
     named = dict(model.named_parameters(remove_duplicate=False))
-    made = distributed(named, placements(model), mesh)
+    made = split_parameters(named, placements(model), mesh)
     if isinstance(made, str):
         logging.getLogger("shardwright").warning(
             "parameters stay plain local tensors, since %s cannot be a DTensor: do not use torch's "
@@ -103,15 +96,8 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
             made,
         )
         return
-    watch_propagation()
-    watch_handled_ops()
-    watch_joins()
-    watch_data()
-    watch_named_buffers()
-    watch_optimizers()
-    watch_storages()
-    watch_checkpoints()
     tell_full_sizes()
+    make_buffers_split(model, mesh)
     for module in model.modules():
         own: dict[str, Any] = module._parameters
         own.update({name: made[id(p)] for name, p in own.items() if p is not None})

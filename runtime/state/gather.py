@@ -17,8 +17,7 @@ from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.ranks.agreement import agree
 from shardwright.runtime.redistribution.reshard import gather_whole, take_local
-from shardwright.runtime.tensors.buffers import local_buffers
-from shardwright.runtime.tensors.dtensors import cut, laid_out_as, local_of
+from shardwright.runtime.tensors.parameters import cut, laid_out_as, local_of
 
 
 def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +37,7 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
         PlanError: a name is not the model's, or a shape is not that of the rank's part.
     """
     mesh, placed = mesh_of(model), placements(model)
-    local: dict[str, Tensor] = dict(local_buffers(model, remove_duplicate=False))
+    local: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
     local.update(model.named_parameters(remove_duplicate=False))
     # Before anything is sent: an error must not leave other ranks waiting.
     failure = _failure(tensors, local, placed, mesh)
@@ -72,7 +71,7 @@ def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any
         PlanError: a name is not the model's, or a shape is not that of the whole parameter.
     """
     mesh, placed = mesh_of(model), placements(model)
-    held: dict[str, Tensor] = dict(local_buffers(model, remove_duplicate=False))
+    held: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
     held.update(model.named_parameters(remove_duplicate=False))
     out = {}
     for name, value in tensors.items():
@@ -88,7 +87,7 @@ def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any
                     f"the whole has {list(whole)}"
                 )
             if isinstance(like, DTensor):
-                value = cut(value, like, mesh, value.dtype)
+                value = cut(value, like, value.dtype)
             elif name in placed:
                 value = take_local(value, placed[name], mesh)
         out[name] = value

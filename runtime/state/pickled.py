@@ -30,7 +30,6 @@ from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.communication.processes import device_mesh_for, pick_device
 from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.modules.parameters import distribute
-from shardwright.runtime.tensors.buffers import local_buffers
 
 TIMEOUT = 600.0
 """Seconds that ranks wait for each other where a mesh is made."""
@@ -102,7 +101,7 @@ def _check(model: Any) -> None:
 
 def _parts(model: Any) -> dict[str, Tensor]:
     """What this rank holds of parameters and split buffers, by name, and no more than that."""
-    named = {**dict(model.named_parameters()), **dict(local_buffers(model))}
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     placed = placements(model)
     return {
         name: _alone((x._local_tensor if isinstance(x, DTensor) else x).detach())
@@ -119,11 +118,11 @@ def _unsplit(model: Any, recipe: Recipe) -> nn.Module:
     """The model as it was before it was split, on meta but for buffers that all ranks have."""
     modules, placed = dict(model.named_modules()), placements(model)
     memo: dict[int, Any] = {id(m): object.__new__(recipe.classes[n]) for n, m in modules.items()}
-    for name, x in (*model.named_parameters(), *local_buffers(model)):
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(x, DTensor) or name in placed:
             shape: Any = x.shape if isinstance(x, DTensor) else placed[name].shape
             memo[id(x)] = torch.empty(shape, dtype=x.dtype, device="meta")
-            if isinstance(x, DTensor):
+            if isinstance(x, nn.Parameter):
                 memo[id(x)] = nn.Parameter(memo[id(x)], requires_grad=x.requires_grad)
         else:
             memo[id(x)] = x
@@ -174,7 +173,7 @@ def _is_there(mesh: Mesh) -> bool:
 def _put(model: nn.Module, parts: dict[str, Tensor]) -> None:
     """Put `parts` in the place of tensors on meta, those that are tied in each of their places."""
     new: dict[int, Tensor] = {}
-    for name, old in (*model.named_parameters(), *local_buffers(model)):
+    for name, old in (*model.named_parameters(), *model.named_buffers()):
         if name in parts:
             part = parts[name]
             if isinstance(old, nn.Parameter):

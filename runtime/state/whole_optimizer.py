@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from shardwright.errors import UsageError
+from shardwright.runtime.tensors.parameters import cut
 
 
 def full_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
@@ -46,6 +47,4 @@ def _part(whole: Tensor, like: DTensor, name: str) -> DTensor:
             f"the optimizer keeps a '{name}' of shape {list(whole.shape)} for a parameter of shape "
             f"{list(like.shape)}: of such, nobody knows how it lies over the ranks"
         )
-    mesh = like.device_mesh
-    everywhere = DTensor.from_local(whole.to(like.device), mesh, [Replicate()] * mesh.ndim)
-    return everywhere.redistribute(placements=like.placements)
+    return cut(whole, like, whole.dtype)

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.runtime.communication.replicas import Copies
 from shardwright.runtime.redistribution import overlap
+from shardwright.runtime.tensors.split_tensor import FromLocal, SplitTensor
 
 
 class ToLocal(torch.autograd.Function):
@@ -24,7 +25,7 @@ class ToLocal(torch.autograd.Function):
         return local.view_as(local)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[DTensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[SplitTensor, None]:  # type: ignore[override]
         """The gradient, laid out as the parameter is."""
         spec = ctx.spec
         grad = (grad if ctx.owed is None else overlap.paid(ctx, grad)).contiguous()
@@ -32,6 +33,5 @@ class ToLocal(torch.autograd.Function):
             copies, stored = ctx.noted
             copies.note(stored)
         if torch.is_grad_enabled():  # it will be differentiated again
-            at = (spec.mesh, spec.placements)
-            return DTensor.from_local(grad, *at, shape=spec.shape, stride=spec.stride), None
-        return DTensor.__new__(DTensor, grad, spec, requires_grad=False), None
+            return FromLocal.apply(grad, spec), None  # type: ignore[return-value]
+        return SplitTensor.__new__(SplitTensor, grad, spec, requires_grad=False), None  # type: ignore[return-value]

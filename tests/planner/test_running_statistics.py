@@ -109,9 +109,8 @@ def test_code_in_no_call_sees_them_whole() -> None:
         for one in (local, copy.deepcopy(local)):
             mean: Any = one.norm.running_mean
             assert isinstance(mean, DTensor) and mean.shape == (INNER,)
-            norms: list[Any] = [mean.norm(), seen[0]]
-            for found in norms:
-                torch.testing.assert_close(found.full_tensor(), norm, rtol=0, atol=1e-9)
+            for found in (mean.norm(), seen[0]):
+                torch.testing.assert_close(found, norm, rtol=0, atol=1e-9)
             one.norm.running_mean *= 2
             one.norm.running_var = one.norm.running_var * 3
             torch.testing.assert_close(one(*x), expected, rtol=0, atol=1e-9)

@@ -14,9 +14,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from shardwright.planner.contract.notation import parse
 from shardwright.runtime.communication.mesh import Mesh
 from shardwright.runtime.redistribution.reshard import take_local
-from shardwright.runtime.tensors.arranged import Arranged
-from shardwright.runtime.tensors.distributed_checkpoints import pieces, watch_checkpoints
-from shardwright.runtime.tensors.dtensors import as_dtensor, placements_of
+from shardwright.runtime.tensors.checkpoint_chunks import chunks
+from shardwright.runtime.tensors.layouts import PlannedShard, placements_of
+from shardwright.runtime.tensors.split_tensor import SplitTensor
 from tests.ranks import run_ranks
 
 
@@ -36,19 +36,18 @@ def test_chunks_of_all_ranks_are_the_whole_once(layout: str, sub_axes: list[int]
     w = torch.arange(prod(placement.shape)).double().view(*placement.shape)
 
     def work(mesh: Mesh) -> list[tuple[Any, torch.Tensor]]:
-        watch_checkpoints()
         ranks = mesh.with_sub_axes({"tp": sub_axes} if sub_axes else {})
         spec = DTensorSpec(ranks.parameter_mesh(), placements_of(placement, ranks))
-        assert any(isinstance(p, Arranged) for p in spec.placements)
+        assert any(isinstance(p, PlannedShard) for p in spec.placements)
         module = nn.Module()
         local = take_local(w, placement, ranks)
-        module.weight = nn.Parameter(as_dtensor(local, w.shape, spec))
+        module.weight = nn.Parameter(SplitTensor.of(local, spec, w.shape))
         fully_shard(module, mesh=mesh.device_mesh["dp"])
-        held: Any = module.weight.detach()
-        found = [(p, p.of(held.to_local())) for p in pieces(held)]
+        held: Any = SplitTensor.adopt(module.weight.detach())
+        found = [(p, p.of(held.to_local())) for p in chunks(held)]
         assert sum(part.numel() for _, part in found) == held.to_local().numel()
-        chunks = held.__create_chunk_list__()
-        assert [(c.offsets, c.sizes) for c in chunks] == [(p.offsets, p.sizes) for p, _ in found]
+        listed = held.__create_chunk_list__()
+        assert [(c.offsets, c.sizes) for c in listed] == [(p.offsets, p.sizes) for p, _ in found]
         return found
 
     tp = prod(sub_axes) if sub_axes else 2

@@ -13,7 +13,6 @@ from torch import nn, optim
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import shardwright
-from shardwright.errors import UsageError
 from shardwright.runtime.communication.mesh import Mesh
 from tests import planning
 from tests.ranks import run_ranks
@@ -30,6 +29,7 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "Muon": partial(optim.Muon, lr=1e-2),
     # eps: gradients of biases of keys are 0 but for rounding, which it would make as large as any.
     "Adafactor": partial(optim.Adafactor, lr=1e-2, eps=(1e-6, 1e-3)),
+    "transformers' Adafactor": partial(transformers.Adafactor, lr=1e-2, relative_step=False),
     "Adafactor, foreach": partial(optim.Adafactor, lr=1e-2, eps=(1e-6, 1e-3), foreach=True),
 }
 
@@ -70,18 +70,5 @@ def test_ten_steps_are_those_of_the_unsplit_model(monkeypatch: pytest.MonkeyPatc
                 torch.testing.assert_close(
                     got[n], p, rtol=0, atol=1e-9, msg=lambda m, at=(name, n): f"{at}: {m}"
                 )
-
-    run_ranks(2, work)
-
-
-def test_adafactor_of_transformers_is_refused() -> None:
-    """It keeps statistics of rows and columns in plain tensors."""
-    base = gpt2()
-    plan = planning.plan(copy.deepcopy(base), tp=2)
-
-    def work(mesh: Mesh) -> None:
-        split = shardwright.apply(copy.deepcopy(base), plan, mesh)
-        with pytest.raises(UsageError, match="Adafactor keeps .* use torch.optim.Adafactor, AdamW"):
-            train(split, transformers.Adafactor, steps=1)
 
     run_ranks(2, work)

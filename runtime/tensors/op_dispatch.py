@@ -1,0 +1,387 @@
+"""Ops on SplitTensors: on this rank's parts where that is right, else on full tensors.
+
+Torch's own rules for DTensors are not asked: they take parts for those that `torch.chunk` makes,
+and not all are right (a mean of uneven parts counts these alike). What goes element by element is a
+SplitTensor again, laid out as an operand. All else is a plain tensor that every rank has in full,
+so that a penalty on parameters is as plain as the loss that it joins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.utils._pytree import tree_leaves, tree_map
+
+from shardwright.errors import UsageError
+from shardwright.runtime.communication.collectives import all_reduce
+from shardwright.runtime.communication.generators import draw_alike
+from shardwright.runtime.tensors import layouts
+from shardwright.runtime.tensors.op_table import REFUSED, kept_dims, kind_of, name_of, written
+from shardwright.runtime.tensors.split_tensor import SplitTensor, ViewCopy
+
+aten = torch.ops.aten
+
+INSTEAD = (
+    "take full tensors, w = shardwright.full_tensors(model, {name: p})[name], and put them back by "
+    "p.copy_(shardwright.split_tensors(model, {name: w})[name]) under torch.no_grad()"
+)
+
+
+def dispatch(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What `op` gives, of which an operand is a SplitTensor."""
+    return _DONE[kind_of(op)](op, args, kwargs)
+
+
+def _is_split(x: Any) -> bool:
+    return isinstance(x, DTensor) and not isinstance(x, ViewCopy)
+
+
+def _full(x: Any) -> Tensor:
+    """All of `x`, on every rank."""
+    if not isinstance(x, DTensor):
+        return x
+    if not isinstance(x, SplitTensor) and not layouts.is_planned(x._spec):
+        return x.full_tensor()  # a plain DTensor, maybe of another mesh
+    return layouts.gathered(x._local_tensor, x._spec)
+
+
+def _alike(one: DTensorSpec, other: DTensorSpec) -> bool:
+    return one is other or (
+        one.placements == other.placements and one.shape == other.shape and one.mesh == other.mesh
+    )
+
+
+def _part(op: Any, x: Any, like: DTensor) -> Any:
+    """This rank's part of an operand, of the layout of `like` or of what broadcasts to it."""
+    if isinstance(x, DTensor) and _alike(x._spec, like._spec):
+        return x._local_tensor
+    if not isinstance(x, Tensor) or x.dim() == 0 and not isinstance(x, DTensor):
+        return x
+    if not isinstance(x, DTensor):
+        _check_full(op, x, like)
+    return layouts.cut(_full(x), like._spec)
+
+
+def _check_full(op: Any, x: Tensor, like: DTensor) -> None:
+    """Check that a plain tensor is not this rank's part.
+
+    Raises:
+        UsageError: along a dim that is split it is as long as that, and not as the full tensor.
+    """
+    local = like._local_tensor.shape
+    for size, full, part in zip(x.shape[::-1], like.shape[::-1], local[::-1], strict=False):
+        if size not in (full, 1) or size == part != full:
+            raise UsageError(
+                f"{name_of(op)} of a tensor of a split model, of shape {list(like.shape)}, with a "
+                f"plain one of shape {list(x.shape)} (this rank's part has {list(local)}): give a "
+                "full tensor, or one of shardwright.split_tensors(model, {name: tensor})"
+            )
+
+
+def _wrap(op: Any, made: Any, like: DTensor) -> Any:
+    """What ranks made of parts that lie as `like`, laid out as that."""
+    local = like._local_tensor.shape
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        assert x.shape == local, f"{op} does not go element by element"
+        return SplitTensor.of(x, like._spec)
+
+    return tree_map(one, made)
+
+
+def _elementwise(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """On parts, where they are cut alike; in the layout of what is written, or of one operand."""
+    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    into = _written(op, args, kwargs)
+    like: Any = into[0] if into else _layout_for(given)
+    if not isinstance(like, DTensor) or isinstance(like, ViewCopy):
+        return _on_full(op, args, kwargs)
+    own, named = tree_map(lambda x: _part(op, x, like), (tuple(args), dict(kwargs)))
+    made = op(*own, **named)
+    return into[0] if into else _wrap(op, made, like)
+
+
+def _layout_for(given: Sequence[Tensor]) -> DTensor | None:
+    """One of the SplitTensors whose layout the result has; None if it has none of theirs."""
+    split: Any = [x for x in given if _is_split(x)]
+    if len(split) == len(given) and all(_alike(x._spec, split[0]._spec) for x in split[1:]):
+        return split[0]
+    try:
+        shape = torch.broadcast_shapes(*(x.shape for x in given))
+    except RuntimeError:
+        return split[0] if split else None  # `_check_full` says why
+    split = [x for x in split if x.shape == shape]
+    return min(split, key=lambda x: layouts.is_full(x._spec), default=None)
+
+
+def _lists(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Element by element over lists, where what is at one place of all lists goes together."""
+    lists = [x for x in (*args, *kwargs.values()) if _is_list(x)]
+    size = max(map(len, lists))
+    likes: list[DTensor | None] = []
+    for i in range(size):
+        together = [x[i] for x in lists if i < len(x) and isinstance(x[i], Tensor)]
+        if written(op):
+            likes.append(together[0] if isinstance(together[0], DTensor) else None)
+        else:
+            likes.append(_layout_for([x for x in together if x.dim()]))
+
+    def part(x: Any, i: int) -> Any:
+        if isinstance(x, ViewCopy) and x is likes[i]:
+            _refuse_view(op)
+        return _full(x) if (like := likes[i]) is None else _part(op, x, like)
+
+    def parts(value: Any) -> Any:
+        return [part(x, i) for i, x in enumerate(value)] if _is_list(value) else _full(value)
+
+    made = op(*map(parts, args), **{name: parts(value) for name, value in kwargs.items()})
+    if made is None:
+        return None
+    pairs = zip(made, likes, strict=True)
+    return [x if like is None else _wrap(op, x, like) for x, like in pairs]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(isinstance(x, Tensor) for x in value)
+
+
+def _view(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A view of this rank's part, or of the full tensor, which then is not written to."""
+    x = args[0]
+    if isinstance(x, DTensor):
+        kind: type[SplitTensor] = ViewCopy if isinstance(x, ViewCopy) else SplitTensor
+        if layouts.is_full(x._spec):
+            made = op(x._local_tensor, *args[1:], **kwargs)
+            return tree_map(lambda out: kind.of(out, x._spec, out.shape), made)
+        if (kept := kept_dims(op, args, x.shape)) is not None:
+            same = name_of(op) in ("view", "_unsafe_view", "expand")
+            local = (
+                aten.alias(x._local_tensor) if same else op(x._local_tensor, *args[1:], **kwargs)
+            )
+            if (spec := layouts.with_dims(x._spec, kept, local)) is not None:
+                return SplitTensor(local, spec, requires_grad=False)  # type: ignore[call-arg]
+        full = (Replicate(),) * x.device_mesh.ndim
+        spec = DTensorSpec(x.device_mesh, full, tensor_meta=x._spec.tensor_meta)
+        made = op(_full(x), *args[1:], **kwargs)
+        return tree_map(lambda out: ViewCopy.of(out, spec, out.shape), made)
+    return _on_full(op, args, kwargs)
+
+
+def _random(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What is drawn for full tensors, by generators that stand where the first rank's does.
+
+    Raises:
+        UsageError: it is compiled.
+    """
+    if torch.compiler.is_compiling():
+        raise UsageError(
+            f"{name_of(op)} for a parameter of a split model in compiled code: draw where it is "
+            "not compiled"
+        )
+    first = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor))
+    for i in range(first.device_mesh.ndim):
+        draw_alike(layouts.group_of(first._spec, i), first.device, kwargs.get("generator"))
+    return _on_full(op, args, kwargs, like=first, reads="rrelu" in name_of(op))
+
+
+def _on_full(
+    op: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    like: DTensor | None = None,
+    reads: bool = True,
+) -> Any:
+    """On full tensors; of what is written each rank keeps its part.
+
+    Args:
+        op: The op.
+        args: What it is given.
+        kwargs: The same, by name.
+        like: What results of its shape are laid out as; they are plain without.
+        reads: Whether it reads what it writes.
+    """
+    full: dict[int, Any] = {}
+    into = [x for x in _written(op, args, kwargs) if isinstance(x, DTensor)]
+
+    def is_written(x: DTensor) -> bool:
+        return any(x is y for y in into)
+
+    if any(isinstance(x, ViewCopy) for x in into):
+        _refuse_view(op)
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, DTensor):
+            return x
+        if id(x) not in full:
+            own = _full(x) if reads or not is_written(x) else _room_for(x)
+            full[id(x)] = own.clone() if own is x._local_tensor and is_written(x) else own
+        return full[id(x)]
+
+    own, named = tree_map(one, (tuple(args), dict(kwargs)))
+    made = op(*own, **named)
+    given = {id(full[id(x)]): x for x in into}
+    for x in into:
+        if full[id(x)].shape != x.shape:
+            raise UsageError(
+                f"{name_of(op)} changes the shape of a tensor of a split model: {INSTEAD}"
+            )
+        x._local_tensor.copy_(layouts.cut(full[id(x)], x._spec))
+
+    def shown(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        if id(x) in given:
+            return given[id(x)]
+        if like is not None and _is_split(like) and x.shape == like.shape:
+            return SplitTensor.of(layouts.cut(x, like._spec).contiguous(), like._spec)
+        return x
+
+    return tree_map(shown, made)
+
+
+def _written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The tensors that `op` writes to."""
+    found = []
+    for i in written(op):
+        value = args[i] if i < len(args) else kwargs.get(op._schema.arguments[i].name)
+        found += [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+    return found
+
+
+def _room_for(x: DTensor) -> Tensor:
+    local = x._local_tensor
+    return torch.empty_strided(x.shape, x.stride(), dtype=local.dtype, device=local.device)
+
+
+def _refuse_view(op: Any) -> NoReturn:
+    raise UsageError(
+        f"{name_of(op)} writes to a view (rows, a reshape) of a tensor of a split model, of which "
+        f"a rank has a part: the view is a copy, and what is written would be lost: {INSTEAD}"
+    )
+
+
+def _norm(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Of parts, put together by one all-reduce for all tensors that are split alike."""
+    names = [a.name for a in op._schema.arguments[1:]]
+    named = {**dict(zip(names, args[1:], strict=False)), **kwargs}
+    power, several = float(named.get("ord", 2)), isinstance(args[0], (list, tuple))
+    if power <= 0 or named.get("dim") is not None or named.get("keepdim"):
+        return _on_full(op, args, kwargs)
+    tensors = [
+        x if isinstance(x, SplitTensor) else _full(x) for x in (args[0] if several else args[:1])
+    ]
+
+    def own(x: Tensor) -> Tensor:
+        part = layouts.counted_once(x._local_tensor, x._spec) if isinstance(x, DTensor) else x
+        wide = torch.promote_types(named.get("dtype") or part.dtype, torch.float32)
+        if not part.numel():
+            return part.new_zeros((), dtype=wide).abs()
+        return torch.linalg.vector_norm(part, power, dtype=wide)
+
+    def joined(norms: Tensor, over: Callable[[Tensor, str], Tensor]) -> Tensor:
+        if math.isinf(power):
+            return over(norms, "max")
+        return over(norms**power, "sum") ** (1 / power)
+
+    found = _all_reduced(tensors, [own(x) for x in tensors], joined)
+    dtypes = [(named.get("dtype") or x.dtype).to_real() for x in tensors]
+    made = [x.to(dtype) for x, dtype in zip(found, dtypes, strict=True)]
+    return made if several else made[0]
+
+
+def _sum(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Of parts, put together, where it is one along all dims."""
+    x, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+    if dims or (len(args) > 2 and args[2]) or kwargs.get("keepdim") or not _is_split(x):
+        return _on_full(op, args, kwargs)
+    part, dtype = layouts.counted_once(x._local_tensor, x._spec), kwargs.get("dtype")
+    wide = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else dtype
+    found = _all_reduced([x], [part.sum(dtype=wide)], lambda own, over: over(own, "sum"))
+    return found[0].to(dtype or x.dtype) if x.is_floating_point() else found[0]
+
+
+def _all_reduced(
+    tensors: Sequence[Any], own: Sequence[Tensor], joined: Callable[[Tensor, Any], Tensor]
+) -> list[Tensor]:
+    """What `joined` makes of a number of each tensor's part; at once for those split alike."""
+    together: dict[Any, list[int]] = {}
+    for i, x in enumerate(tensors):
+        if isinstance(x, DTensor) and (dims := layouts.split_dims(x._spec)):
+            key = (x.device_mesh, tuple(dims), own[i].dtype, own[i].device)
+            together.setdefault(key, []).append(i)
+    out = list(own)
+    for (*_, dims, _, _), places in together.items():
+        spec = tensors[places[0]]._spec
+
+        def over(values: Tensor, reduce: str, spec: Any = spec, dims: Any = dims) -> Tensor:
+            for dim in dims:
+                values = all_reduce(values, layouts.group_of(spec, dim), reduce)
+            return values
+
+        values = joined(torch.stack([own[i] for i in places]), over)
+        for i, value in zip(places, values.unbind(), strict=True):
+            out[i] = value
+    return out
+
+
+def _unscale(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """GradScaler's: whether any rank found a number that is not finite."""
+    grads, found, scale = args
+    op([x._local_tensor if isinstance(x, DTensor) else x for x in grads], found, scale, **kwargs)
+    meshes = {x.device_mesh: x._spec for x in grads if isinstance(x, DTensor)}
+    for spec in meshes.values():
+        for dim in range(spec.mesh.ndim):
+            found.copy_(all_reduce(found, layouts.group_of(spec, dim), "max"))
+
+
+def _made_new(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Laid out as the tensor where it is to have its shape, else plain."""
+    x, size, *rest = args
+    local = x._local_tensor
+    if isinstance(x, ViewCopy) or tuple(size) != tuple(x.shape):
+        return op(local, size, *rest, **kwargs)
+    if name_of(op) == "new_empty_strided":
+        rest = [local.stride()]
+    return _wrap(op, op(local, local.shape, *rest, **kwargs), x)
+
+
+def _on_local(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """On this rank's parts: what they say of memory, or of dtype and device, is as in full."""
+    return op(
+        *tree_map(lambda x: x._local_tensor if isinstance(x, DTensor) else x, tuple(args)), **kwargs
+    )
+
+
+def _composite(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """By the ops that it is made of: in inference mode it comes here itself."""
+    made = op.decompose(*args, **kwargs)
+    return _on_full(op, args, kwargs) if made is NotImplemented else made
+
+
+def _refused(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NoReturn:
+    name = name_of(op)
+    raise UsageError(f"{name} of a tensor of a split model: {REFUSED[name]}")
+
+
+_DONE: dict[str, Callable[..., Any]] = {
+    "elementwise": _elementwise,
+    "lists": _lists,
+    "view": _view,
+    "random": _random,
+    "norm": _norm,
+    "sum": _sum,
+    "made new": _made_new,
+    "asks": _on_local,
+    "unscale": _unscale,
+    "refused": _refused,
+    "composite": _composite,
+    "full": _on_full,
+}

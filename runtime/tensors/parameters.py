@@ -1,0 +1,121 @@
+"""Parameters of a split model as SplitTensors; full tensors and parts, as these are laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from shardwright.errors import UsageError
+from shardwright.planner.contract.placement import Placement
+from shardwright.runtime.communication.mesh import Mesh
+from shardwright.runtime.tensors import layouts
+from shardwright.runtime.tensors.layouts import axes_of, placements_of
+from shardwright.runtime.tensors.split_tensor import SplitTensor
+
+
+def split_parameters(
+    tensors: Mapping[str, Tensor], placed: Mapping[str, Placement], mesh: Mesh
+) -> dict[int, nn.Parameter] | str:
+    """The SplitTensor for each of a model's local parameters, by its id; which one cannot be one.
+
+    Args:
+        tensors: the parameters, each name of one that is tied.
+        placed: name -> its placement over `mesh`; one that is absent is replicated.
+        mesh: the ranks that share the model.
+    """
+    device_mesh = mesh.parameter_mesh()
+    replicated = (Replicate(),) * len(axes_of(mesh))
+    known: dict[int, Placement] = {id(tensors[n]): p for n, p in placed.items() if n in tensors}
+    torch_s = {p: placements_of(p, mesh) for p in dict.fromkeys(known.values())}
+    specs: dict[Any, DTensorSpec] = {}  # parameters of like layers share theirs
+    out: dict[int, nn.Parameter] = {}
+    for name, tensor in tensors.items():
+        placement = known.get(id(tensor))
+        placements = replicated if placement is None else torch_s[placement]
+        if device_mesh is None or type(tensor.data) is not Tensor:
+            return f"'{name}', a {type(tensor).__name__},"
+        shape = tensor.shape if placement is None else torch.Size(cast(Any, placement.shape))
+        key = placements, shape, tensor.shape, tensor.stride(), tensor.dtype
+        if key not in specs:
+            specs[key] = layouts.spec_of(tensor, shape, DTensorSpec(device_mesh, placements))
+        new: Any = SplitTensor(tensor.detach(), specs[key], requires_grad=tensor.requires_grad)  # type: ignore[call-arg]
+        new._is_param = True  # all that nn.Parameter does, which would make another tensor
+        vars(new).update(vars(tensor))
+        out[id(tensor)] = new
+    return out
+
+
+def laid_out_as(tensor: DTensor, like: DTensor) -> DTensor:
+    """`tensor` with the layout of `like`, if both are over one mesh; else as it is.
+
+    All ranks call it. Not differentiable.
+    """
+    if tensor.device_mesh != like.device_mesh or tensor.placements == like.placements:
+        return tensor
+    moved: Any = tensor.detach()
+    return moved.redistribute(placements=like.placements)
+
+
+def local_of(tensor: Tensor, mesh: Mesh) -> Tensor:
+    """This rank's part of a DTensor over the ranks of `mesh`; any other tensor as it is.
+
+    One that FSDP2 has split further is gathered over those ranks, which all call this. Not
+    differentiable.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    ahead = len(tensor.placements) - len(axes_of(mesh))
+    own = range(ahead, len(tensor.placements))
+    return layouts.gathered(tensor._local_tensor.detach(), tensor._spec, keep=own)
+
+
+def cut(full: Tensor, like: DTensor, dtype: torch.dtype | None = None) -> SplitTensor:
+    """The SplitTensor of a `full` tensor that is laid out as `like`; no communication.
+
+    Not differentiable. It is of the dtype of `like` if no other is asked for.
+    """
+    local = layouts.cut(full.detach().to(like.device, dtype or like.dtype), like._spec)
+    return SplitTensor.of(local.clone(memory_format=torch.contiguous_format), like._spec)
+
+
+def check_own(part: DTensor, own: DeviceMesh, name: str) -> None:
+    """Check that a DTensor in a state dict is not one of another rank.
+
+    Raises:
+        UsageError: it is one that another rank had.
+    """
+    theirs = part.device_mesh
+    alike = theirs.mesh_dim_names == own.mesh_dim_names
+    if alike and theirs.get_coordinate() != own.get_coordinate():
+        raise UsageError(
+            f"'{name}' in this state dict is the part that another rank had when it saved it: "
+            "save parts with torch.distributed.checkpoint, or each rank its own file"
+        )
+
+
+class ReplacedParameter(nn.Parameter):
+    """A parameter of which each rank's part went into a split model: no step trains it."""
+
+    @property
+    def grad(self) -> Tensor | None:  # type: ignore[override]  # pyright: ignore
+        """Refuse: an optimizer asks for it."""
+        raise UsageError(
+            "this parameter was put into a split model, of which each rank keeps a part: give the "
+            "optimizer model.parameters() as they are now"
+        )
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:  # pyright: ignore
+        torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+
+
+def mark_replaced(parameter: nn.Parameter) -> None:
+    """Let who asks for the gradient of `parameter` know that it was replaced."""
+    if type(parameter) is nn.Parameter:
+        parameter.__class__ = ReplacedParameter

@@ -1,0 +1,266 @@
+"""SplitTensor: parameters, gradients and split buffers of a split model, as others see them.
+
+It is a DTensor, so that FSDP2, clipping, optimizers and distributed checkpoints take it for one,
+and nothing of torch is changed for it. Its ops are done by `op_dispatch.py`, not by torch's rules.
+All ranks of its mesh call what is done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from shardwright.errors import UsageError
+from shardwright.runtime.tensors import checkpoint_chunks, layouts
+
+
+class SplitTensor(DTensor):
+    """A tensor of a split model; this rank has `to_local()` of it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What `func` gives: of full tensors where a plain one gets a gradient, too.
+
+        Else that gradient might be a SplitTensor, which code further back does not expect.
+
+        Raises:
+            UsageError: it writes such a plain tensor to a SplitTensor.
+        """
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            several = len(args) > 1 or kwargs
+            if several and torch.is_grad_enabled() and _is_op(func):
+                given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+                if any(not isinstance(x, DTensor) and x.requires_grad for x in given):
+                    _check_not_written(func, args, kwargs)
+                    args, kwargs = tree_map_only(cls, cls.full_tensor, (args, kwargs))
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """What `op` gives."""
+        from shardwright.runtime.tensors.op_dispatch import dispatch  # which makes SplitTensors
+
+        return dispatch(op, args, kwargs or {})
+
+    @classmethod
+    def of(
+        cls, local: Tensor, spec: DTensorSpec, shape: Sequence[int] | None = None
+    ) -> SplitTensor:
+        """Of this rank's part, which it shares its memory with. Not differentiable."""
+        spec = layouts.spec_of(local, spec.shape if shape is None else shape, spec)
+        return cls(local, spec, requires_grad=False)  # type: ignore[call-arg]
+
+    @classmethod
+    def adopt(cls, tensor: Any) -> Any:
+        """Let a DTensor that FSDP2 made of a SplitTensor be one, the same object."""
+        if type(tensor) is DTensor:
+            tensor.__class__ = cls
+        return tensor
+
+    @property
+    def grad(self) -> Tensor | None:  # type: ignore[override]  # pyright: ignore
+        """The gradient, laid out as this is: some ops leave one that every rank has in full."""
+        found: Any = _GRAD.__get__(self)
+        if isinstance(found, DTensor):
+            return self.adopt(found)
+        if found is None:
+            return None
+        part = self.of(layouts.cut(found, self._spec).clone(), self._spec)
+        _GRAD.__set__(self, part)
+        return part
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        _GRAD.__set__(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:  # pyright: ignore
+        _GRAD.__set__(self, None)
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """The same values without a gradient; what is set may be a full tensor, or a DTensor."""
+        return _DATA.__get__(self)
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        if isinstance(value, Tensor) and value.shape != self.shape:
+            raise UsageError(
+                f".data of a parameter of a split model, {list(self.shape)}, is set to one of "
+                f"another shape, {list(value.shape)}: change the model before it is planned and "
+                "split"
+            )
+        if not isinstance(value, Tensor):
+            _DATA.__set__(self, value)  # raises
+        if not isinstance(value, SplitTensor) or value.placements != self.placements:
+            value = value.full_tensor() if isinstance(value, DTensor) else value
+            value = self.of(layouts.cut(value.detach(), self._spec).clone(), self._spec)
+        _DATA.__set__(self, value)
+        self._local_tensor, self._spec = value._local_tensor, value._spec
+
+    def to_local(self, *, grad_placements: Any = None) -> Tensor:
+        """This rank's part; its gradient is laid out as this is."""
+        local = _ToLocal.apply(self) if torch.is_grad_enabled() else self._local_tensor
+        return local  # type: ignore[return-value]
+
+    def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
+        """All of it, on every rank, which all call this. Differentiable."""
+        return _Gather.apply(self)  # type: ignore[return-value]
+
+    def redistribute(  # type: ignore[override]
+        self, device_mesh: Any = None, placements: Sequence[Any] | None = None, **_: Any
+    ) -> SplitTensor:
+        """The same with other placements over its mesh, by way of the full tensor."""
+        if placements is None or device_mesh not in (None, self.device_mesh):
+            raise UsageError("redistribute of a parameter of a split model: over its own mesh only")
+        if tuple(placements) == self._spec.placements:
+            return self
+        meta = self._spec.tensor_meta
+        spec = DTensorSpec(self._spec.mesh, tuple(placements), tensor_meta=meta)
+        return _Cut.apply(self.full_tensor(), spec)  # type: ignore[return-value]
+
+    def share_memory_(self) -> SplitTensor:  # type: ignore[override]
+        """Move this rank's part to shared memory."""
+        self._local_tensor.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether this rank's part is in shared memory."""
+        return self._local_tensor.is_shared()
+
+    def storage(self) -> NoReturn:
+        """Refuse: safetensors, and peft ahead of it, ask for it before they write anything."""
+        raise UsageError(
+            "the storage of a tensor of a split model is wanted, of which this rank has a part: "
+            "write full tensors with shardwright.save(model, directory), adapters too, or take "
+            "them with shardwright.full_tensors"
+        )
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The full tensor as an array, on every rank."""
+        return self.full_tensor().numpy(force=force)
+
+    def tolist(self) -> Any:
+        """The full tensor as nested lists, on every rank."""
+        return self.full_tensor().tolist()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As a plain DTensor, which reads without this package unless it is a PlannedShard."""
+        plain: Any = DTensor
+        return plain(
+            self._local_tensor, self._spec, requires_grad=self.requires_grad
+        ).__reduce_ex__(protocol)
+
+    @staticmethod
+    def __tensor_unflatten__(inner_tensors: Any, flatten_spec: Any, *outer: Any) -> SplitTensor:
+        """For compiled graphs."""
+        made: Any = DTensor.__tensor_unflatten__(inner_tensors, flatten_spec, *outer)
+        return SplitTensor(made._local_tensor, made._spec, requires_grad=made.requires_grad)  # type: ignore[call-arg]
+
+    # What torch.distributed.checkpoint asks for.
+
+    def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:
+        return checkpoint_chunks.write_items(self, fqn)
+
+    def __create_chunk_list__(self) -> list[Any]:
+        return checkpoint_chunks.chunk_list(self)
+
+    def __get_tensor_shard__(self, index: Any) -> Tensor:
+        return checkpoint_chunks.shard_at(self, index)
+
+
+def _is_op(func: Any) -> bool:
+    """Whether it computes: not `backward`, `torch.autograd.grad`, or an autograd.Function."""
+    if isinstance(func, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)):
+        return True
+    computes = ("torch.nn.functional", "torch.functional", "torch._tensor")
+    return getattr(func, "__module__", None) in computes and func.__name__ != "backward"
+
+
+def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:
+    name = getattr(func, "__name__", "")
+    in_place = name in ("__setitem__", "__set__") or name.startswith("__i")
+    in_place = in_place or (name.endswith("_") and not name.endswith("__"))
+    if isinstance(kwargs.get("out"), SplitTensor) or (
+        in_place and args and isinstance(args[0], SplitTensor)
+    ):
+        raise UsageError(
+            f"{name} writes a plain tensor that gets a gradient to a tensor of a split model: "
+            "compute with p.full_tensor() instead, and not in place"
+        )
+
+
+_GRAD: Any = torch.Tensor.grad
+_DATA: Any = torch.Tensor.data
+
+
+# Between a SplitTensor, this rank's part, and the full tensor: each differentiates by another.
+
+
+class _ToLocal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: SplitTensor) -> Tensor:  # type: ignore[override]
+        ctx.spec = x._spec
+        return x._local_tensor.view_as(x._local_tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return FromLocal.apply(grad, ctx.spec)
+
+
+class FromLocal(torch.autograd.Function):
+    """A SplitTensor of this rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, spec: DTensorSpec) -> SplitTensor:  # type: ignore[override]
+        """The SplitTensor."""
+        ctx.spec = spec
+        return SplitTensor.of(local.view_as(local), spec)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        """This rank's part of the gradient."""
+        grad = grad if isinstance(grad, SplitTensor) else _Cut.apply(grad, ctx.spec)  # type: ignore[assignment]
+        return _ToLocal.apply(grad), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: SplitTensor) -> Tensor:  # type: ignore[override]
+        ctx.spec = x._spec
+        full = layouts.gathered(x._local_tensor, x._spec)
+        return full.view_as(full)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return _Cut.apply(grad, ctx.spec)
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, full: Tensor, spec: DTensorSpec) -> SplitTensor:  # type: ignore[override]
+        ctx.spec = spec
+        if isinstance(full, SplitTensor):
+            full = layouts.gathered(full._local_tensor, full._spec)
+        return SplitTensor.of(layouts.cut(full, spec).clone(), spec)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return (_Gather.apply(grad) if isinstance(grad, SplitTensor) else grad), None
+
+
+class ViewCopy(SplitTensor):
+    """A view (rows, a reshape) that goes across the ranks' parts: a copy, which is not written to.
+
+    Every rank has it in full. What is computed of it is plain.
+    """
