@@ -21,11 +21,11 @@ Item = Op | Boundary
 
 
 class Unfoldable(Exception):
-    """The blocks are not as alike as they are made; the model must be traced whole."""
+    """The blocks are not as alike as they are made; all blocks must be traced."""
 
 
 class Idle(Unfoldable):
-    """A block does nothing in some call: it may be gone around."""
+    """A block does nothing in some call: code may skip it."""
 
 
 @dataclass

@@ -124,7 +124,7 @@ class _Naming:
 
 
 class _Unfolder:
-    """Goes through the folded graph, or one of some of its runs, and writes the whole one."""
+    """Writes the unfolded graph, of all runs of the folded one or of some."""
 
     def __init__(
         self,

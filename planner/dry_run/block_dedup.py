@@ -51,7 +51,7 @@ class DeduplicatedBlocks:
     numbered: bool = field(default=False, init=False)
     _given: dict[Hashable, Any] = field(default_factory=dict, init=False)
     _kept: list[Any] = field(default_factory=list, init=False)
-    """Tensors that are told apart by where they lie in memory, which must not be used again."""
+    """Tensors that are compared by their ids, so their memory must not be reused."""
 
     def put_in(self, root: nn.Module) -> None:
         """Have the blocks of `root` run once, for good."""

@@ -1,4 +1,4 @@
-"""What is run to try a plan: the whole model, or that with the traced blocks alone."""
+"""Dry runs of a plan: of all blocks of the model, or of the traced blocks alone."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class DryRun:
         return found
 
     def unsharded(self, every_block: bool) -> UnshardedRun:
-        """What the code of the unsplit modules does.
+        """What the code of the unsharded modules does.
 
         (For a `cached_property` Python 3.11 holds a lock, and model code may plan, too.)
         """
@@ -102,7 +102,7 @@ class DryRun:
 
 
 class UnshardedRun(NamedTuple):
-    """What code of unsplit modules calls, where it runs; the calls of blocks that were left out.
+    """What code of unsharded modules calls, where it runs; the calls of blocks that were left out.
 
     And whether code of blocks asks for the number of its block, and the blocks that are not needed.
     """
@@ -124,7 +124,7 @@ def repeats_of(graph: Graph, traced: Mapping[str, str] | None = None) -> Iterato
 
 
 def as_planned(repeats: Iterable[Repeat], local: Mapping[str, Sizes]) -> Repeats:
-    """What is noted of each on the whole, and on a part of these `local` sizes (see `calls.py`)."""
+    """What `call_log.py` notes of each repeat in the unsharded model, and with `local` sizes."""
     found: dict[tuple[str, Numbers], set[Numbers]] = {}
     for module, (one, other), sizes in repeats:
         found.setdefault((module, _noted(*sizes)), set()).add(_noted(local[one], local[other]))

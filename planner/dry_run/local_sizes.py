@@ -247,7 +247,7 @@ def _holds(
 
 
 def _can_be_given(size: SizeArgument, target: Dim, reads: Sequence[Reads]) -> bool:
-    """Whether a call can be given `target` for a size: its code computes the whole one everywhere.
+    """Whether a call can be given `target` for a size: its code computes the full size everywhere.
 
     Args:
         size: The size.

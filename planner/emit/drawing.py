@@ -1,4 +1,4 @@
-"""The model as a person draws it: what each block does in turn, how tensors lie, what that takes.
+"""The drawing of a plan: what each block does in turn, the placements in between, and the cost.
 
 Times and collectives of all items, each as often as its block stands in the model, add up to what
 the plan predicts.
@@ -141,7 +141,7 @@ class _Drawing:
         return next((run[0] for run in self.runs[place]), 0)
 
     def _items(self, place: Place, like: dict[str, Place]) -> Iterator[DrawnItem]:
-        """The items of a block; those of blocks within are named by the first that is alike."""
+        """The items of a block; those of blocks within are named by the first of their kind."""
         for i, run in enumerate(self.runs[place]):
             takes, first = self.takes[place, i], self.found[run[0]]
             if len(first.chain) > len(place):
@@ -193,7 +193,7 @@ def _relative(module: str, block: str) -> str:
 
 
 def _numbered(block: DrawnBlock, places: list[Place], numbers: dict[str, str]) -> DrawnBlock:
-    """A block with the names of those that are alike; blocks within it by their numbers."""
+    """A block with the names of its copies; blocks within it by their numbers."""
     items = [
         item.model_copy(update={"blocks": {numbers[name]: n for name, n in item.blocks.items()}})
         for item in block.items

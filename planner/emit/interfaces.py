@@ -1,7 +1,8 @@
-"""How tensors lie where they enter and leave a module: what it needs to be called by itself.
+"""The interface of a module: the placements of all tensors that it takes and gives.
 
-A module that is called from outside of the model's forward takes whole tensors and gives whole
-ones, and so do hooks on it. So the plan says how those lie that do not change at its boundary, too.
+A module that is called from outside of the model's forward takes and gives full tensors, and hooks
+on it see full tensors. For that the plan has the placements of those, too, that are not
+redistributed at its boundary.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ SIDES = ("in", "out")
 
 
 class Interface(NamedTuple):
-    """What a module takes and gives as it is, and each of its calls where these are not alike.
+    """Placements of what is not redistributed: in all calls, or in each where calls differ.
 
-    And the sides and slots of what has no gradient, and of what nobody takes and nothing is known
-    of.
+    With them, the sides and slots of tensors without a gradient, and of those that nothing in the
+    model uses and of which nothing is known.
     """
 
     takes: list[Placed]
@@ -43,11 +44,11 @@ class Call:
 
     tensors: dict[Slot, str] = field(default_factory=dict)
     place: str = ""
-    """Where in code it is."""
+    """The line of code that calls the module."""
 
 
 Changing = Mapping[tuple[str, str], Collection[str]]
-"""Module and side -> the slots whose tensors change there: these the plan has elsewhere."""
+"""Module and side -> the slots that are redistributed there: the plan has these elsewhere."""
 
 
 def interfaces(
@@ -55,7 +56,8 @@ def interfaces(
 ) -> dict[str, Interface]:
     """The interface of each of these modules that was called."""
     unknown, calls = _unknown(layouts), _calls(layouts, modules)
-    of = {m: m for m in calls} | {m: twin for m, twin in _twins(layouts, calls) if m in modules}
+    tied = ((m, one) for m, one in _tied_modules(layouts, calls) if m in modules)
+    of = {m: m for m in calls} | dict(tied)
     unused = UnusedGradients(layouts)
     return {
         m: _interface(m, calls[one], unused, changing, sorted(unknown.get(one, ())))
@@ -74,8 +76,8 @@ def _interface(
         found = (_side(placed, s, changing.get((module, s), ())) for s in ("in", "out"))
         return ModuleCall(**dict(zip(("takes", "gives"), found, strict=True)))
 
-    first, alike = _first(lies := _lies(calls, unused))
-    once, each = sides(first), [] if alike else [sides(call) for call in lies]
+    first, alike = _first(placements := _placements(calls, unused))
+    once, each = sides(first), [] if alike else [sides(call) for call in placements]
     distinct = [
         call.model_copy(update={"at": _places(zip(calls, each, strict=False), call)})
         for i, call in enumerate(each)
@@ -86,20 +88,20 @@ def _interface(
 
 
 def _places(calls: Iterable[tuple[Call, ModuleCall]], like: ModuleCall) -> list[str]:
-    """Where calls are whose tensors lie as in one of them; nowhere if that of some is not known."""
-    found = {call.place for call, lies in calls if lies == like}
+    """The lines that make calls with the placements of `like`; none if one is not known."""
+    found = {call.place for call, placements in calls if placements == like}
     return sorted(found) if "" not in found else []
 
 
-def between(layouts: Layouts) -> set[str]:
-    """The modules that take or give, as it is, something that is not Replicate."""
+def with_sharded_interface(layouts: Layouts) -> set[str]:
+    """The modules that take or give a tensor that is not replicated, and do not redistribute it."""
     crossing = ((slot, name) for slot, name, _ in _crossing(layouts) if slot.side in SIDES)
     found = {slot.module for slot, name in crossing if layouts.assignment[name] != REPLICATED}
     return found | _unknown(layouts).keys()
 
 
-def gates(changed: Iterable[str]) -> set[str]:
-    """The modules around those that change, in no block and not the root: users call such alone."""
+def enclosing_modules(changed: Iterable[str]) -> set[str]:
+    """Modules around those that change, outside of blocks, but not the root: users call these."""
     around = {
         ".".join(parts[:n])
         for name in changed
@@ -109,7 +111,7 @@ def gates(changed: Iterable[str]) -> set[str]:
     return {name for name in around if pattern(name) == name}
 
 
-def _twins(layouts: Layouts, called: Collection[str]) -> list[tuple[str, str]]:
+def _tied_modules(layouts: Layouts, called: Collection[str]) -> list[tuple[str, str]]:
     """Modules that were not called, each with one that was and has the very same parameters."""
     held: dict[str, dict[str, str]] = {}
     for use in layouts.graph.uses:
@@ -170,45 +172,45 @@ def _inner(boundary: Boundary) -> str:
 
 
 def _first(calls: Iterable[Mapping[Slot, Placement]]) -> tuple[dict[Slot, Placement], bool]:
-    """How tensors lie in the first call, and in those that are like it where they have the same.
+    """Placements in the first call, and in others that agree with it; and whether all do.
 
-    And whether all are. A tensor that is only in another is left out: nothing is known of it beside
-    those.
+    A tensor that is only in one of the others is left out.
     """
     known: dict[Slot, Placement] = {}
     alike = True
-    for lies in calls:
-        if all(known.get(s, p).of_any_size() == p.of_any_size() for s, p in lies.items()):
-            known = {**lies, **known}
+    for placements in calls:
+        if all(known.get(s, p).of_any_size() == p.of_any_size() for s, p in placements.items()):
+            known = {**placements, **known}
         else:
             alike = False
     return known, alike
 
 
-def _lies(calls: Sequence[Call], unused: UnusedGradients) -> list[dict[Slot, Placement]]:
-    """How tensors lie in each call.
+def _placements(calls: Sequence[Call], unused: UnusedGradients) -> list[dict[Slot, Placement]]:
+    """Placements in each call.
 
-    What has no gradient enters as in another call, where it lies alike but for that and all that
-    leaves does: the same code then does the same to a gradient, if it ever has one.
+    An input without a gradient gets the placement that it has in another call, where the values of
+    inputs and all outputs have the same placements there: the same code then does the same to a
+    gradient, if there ever is one.
     """
     known = [call.tensors.items() for call in calls]
-    lies = [{s: unused.placement(name) for s, name in each} for each in known]
+    placements = [{s: unused.placement(name) for s, name in each} for each in known]
     without = [{s for s, name in each if unused.mask(name) is None} for each in known]
     out = []
-    for placed, constant in zip(lies, without, strict=True):
+    for placed, constant in zip(placements, without, strict=True):
         entering = [s for s in constant if s.side == "in"]
         found = (
             {**placed, **{s: other[s] for s in entering}}
-            for other, same in zip(lies, without, strict=True)
+            for other, same in zip(placements, without, strict=True)
             if other.keys() == placed.keys() and not same.issuperset(entering)
-            if all(_like(p, other[s], s in entering) for s, p in placed.items())
+            if all(_same(p, other[s], s in entering) for s, p in placed.items())
         )
         out.append(next(found, placed))
     return out
 
 
-def _like(one: Placement, other: Placement, values: bool) -> bool:
-    """Whether tensors lie alike, or their `values` do."""
+def _same(one: Placement, other: Placement, values: bool) -> bool:
+    """Whether two placements are the same, or those of the `values` alone."""
     if values:
         one, other = (Placement(p.dims, p.partial) for p in (one, other))
     return one.of_any_size() == other.of_any_size()
@@ -249,7 +251,7 @@ def _constant(name: str, unused: UnusedGradients, changes: bool) -> bool:
 
 
 def _side(placed: Mapping[Slot, Placement], side: str, changing: Collection[str]) -> list[Placed]:
-    """Of one side, with one entry for slots that differ in numbers within and are alike."""
+    """Of one side; slots that differ in numbers alone and have one placement share an entry."""
     groups: dict[tuple[str, int], dict[str, str]] = {}
     for (_, where, slot, ndim), placement in placed.items():
         if where == side:

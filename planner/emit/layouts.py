@@ -1,4 +1,4 @@
-"""How tensors lie on the ranks under an assignment of states."""
+"""Placements of tensors under an assignment of states."""
 
 from __future__ import annotations
 

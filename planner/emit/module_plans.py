@@ -13,7 +13,12 @@ from shardwright.planner.contract.names import fold
 from shardwright.planner.contract.notation import parse
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan
 from shardwright.planner.contract.styles import LOCAL, UNCHANGED, styles
-from shardwright.planner.emit.interfaces import Interface, between, gates, interfaces
+from shardwright.planner.emit.interfaces import (
+    Interface,
+    enclosing_modules,
+    interfaces,
+    with_sharded_interface,
+)
 from shardwright.planner.emit.layouts import Layouts
 from shardwright.planner.emit.random_draws import draws_of
 from shardwright.planner.emit.redistributions import redistributions
@@ -48,9 +53,9 @@ def module_plans(
     drawn = draws_of(layouts)
     changed = parameters.keys() | {module for module, _ in changes}
     changed |= local.keys() | given.keys() | drawn.keys()
-    around = changed | gates(changed)
+    around = changed | enclosing_modules(changed)
     changing = {at: {c.slot for c in found} for at, found in changes.items()}
-    every = interfaces(layouts, around | between(layouts), changing)
+    every = interfaces(layouts, around | with_sharded_interface(layouts), changing)
     nothing = Interface([], [], [], [], [])
 
     return {
@@ -74,12 +79,12 @@ def module_plans(
 
 
 def _said(found: Interface) -> dict[str, Any]:
-    """The keys of a module's plan that say how tensors lie around it."""
+    """The keys of a module's plan with the placements at its boundary."""
     return found._asdict() | {"varies": bool(found.each)}
 
 
 def parameter_plans(layouts: Layouts) -> dict[str, dict[str, ParameterPlan]]:
-    """Module -> name of a parameter or buffer that is not whole on every rank -> how it lies."""
+    """Module -> name of a parameter or buffer that is not replicated -> its placements."""
     out: dict[str, dict[str, ParameterPlan]] = {}
     for use in layouts.graph.uses:
         found = parameter_plan(

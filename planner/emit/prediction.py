@@ -39,7 +39,7 @@ def prediction(layouts: Layouts, bill: Bill, memory: Memory, ranks: Sequence[Coo
 
 
 def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
-    """Bytes of parameters and buffers on the rank at `coords`; of the whole model without."""
+    """Bytes of parameters and buffers on the rank at `coords`; of the unsharded model without."""
     total = 0
     for stored in dict.fromkeys(u.stored for u in layouts.graph.uses):
         n = layouts.graph.tensors[stored].dtype.itemsize

@@ -1,4 +1,4 @@
-"""How that lies for which modules draw random numbers: ranks draw those of the whole, and cut."""
+"""Placements of tensors for which modules draw random numbers: ranks draw for the full tensor."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Gradients of what modules give and nothing in the model takes: hooks may ask for them.
+"""Gradients of module outputs that nothing in the model uses: hooks may ask for them.
 
-The model has none, so nothing is decided of them. But code that makes such a tensor of others
-hands its gradient on to theirs, and of those it is decided: whether each rank has all of it, or a
-term. Where all of them say the same, and the code works alike on each rank, that is what it is.
+The graph has no such gradient, so the solver decides nothing about it. But code that makes the
+tensor of others passes its gradient on to theirs, and theirs are decided: each rank has all of it,
+or a partial term. Where all of them agree, and the code works alike on each rank, that is the
+answer for this gradient, too.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class UnusedGradients:
         self.makers: dict[str, Op | Boundary] = dict(graph.producers())
         self.makers |= {b.target: b for b in graph.crossed if b.target != b.source}
         marks = graph.marks
-        self.beyond = marks.own_gradients | marks.linear_gradients | marks.looped
-        """Of whose gradients more is to be known than how it lies."""
+        self.beyond = marks.own_gradients | marks.linear_gradients | marks.in_regions
+        """Tensors of whose gradients more must be known than the placement."""
         self._found: dict[str, frozenset[int]] = {}
 
     def placement(self, name: str) -> Placement:
-        """How a tensor lies, its gradient too where that follows."""
+        """The placement of a tensor, with that of its gradient where it follows."""
         state, mask = self.assignment[name], self.mask(name)
         known = mask in (None, UNKNOWN, 0)
         state = state if known else state._replace(grad_partial=state.grad_partial | (mask or 0))

@@ -147,19 +147,19 @@ class Graph:
     """What else is known of tensors."""
 
     stand_ins: bool = True
-    """Whether numbers that only data has got stand-ins while it was traced."""
+    """Whether numbers that only data has were replaced by stand-ins in the trace."""
 
     branch_paths: tuple[tuple[int, tuple[bool, ...]], ...] = ()
     """Which runs were made (see `trace/data_queries/branch_paths.py`)."""
 
     skips: bool = False
-    """Whether what code may go around was traced as if it never did."""
+    """Whether code that a test may skip was traced as if it always ran."""
 
     trained: bool = False
     """Whether its runs do the same in training mode."""
 
     left: bool = False
-    """Whether runs leave attributes of modules otherwise than they were."""
+    """Whether runs change attributes of modules."""
 
     kept: bool = False
     """Whether code goes on with what a run before it left there."""
@@ -168,7 +168,7 @@ class Graph:
     """Whether random numbers are drawn in eval mode, too."""
 
     asks_autocast: bool = False
-    """Whether code asks for autocast, and may compute otherwise then."""
+    """Whether code reads the autocast mode, and may compute something else under autocast."""
 
     numbers: frozenset[str] = frozenset()
     """Arguments of the model that are numbers of which any other would do."""
@@ -177,7 +177,7 @@ class Graph:
     """Of each module that was called, its flags: the values that they had."""
 
     unpriced: frozenset[int] = frozenset()
-    """Traced calls that cost nothing: runs that say what must hold besides."""
+    """Traced calls that cost nothing: they only constrain the plan."""
 
     sizes: list[SizeArgument] = field(default_factory=list)
     equal: list[SizeArgument] = field(default_factory=list)
@@ -221,10 +221,10 @@ class Graph:
     """Where a folded graph was unfolded: the copies, in the order of their ops."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    """Op or tensor of a folded block -> how often it stands in the whole model."""
+    """Op or tensor of a folded block -> how many of it the unfolded model has."""
 
     def times(self, name: str) -> int:
-        """How often the op or tensor `name` stands in the whole model."""
+        """How many copies of the op or tensor `name` the unfolded model has."""
         return self.counts.get(name, 1)
 
     def priced(self, item: Op | Boundary) -> bool:
@@ -250,12 +250,12 @@ class Graph:
         return {b.target: entered[b.source] for b in inner if several[b[:3]] == 1}
 
     def slot(self, boundary: Boundary) -> Slot:
-        """What is redistributed alike: a slot of a module, for tensors of one number of dims."""
+        """The slot of a boundary: tensors there with one number of dims have one redistribution."""
         ndim = len(self.tensors[boundary.source].shape)
         return Slot(boundary.module, boundary.side, boundary.slot, ndim)
 
     def readings(self) -> Counter[str]:
-        """How often ops of the whole model that cost something read each tensor."""
+        """How often priced ops of the unfolded model read each tensor."""
         ops = [op for op in self.ops if self.priced(op)]
         if not self.counts:
             return Counter(n for op in ops for n in {*op.inputs})

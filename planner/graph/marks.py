@@ -86,11 +86,13 @@ class Marks:
     joined: set[str] = _tensors(Demand.REPLICATED, "what the model gives out is replicated")
     """Tensors that code which is not traced may join with what a part of the model gives."""
 
-    shown: set[str] = _tensors(Demand.READABLE, "every rank reads the same numbers off a tensor")
+    read_values: set[str] = _tensors(
+        Demand.READABLE, "every rank reads the same numbers off a tensor"
+    )
     """Tensors that code reads numbers off."""
 
     own_gradients: set[str] = _tensors(
-        Demand.REPLICATED, "code computes with the whole gradient of a tensor"
+        Demand.REPLICATED, "code computes with the full gradient of a tensor"
     )
     """Tensors whose gradient code changes, by a hook or by a function with its own backward."""
 
@@ -100,7 +102,7 @@ class Marks:
     """Those where it is linear in the gradient, so that a term of that will do."""
 
     written: set[tuple[str, str, str]] = _several(
-        Demand.ONE_STATE, "what is written into a parameter lies as it does: {0}"
+        Demand.ONE_STATE, "what is written into a parameter has its placement: {0}"
     )
     """(Parameter as stored, as its module sees it, tensor that is written into it.)
 
@@ -113,13 +115,13 @@ class Marks:
     )
     """Tensors around a module and within it, where code reads behind it what that has changed."""
 
-    rounds: set[tuple[str, str]] = _several(
-        Demand.ONE_STATE, "a pass of a loop, which may not be made, changes no placement"
+    changed_in_regions: set[tuple[str, str]] = _several(
+        Demand.ONE_STATE, "code that may not run changes no placement"
     )
-    """Tensors before and after such a pass changes them."""
+    """Tensors before and after code changes them that may not run, as data says."""
 
     resumed: set[tuple[str, str]] = _several(
-        Demand.ONE_STATE, "what a call leaves for the next lies as what it found there: {0}"
+        Demand.ONE_STATE, "what a call leaves for the next has the placement of what it found: {0}"
     )
     """Tensors in a cache, or in attributes, before and after a call that goes on with them."""
 
@@ -135,11 +137,11 @@ class Marks:
     logits: set[str] = _tensors(Demand.SUMMED, "the scores of a loss are not Partial")
     """Tensors that become the scores of a loss, which then gathers nothing."""
 
-    gone_on: set[str] = _tensors(
+    reused_outputs: set[str] = _tensors(
         Demand.REPLICATED, "what the model gives out, and goes on with itself, is one tensor"
     )
-    """Tensors that modules read and give, and the model gives out: whoever asks for a gradient of
-    one, or hooks it, means all that is made of it."""
+    """Tensors that the model returns and that modules read, too: the gradient of such a tensor is
+    that of everything that is made of it."""
 
     carried: set[str] = _tensors()
     """Tensors that one block of a stack hands to the next: users see them as hidden states."""
@@ -150,14 +152,13 @@ class Marks:
     drawn: set[tuple[str, Draw]] = _dims()
     """Tensors for whose elements random numbers are drawn, and where."""
 
-    looped: set[str] = _tensors(stays=True)
-    """Parameters that passes of a loop over data read, and tensors behind boundaries in them:
-    nothing is sent there."""
+    in_regions: set[str] = _tensors(stays=True)
+    """Parameters that such code reads, and tensors behind boundaries in it: no rank sends there."""
 
-    masks: set[str] = _tensors()
-    """Masks for whose true elements such a loop makes a pass each."""
+    loop_masks: set[str] = _tensors()
+    """Masks for whose true elements a loop makes a pass each."""
 
-    made_up: set[tuple[str, int]] = _dims()
+    data_sized: set[tuple[str, int]] = _dims()
     """Dims that are as long as data says."""
 
     sized: set[tuple[str, int]] = _dims()

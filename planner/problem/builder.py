@@ -201,7 +201,7 @@ class _Builder:
                     cost = self.costs.redistributions.cost(use.stored, s, s, t)
                     if traffic is None or cost is None:
                         continue
-                    looped = use.used in self.graph.marks.looped
+                    looped = use.used in self.graph.marks.in_regions
                     if looped and (traffic.forward or traffic.backward):
                         continue
                     if not traffic.forward or use.stored in self.costs.gathered:
@@ -228,7 +228,7 @@ class _Builder:
     def _like(self, boundary: Boundary, names: tuple[str, ...]) -> object:
         """What boundaries have in common at which the same changes cost the same."""
         marks, priced = self.graph.marks, self.graph.priced(boundary)
-        looped = boundary.target in marks.looped
+        looped = boundary.target in marks.in_regions
         return (
             *(id(self.index[n]) for n in names),
             self.states.dims(boundary.source),
@@ -244,7 +244,7 @@ class _Builder:
         """The changes of placement that may be at a boundary, between tensors of these names."""
         sequence, redistributions = self.states.sequence, self.costs.redistributions
         overwritten = boundary.target in self.graph.marks.overwritten
-        looped = boundary.target in self.graph.marks.looped
+        looped = boundary.target in self.graph.marks.in_regions
         action, priced = _action(boundary), self.graph.priced(boundary)
         rows = []
         for chosen in product(*(self.index[n].items() for n in names)):

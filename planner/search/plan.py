@@ -181,7 +181,7 @@ def in_step(task: Task, layouts: Layouts) -> bool:
     that data selects are as many on each where no mask that selects them is split.
     """
     marks, tensors = layouts.graph.marks, layouts.graph.tensors
-    by_data = any(layouts.assignment[n].shards for n in marks.masks)
+    by_data = any(layouts.assignment[n].shards for n in marks.loop_masks)
     every = task.ranks(layouts.states)
     of_wholes = draws_of(layouts)
     for name, draw in marks.drawn:

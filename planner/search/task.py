@@ -107,7 +107,7 @@ class Task:
         is made in passes of a loop of its own code, which may not be made, lies as it is.
         """
         root, graph = self.source.module, self.graph
-        made = {after for _, after in graph.marks.rounds}
+        made = {after for _, after in graph.marks.changed_in_regions}
         looping = {op.module for op in graph.ops if not made.isdisjoint(op.outputs)}
         alone = {run.module for run in self.source.runs} - looping
         return frozenset(n for n in alone if any(True for _ in root.get_submodule(n).children()))

@@ -1,1 +1,1 @@
-"""Plans held against the whole graph, independently of any solver: do they hold, what they cost."""
+"""Plans checked and priced on the unfolded graph, independently of any solver."""

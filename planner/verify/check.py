@@ -1,4 +1,4 @@
-"""An independent look at a plan: does every op of the whole graph hold?
+"""An independent check of a plan: does every op of the unfolded graph hold?
 
 It reads the rules, but not the network, its presolve or any solver: for each op it works out
 from the states alone whether the rule allows them together. What they cost is in `recost.py`.

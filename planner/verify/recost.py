@@ -1,4 +1,4 @@
-"""What a plan costs: the whole graph, added up from its parts, independently of any solver.
+"""What a plan costs: the unfolded graph, added up from its parts, independently of any solver.
 
 Ops and changes of placement that are alike, in blocks that are alike, are priced once and counted.
 """

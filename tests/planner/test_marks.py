@@ -26,14 +26,16 @@ def every(names: str) -> Marks:
 
 def test_renamed_marks_follow_the_tensor_and_those_of_a_place_go_with_it() -> None:
     found = every("ab").renamed({"a": "x"})
-    assert found == replace(every("xb"), looped=set())
+    assert found == replace(every("xb"), in_regions=set())
     assert every("ab").renamed({"c": "x"}) == every("ab")
 
 
 def test_kept_marks_are_those_of_tensors_that_are_kept() -> None:
     assert every("ab").kept("ab") == every("ab")
     alone = every("ab").kept("a")
-    pairs: dict[str, set[Any]] = dict.fromkeys(("rounds", "resumed", "modes", "in_place"), set())
+    pairs: dict[str, set[Any]] = dict.fromkeys(
+        ("changed_in_regions", "resumed", "modes", "in_place"), set()
+    )
     assert alone == replace(every("ab"), written=set(), **pairs)
     assert every("ab").kept("b") == Marks()
 
@@ -41,20 +43,20 @@ def test_kept_marks_are_those_of_tensors_that_are_kept() -> None:
 def test_copies_have_every_mark() -> None:
     """Tensors of one entry are copied together."""
     found = every("ab").copied(lambda names: [tuple(n + at for n in names) for at in "12"])
-    assert found.rounds == {("a1", "b1"), ("a2", "b2")}
+    assert found.changed_in_regions == {("a1", "b1"), ("a2", "b2")}
     assert found.fixed == {("a1", 7), ("a2", 7)}
-    assert found.shown == {"a1", "a2"}
+    assert found.read_values == {"a1", "a2"}
 
 
 def test_what_holds_of_one_tensor_holds_of_those_like_it() -> None:
     found = every("ab").spread(lambda name: {name, "c"})
     assert (found.carried, found.counted) == ({"a", "c"}, {("a", 7), ("c", 7)})
-    assert found.rounds == {("a", "b")}
+    assert found.changed_in_regions == {("a", "b")}
 
 
 def test_names_are_all_that_have_a_mark() -> None:
     assert every("ab").names() == {"a", "b"}
-    assert Marks(counted={("y", 0)}, rounds={("x", "z")}).names() == {"x", "y", "z"}
+    assert Marks(counted={("y", 0)}, changed_in_regions={("x", "z")}).names() == {"x", "y", "z"}
 
 
 def test_what_demands_something_says_why() -> None:
@@ -69,7 +71,7 @@ def test_problem_and_checker_agree_on_each_demand(demand: Demand) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "state"),
-    [("joined", SPLIT), ("shown", SPLIT), ("shown", PARTIAL), ("logits", PARTIAL)],
+    [("joined", SPLIT), ("read_values", SPLIT), ("read_values", PARTIAL), ("logits", PARTIAL)],
 )
 def test_checker_refuses_what_a_mark_forbids(kind: str, state: State) -> None:
     it = toy("column, row")

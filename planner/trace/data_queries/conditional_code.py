@@ -8,7 +8,7 @@ is read, and read nowhere else. `conditional_regions.py` looks at what it does t
 from __future__ import annotations
 
 import ast
-import operator
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from shardwright.planner.trace.data_queries.model_code import (
 )
 
 SELECTING = ("nonzero", "argwhere", "where", "squeeze", "flatten")
-"""Functions that give rows, or the same seen otherwise."""
+"""Functions that give rows, or a view of them."""
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 ENDS = (ast.Return, ast.Break, ast.Continue, ast.Raise)
@@ -34,10 +34,8 @@ STATEMENTS = (
 LATER = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)
 """Expressions that assign, or run later."""
 
-ORDERS: Mapping[type[ast.cmpop], Any] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.GtE: operator.ge,
-    ast.Lt: operator.lt, ast.LtE: operator.le,
-}  # fmt: skip
+LENGTH = re.compile(r"\blen\([^()]*\)")
+PLAIN_TEST = re.compile(r"(not )*\d+( (==|!=|<|<=|>|>=) \d+)?")
 
 
 T = TypeVar("T", bound=ast.AST)
@@ -178,18 +176,9 @@ def _open_part(test: ast.expr, values: Mapping[str, Any]) -> ast.expr:
 
 
 def _with_length(test: ast.expr, rows: int) -> bool | None:
-    """The truth of a test that asks for a length and compares it; None of any other."""
-    match test:
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            found = _with_length(operand, rows)
-            return None if found is None else not found
-        case ast.Call(func=ast.Name(id="len")):
-            return bool(rows)
-        case ast.Compare(
-            left=ast.Call(func=ast.Name(id="len")), ops=[op], comparators=[ast.Constant(int(n))]
-        ) if type(op) in ORDERS:
-            return ORDERS[type(op)](rows, n)
-    return None
+    """The truth of a test of a length, compared with a plain number at most; None of any other."""
+    text = LENGTH.sub(str(rows), ast.unparse(test))
+    return bool(eval(text)) if PLAIN_TEST.fullmatch(text) else None
 
 
 def _in(node: ast.AST, other: ast.AST) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from shardwright.planner.graph.axes import leaves_of, refine
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.data_queries.conditional_code import ConditionalCode, skipped_code
 from shardwright.planner.trace.data_queries.errors import NeedsData
+from shardwright.planner.trace.data_queries.stand_ins import int_keeps_rows
 from shardwright.planner.trace.record.arguments import tensors_in
 from shardwright.planner.trace.sizes.expressions import reads_of
 from shardwright.rules.call import name_of
@@ -123,14 +124,15 @@ class Regions:
 
     def loop(
         self, mask: Tensor, frame: Any, code: ConditionalCode, numbers: Iterable[Any]
-    ) -> Iterator[Any]:
+    ) -> Generator[Any]:
         """Rows that `mask` may select, by `numbers`, each in a pass of the loop of `frame`."""
         self.found.append(region := Region(inner(mask)))
         for number in numbers:
             region.starts.append(self.now())
             before = {name: inner(frame.f_locals[name]) for name in code.rebound}
             self.passes += 1
-            yield number
+            with int_keeps_rows(frame.f_globals):
+                yield number
             self.passes -= 1
             region.rebound += _rebound(before, frame)
         region.stop = self.now()
@@ -234,7 +236,7 @@ def masks_have_stated_lengths(graph: Graph) -> bool:
     Not as what it is given, or as data says: then there may be more rows than in the trace.
     """
     marks = graph.marks
-    if not marks.masks:
+    if not marks.loop_masks:
         return True
     axes = refine(graph)
 
@@ -245,5 +247,7 @@ def masks_have_stated_lengths(graph: Graph) -> bool:
         return atoms((n, dim) for n in names for dim in range(len(axes.dims[n])))
 
     stated = {(s.tensor, s.dim) for s in graph.sizes if s.dim >= 0 and not reads_of(s.expression)}
-    said = every(u.stored for u in graph.uses) | atoms(stated - marks.made_up)
-    return atoms((n, 0) for n in marks.masks) <= said - every(graph.inputs) - atoms(marks.made_up)
+    said = every(u.stored for u in graph.uses) | atoms(stated - marks.data_sized)
+    return atoms((n, 0) for n in marks.loop_masks) <= said - every(graph.inputs) - atoms(
+        marks.data_sized
+    )

@@ -20,7 +20,7 @@ All else raises `NeedsData`: then the module stands for itself, and is replicate
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -98,6 +98,7 @@ class DataQueries(TorchFunctionMode):
         """By id, rows of indices that a mask of one dim selects, and the mask."""
         self.checked: dict[int, Tensor] = {}
         """By id, what a check of torch's raises at if it is not true."""
+        self.loops: list[Generator[Any]] = []
         self.rows: dict[int, tuple[Tensor, RowUses]] = {}
         """By id, the number of a row that a pass of a loop is for, as a tensor."""
 
@@ -124,6 +125,12 @@ class DataQueries(TorchFunctionMode):
         if self.selects and name in JOINING:
             _refuse_joined((args, kwargs), out)
         return out
+
+    def __exit__(self, *error: Any) -> None:
+        """Leave loops that code was in when it failed."""
+        for loop in self.loops:
+            loop.close()
+        super().__exit__(*error)
 
     def value(self, x: Tensor) -> Tensor | None:
         """The value that a tensor has without data, if it does."""
@@ -342,7 +349,9 @@ class DataQueries(TorchFunctionMode):
         except Refused as refused:
             raise NeedsData(str(refused)) from refused
         uses = RowUses(int(mask.shape[0]))
-        return self.regions.loop(mask, frame, code, (row(n, uses) for n in uses.numbers()))
+        loop = self.regions.loop(mask, frame, code, (row(n, uses) for n in uses.numbers()))
+        self.loops.append(loop)
+        return loop
 
     def _note_row(self, row: Tensor, uses: RowUses) -> Tensor:
         self.rows[id(row)] = row, uses

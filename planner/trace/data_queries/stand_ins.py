@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from shardwright.planner.trace.data_queries.errors import NeedsData
@@ -84,7 +85,8 @@ class WatchedNumber:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        self.asked()
+        if hasattr(int, name):  # torch looks for others, to see what this is
+            self.asked()
         return getattr(self.value, name)
 
 
@@ -137,6 +139,26 @@ class RowNumber(WatchedNumber):
     def __init__(self, value: int, uses: RowUses) -> None:
         super().__init__(value, uses.used)
         self.uses = uses
+
+
+@contextmanager
+def int_keeps_rows(names: dict[str, Any]) -> Iterator[None]:
+    """Within, `int(number)` is still the number of a row, for code with these global names."""
+
+    class Kind(type):
+        def __call__(cls, *args: Any) -> Any:
+            return args[0] if args and type(args[0]) is RowNumber else int(*args)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, int)
+
+    before = {name: names[name] for name in ("int",) if name in names}
+    names["int"] = Kind("int", (int,), {})
+    try:
+        yield
+    finally:
+        del names["int"]
+        names.update(before)
 
 
 def _comparing(name: str) -> Callable[[RowNumber, Any], bool]:

@@ -94,13 +94,13 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
     graph_facts.name_literals(graph)
     marks, reads = graph.marks, graph.reads
     marks.overwritten = graph_facts.overwritten(graph)
-    marks.fixed = graph_facts.fixed(graph, provenance.fixed) | marks.made_up
+    marks.fixed = graph_facts.fixed(graph, provenance.fixed) | marks.data_sized
     marks.counted = {(reads[n], dim) for n, dim in provenance.counted if n in reads}
     if any(run.module for run in runs):
         marks.joined = graph_facts.joined(graph, module)
     has_loss = "labels" in inspect.signature(module.forward).parameters
     marks.logits = graph_facts.logits(graph) if has_loss else set()
-    marks.gone_on = graph_facts.gone_on(graph)
+    marks.reused_outputs = graph_facts.gone_on(graph)
     return graph
 
 

@@ -73,21 +73,21 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
     graph.marks.sized = {(translator.name_of(t), t.dim() - 1) for t in record.wide}
     marks, names = graph.marks, translator.names
     marks.in_place = {(translator.name_of(a), translator.name_of(b)) for a, b in _in_place(record)}
-    marks.rounds = {
+    marks.changed_in_regions = {
         (translator.name_of(a), translator.name_of(b)) for a, b in record.changed_in_regions
     }
     marks.resumed = {(translator.name_of(a), translator.name_of(b)) for a, b in record.resumed}
-    marks.made_up = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
+    marks.data_sized = {(names[id(t)], dim) for t, dim in record.cut if id(t) in names}
     masks = (loop.mask for loop in record.regions if loop.mask is not None)
-    marks.masks = {translator.name_of(mask) for mask in masks}
-    marks.looped = _looped(record, names)
+    marks.loop_masks = {translator.name_of(mask) for mask in masks}
+    marks.in_regions = _looped(record, names)
     marks.overwritten = {names[id(t)] for t in record.overwritten if id(t) in names}
     graph.draws = record.draws
     marks.drawn = {(names[id(t)], at) for t, at in record.drawn if id(t) in names}
     whole, unsplit = record.own_gradients
     marks.own_gradients = {names[id(t)] for t in whole if id(t) in names}
     marks.linear_gradients = {names[id(t)] for t in unsplit if id(t) in names}
-    marks.shown = {translator.name_of(t) for t in record.read}
+    marks.read_values = {translator.name_of(t) for t in record.read}
     for fqn, tensor in record.written.items():
         translator.write(fqn, translator.name_of(tensor))
     marks.written |= {(use.stored, use.used, use.used) for use in trained(graph)}
