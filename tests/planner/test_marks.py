@@ -90,5 +90,5 @@ def test_checker_wants_tensors_that_are_written_in_one_state() -> None:
     use = it.graph.uses[0]
     marks = Marks(written={(use.stored, use.used, use.used)})
     found = {**dict.fromkeys(it.graph.tensors, REPLICATED), use.used: SPLIT}
-    with pytest.raises(SolverError, match="what is written into a parameter lies as it does"):
+    with pytest.raises(SolverError, match="what is written into a parameter has its placement"):
         check(replace(it.graph, marks=marks, ops=[], boundaries=[]), it.states, found)
