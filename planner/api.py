@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import torch
 
-from shardwright.errors import PlanError, UsageError
+from shardwright.errors import ModelError, PlanError, UsageError
 from shardwright.planner.contract.consistency import LARGEST
 from shardwright.planner.contract.mesh import CP, TP, read_mesh, replicas
 from shardwright.planner.contract.plan_figures import DataParallel, ObjectiveName, Phase, Workload
@@ -212,6 +212,12 @@ def prepare(
     as_pins(wanted)  # what cannot be meant should not wait for the trace
     stage("read")
     source = read_source(model, args, kwargs, dtype, trust_remote_code, Hub(**hub))
+    for name, parameter in source.module.named_parameters():
+        if max(parameter.shape, default=0) > LARGEST or parameter.numel() >= 2**60:
+            raise ModelError(
+                f"parameter '{name}' has shape {list(parameter.shape)}: plans are for sizes up to "
+                f"{LARGEST:,}, and less than 2^60 elements"
+            )
     if tp_plan is not None:
         wanted = hand_written_pins(table_of(tp_plan, source.module), source.module) | wanted
     workload = Workload(

@@ -15,6 +15,9 @@ from shardwright.errors import PlanError, UsageError
 TP = "tp"
 CP = "cp"
 
+BATCH = ("dp", "dp_replicate", "dp_shard", "ddp", "fsdp", "data", "replica")
+"""Names of mesh dims whose ranks share the batch: each holds a copy of the model."""
+
 MOST_RANKS = 1 << 16
 """Ranks of a mesh: there are no more devices on one network that a model is split over."""
 MOST_SUB_AXES = 6
@@ -45,7 +48,8 @@ def read_mesh(tp: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
     """The mesh that is asked for by a number of ranks, or by dims; one of these must be given.
 
     Raises:
-        UsageError: both are given or none; a dim is missing, misnamed, or has no rank.
+        UsageError: both are given or none; a dim is missing, has another name than those that mean
+            something, or has no rank.
     """
     if (tp is None) == (mesh is None):
         raise UsageError("give either tp, the ranks to split over, or mesh, like dp=2,tp=4")
@@ -58,6 +62,11 @@ def read_mesh(tp: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
         raise UsageError(f"{prod(sizes.values()):,} ranks: {MOST_RANKS:,} are the most")
     if TP not in sizes:
         raise UsageError(f"the mesh {dict(sizes)} has no dim 'tp': its ranks split the weights")
+    for name in sorted(sizes.keys() - {TP, CP, *BATCH}):
+        raise UsageError(
+            f"mesh dim '{name}' means nothing here: 'tp' splits weights, 'cp' sequences, and copies "
+            f"of the model share the batch over {', '.join(BATCH)}"
+        )
     return dict(sorted(sizes.items()))  # as a plan file has them
 
 

@@ -171,8 +171,13 @@ def _products(dim: Dim) -> Iterator[Dim]:
 
 
 def _first(dim: Dim) -> list[Dim]:
-    """The outermost axis of `dim`, if it could be split."""
-    return [a for a in leaves_of(dim) if a.size > 1][:1] if not find(dim).unshardable else []
+    """The outermost axis of `dim`, if it could be split.
+
+    An axis may be unshardable though the dim is not: one at which other uses of it contradict each
+    other.
+    """
+    first = [a for a in leaves_of(dim) if a.size > 1][:1] if not find(dim).unshardable else []
+    return [a for a in first if not a.unshardable]
 
 
 def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int, Dim]]:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardwright.errors import ModelError
 from shardwright.planner.graph.axes import (
     ATOM,
     CONCAT,
@@ -24,6 +25,7 @@ from shardwright.planner.graph.axes import (
 )
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.runs.trace_runs import trace
+from tests import planning
 from tests.planner.mlps import WIDTH, GatedByNumbers, GatedBySteps, Mlp, Shuffled
 from tests.planner.modules import HEAD, HEADS, Attention, Fused, Grouped, Language
 
@@ -289,3 +291,35 @@ def test_unify_refines_both() -> None:
     assert form(a) == "(2a + 1)*2b"
     assert [p.size for p in parts] == [4, 2]
     assert sum(1 for _ in atoms_of(b)) == 2
+
+
+class FusedWithGate(nn.Module):
+    """One parameter: rows are 6 heads of 8 in one use, the residual in the other, of which 12 go on.
+
+    12 of 48 are no whole heads: the rows contradict each other, and the columns of `out` have the
+    same heads.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = nn.Parameter(torch.zeros(2, 48, 48))
+        self.gate, self.out = nn.Linear(12, 6, bias=False), nn.Linear(48, 48, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = F.linear(x, self.fused[0]).view(*x.shape[:2], 6, 8).softmax(-1)
+        heads = heads * torch.sigmoid(self.gate(x[..., :12])).unsqueeze(-1)
+        return x + self.out(heads.flatten(2)) + F.linear(x, self.fused[1])
+
+
+def test_heads_that_another_use_contradicts_are_not_split() -> None:
+    with torch.device("meta"):
+        model = FusedWithGate()
+    plan = planning.plan(model, 4, args=(torch.zeros(3, 19, 48),), objective="memory")
+    assert plan.sub_axes == {}
+
+
+def test_sizes_beyond_a_plan() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(8, 2**40 + 2)
+    with pytest.raises(ModelError, match="^parameter 'weight' has shape .* sizes up to 1,099,511"):
+        planning.plan(model, 2, args=(torch.zeros(3, 19, 8),))
