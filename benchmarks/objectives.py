@@ -48,8 +48,8 @@ def traced(name: str) -> Any:
 def measured(group: tuple[str, int, list[str]]) -> list[Row]:
     """Some phases of a model on a number of ranks: for each objective, and by hand."""
     from shardwright.planner.search.ladder import SOLVING, climb
-    from shardwright.planner.search.situation import start
-    from shardwright.planner.search.solution import Asked, predicted
+    from shardwright.planner.search.search_state import start
+    from shardwright.planner.search.solution import SolverOptions, predicted
 
     name, tp, phases = group
     model = traced(name)
@@ -61,7 +61,7 @@ def measured(group: tuple[str, int, list[str]]) -> list[Row]:
         row["hand"] = by_hand(task, phase)
         for objective in OBJECTIVES:
             begun = time.process_time()
-            now = climb(start(task, Asked(objective=objective)), SOLVING)
+            now = climb(start(task, SolverOptions(objective=objective)), SOLVING)
             found = now.solution
             row[objective] = figures(predicted(task, found), phase) | {
                 "byte_price_ns": found.objective.byte_price_ns,

@@ -74,13 +74,13 @@ def priced(kind: str, name: str) -> Row:
     from shardwright.planner.problem.tp_plan import table_of
     from shardwright.planner.report.hand_written import price
     from shardwright.planner.search.ladder import run
-    from shardwright.planner.search.solution import Asked
+    from shardwright.planner.search.solution import SolverOptions
     from tests import zoo
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, _late)
     signal.alarm(LIMIT)
-    asked = Asked(objective="memory")
+    asked = SolverOptions(objective="memory")
     row: Row = {"kind": kind, "name": name, "given": MISSING.get(name, {})}
     try:
         config = CONFIG_MAPPING[name](**row["given"])

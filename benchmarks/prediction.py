@@ -44,8 +44,8 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import device as profile_of
 from shardwright.planner.search.ladder import climb
 from shardwright.planner.search.restrictions import Restrictions, bare
-from shardwright.planner.search.situation import start
-from shardwright.planner.search.solution import Asked
+from shardwright.planner.search.search_state import start
+from shardwright.planner.search.solution import SolverOptions
 from shardwright.runtime.communication.mesh import Mesh
 
 BATCH, SEQ, VOCABULARY, LAYERS = 4, 128, 8192, 4
@@ -98,7 +98,9 @@ def planned(model: torch.nn.Module, variant: Variant, tp: int, device: str) -> P
     }
     names |= {stored[name] for name in names & stored.keys()}
     forbidden = frozenset((n, s) for n in names for s in states.splits(n))
-    return climb(start(task, Asked(objective="memory"), Restrictions(task.pins, forbidden))).plan
+    return climb(
+        start(task, SolverOptions(objective="memory"), Restrictions(task.pins, forbidden))
+    ).plan
 
 
 def build() -> torch.nn.Module:

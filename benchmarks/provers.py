@@ -34,8 +34,8 @@ def measure(
     from shardwright.planner.api import prepare
     from shardwright.planner.problem.objective import question
     from shardwright.planner.search.ladder import SOLVING, climb
-    from shardwright.planner.search.situation import start
-    from shardwright.planner.search.solution import Asked
+    from shardwright.planner.search.search_state import start
+    from shardwright.planner.search.solution import SolverOptions
     from shardwright.planner.solvers import cpsat
     from shardwright.planner.stages import watch
 
@@ -44,7 +44,7 @@ def measure(
     found: Any = None
     for solver in SOLVERS:
         with watch(time.process_time) as stages:
-            found = climb(start(task, Asked(solver, objective=objective)), SOLVING)
+            found = climb(start(task, SolverOptions(solver, objective=objective)), SOLVING)
         report = found.solution.report
         good &= report.proved_by == solver
         plans.add(found.solution.optimum.assignment)

@@ -24,7 +24,7 @@ from shardwright.planner.problem.pins import Pin, as_pins
 from shardwright.planner.problem.tp_plan import pins as hand_written_pins
 from shardwright.planner.problem.tp_plan import table_of
 from shardwright.planner.search.ladder import run
-from shardwright.planner.search.solution import Asked
+from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.search.task import Task
 from shardwright.planner.stages import stage
 from shardwright.planner.strategies.sequence import open_sequence
@@ -135,7 +135,7 @@ def plan(
         revision=revision, cache_dir=cache_dir, local_files_only=local_files_only, token=token,
     )  # fmt: skip
     with dumping(dump, task, write_model) as tell:
-        return run(task, Asked(solver, time_limit, memory, objective), tell)
+        return run(task, SolverOptions(solver, time_limit, memory, objective), tell)
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:

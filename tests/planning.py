@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import shardwright
-from shardwright.planner.search.solution import Asked
+from shardwright.planner.search.solution import SolverOptions
 
 plan = partial(shardwright.plan, objective="memory")
-ASKED = Asked(objective="memory")
+ASKED = SolverOptions(objective="memory")

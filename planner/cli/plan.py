@@ -146,7 +146,7 @@ def plan(
         from shardwright.planner.problem.tp_plan import OWN, table_of
         from shardwright.planner.report.hand_written import price
         from shardwright.planner.search.ladder import search
-        from shardwright.planner.search.solution import Asked
+        from shardwright.planner.search.solution import SolverOptions
 
         dims = read_mesh(tp, None) if mesh is None else parse_mesh(mesh)
         profile(device)  # refuse before the trace what can be refused at once
@@ -161,7 +161,7 @@ def plan(
         )  # fmt: skip
         table = table_of(named, task.source.module) if compare else {}
         with dumping(dump, task, write_model) as tell:
-            ended = search(task, Asked(solver, time_limit, memory, objective), tell)
+            ended = search(task, SolverOptions(solver, time_limit, memory, objective), tell)
             result = ended.plan
         hand = price(task, table) if compare else None
     if output is not None:

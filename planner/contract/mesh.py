@@ -64,8 +64,8 @@ def read_mesh(tp: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
         raise UsageError(f"the mesh {dict(sizes)} has no dim 'tp': its ranks split the weights")
     for name in sorted(sizes.keys() - {TP, CP, *BATCH}):
         raise UsageError(
-            f"mesh dim '{name}' means nothing here: 'tp' splits weights, 'cp' sequences, and copies "
-            f"of the model share the batch over {', '.join(BATCH)}"
+            f"mesh dim '{name}' means nothing here: 'tp' splits weights, 'cp' sequences, and "
+            f"copies of the model share the batch over {', '.join(BATCH)}"
         )
     return dict(sorted(sizes.items()))  # as a plan file has them
 

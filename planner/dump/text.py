@@ -10,7 +10,7 @@ from shardwright.planner.graph.axes import Axes, atoms_of, find, leaves_of
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.names import dim_text
 from shardwright.planner.problem.pins import as_table
-from shardwright.planner.search.record import Attempted
+from shardwright.planner.search.search_state import Attempt
 from shardwright.planner.search.task import Task
 from shardwright.planner.solvers.problem import Factor, Problem
 from shardwright.planner.strategies.obstacles import place
@@ -20,7 +20,7 @@ from shardwright.planner.strategies.states import States
 
 def decisions_text(
     task: Task,
-    attempts: Sequence[Attempted],
+    attempts: Sequence[Attempt],
     conflicts: Sequence[Conflict],
     names: Mapping[int, str],
 ) -> Iterator[str]:

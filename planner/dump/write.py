@@ -18,9 +18,8 @@ from shardwright.planner.problem.names import axis_names
 from shardwright.planner.problem.objective import question
 from shardwright.planner.problem.optimize import Optimum
 from shardwright.planner.search.ladder import Tell
-from shardwright.planner.search.record import Attempted, attempted
 from shardwright.planner.search.restrictions import Formulation
-from shardwright.planner.search.situation import Situation
+from shardwright.planner.search.search_state import Attempt, SearchState, attempted
 from shardwright.planner.search.solution import Solution
 from shardwright.planner.search.task import Task
 from shardwright.planner.solvers import cpsat
@@ -42,14 +41,14 @@ class Followed:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.steps: list[Attempted] = []
+        self.steps: list[Attempt] = []
         self.conflicts: tuple[Conflict, ...] = ()
         self.formulation: Formulation | None = None
         self.layouts: Layouts | None = None
         self.found: tuple[Formulation, Optimum] | None = None
         self.plan: Plan | None = None
 
-    def tell(self, what: str, now: Situation) -> None:
+    def tell(self, what: str, now: SearchState) -> None:
         """Record a step."""
         if now.task is not self.task:  # the same model, along sequences
             self.layouts = None

@@ -11,10 +11,10 @@ from shardwright.planner.picture.weights import Weights
 from shardwright.planner.problem.tp_plan import OWN, table_of
 from shardwright.planner.report.explain import explained, made
 from shardwright.planner.report.hand_written import HandWritten, price
-from shardwright.planner.search.situation import Situation
+from shardwright.planner.search.search_state import SearchState
 
 
-def beside(plan: Plan, name: str, made: Situation) -> Shown:
+def beside(plan: Plan, name: str, made: SearchState) -> Shown:
     """A plan with what its alternatives would cost, and with transformers' own table.
 
     Args:
@@ -42,7 +42,7 @@ def beside_model(plan: Plan, name: str, model: Any, **how: Any) -> Shown:
     return beside(plan, name, made(plan, model, **how))
 
 
-def _table(made: Situation) -> HandWritten | None:
+def _table(made: SearchState) -> HandWritten | None:
     task = made.task
     try:
         return price(task, table_of(OWN, task.source.module), made.formulation)

@@ -24,10 +24,10 @@ from shardwright.planner.problem.infeasible_core import Contradiction, refuse
 from shardwright.planner.problem.optimize import optimize
 from shardwright.planner.prove.compare import of_solution, rewritten, same
 from shardwright.planner.prove.read_back import ReadBack, gathered
-from shardwright.planner.search.checked import checked
 from shardwright.planner.search.dry_run import local_modules, tried
 from shardwright.planner.search.restrictions import Formulation, Restrictions, bare
 from shardwright.planner.search.task import Task
+from shardwright.planner.search.unfolded import checked
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.presolve import presolve
 from shardwright.planner.trace.trace_lock import apart

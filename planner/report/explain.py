@@ -26,8 +26,8 @@ from shardwright.planner.problem.infeasible_core import Contradiction
 from shardwright.planner.problem.pins import Pin, matches, parameters
 from shardwright.planner.search.ladder import LADDER, SOLVING, climb
 from shardwright.planner.search.restrictions import Restrictions, formulate
-from shardwright.planner.search.situation import Situation, start
-from shardwright.planner.search.solution import Asked, predicted
+from shardwright.planner.search.search_state import SearchState, start
+from shardwright.planner.search.solution import SolverOptions, predicted
 from shardwright.planner.search.task import Task
 from shardwright.planner.strategies.states import States
 from shardwright.planner.wording import objective_in_words, parameter_in_words
@@ -121,7 +121,7 @@ def explain(
 
 
 @uncollected()
-def made(plan: Plan, model: Any, **how: Any) -> Situation:
+def made(plan: Plan, model: Any, **how: Any) -> SearchState:
     """Search the plan again, with `model` traced as `prepare` takes it: where the search ended.
 
     What failed a dry run then is forbidden again.
@@ -141,7 +141,7 @@ def made(plan: Plan, model: Any, **how: Any) -> Situation:
 
 
 @uncollected()
-def explained(plan: Plan, made: Situation, names: Sequence[str]) -> list[Explanation]:
+def explained(plan: Plan, made: SearchState, names: Sequence[str]) -> list[Explanation]:
     """Explain several names, from where the search of the plan ended.
 
     Raises:
@@ -195,14 +195,14 @@ def _group(plan: Plan, fqn: str) -> str:
     return fqn if owner in plan.modules and owner != pattern(owner) else pattern(fqn)
 
 
-def asked_for(plan: Plan) -> Asked:
+def asked_for(plan: Plan) -> SolverOptions:
     """What the plan was asked for."""
-    return Asked(memory=plan.objective.memory_bytes, objective=plan.objective.name)
+    return SolverOptions(memory=plan.objective.memory_bytes, objective=plan.objective.name)
 
 
 def _explain(
     plan: Plan,
-    made: Situation,
+    made: SearchState,
     states: States,
     group: str,
     count: int,
@@ -246,7 +246,7 @@ def _reason(plan: Plan, name: str) -> str | None:
     return next((w.reason for w in plan.replicated if pattern(w.parameter) == pattern(name)), None)
 
 
-def _alternative(plan: Plan, made: Situation, names: list[str], dim: int | None) -> Alternative:
+def _alternative(plan: Plan, made: SearchState, names: list[str], dim: int | None) -> Alternative:
     """The cost of the best plan in which these parameters are placed so."""
     task, learnt = made.task, made.restrictions
     kept = [

@@ -22,13 +22,13 @@ from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.problem.tp_plan import STYLES, Rules, Style, read, split_dim, style_of
 from shardwright.planner.search.restrictions import Formulation, Restrictions, bare
-from shardwright.planner.search.solution import Asked, predicted, solve
+from shardwright.planner.search.solution import SolverOptions, predicted, solve
 from shardwright.planner.search.task import Task
 from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.obstacles import obstacle
 from shardwright.planner.strategies.state import State
 
-FREE = Asked(objective="memory")
+FREE = SolverOptions(objective="memory")
 """How the rest is chosen: without a limit on memory."""
 
 

@@ -25,10 +25,9 @@ from shardwright.planner.problem.memory_budget import OverMemory, within
 from shardwright.planner.problem.objective import byte_price_ns
 from shardwright.planner.problem.optimize import Optimum, optimize
 from shardwright.planner.problem.pins import Pin
-from shardwright.planner.search.checked import checked
 from shardwright.planner.search.restrictions import Formulation
 from shardwright.planner.search.task import Task
-from shardwright.planner.search.unfolded import memory_of, unfolded_bill, unfolded_layouts
+from shardwright.planner.search.unfolded import checked, memory_of, unfolded_bill, unfolded_layouts
 from shardwright.planner.solvers.presolve import Presolved
 from shardwright.planner.stages import figures, stage
 from shardwright.planner.verify.largest import largest
@@ -37,7 +36,7 @@ from shardwright.planner.wording import memory_in_words
 
 
 @dataclass(frozen=True)
-class Asked:
+class SolverOptions:
     """How a plan is looked for: by which solver, within how many seconds, for what, in how much.
 
     `memory` is what a rank may hold, in bytes. Where nothing is said, for least time it is what the
@@ -114,7 +113,7 @@ def predicted(task: Task, solution: Solution) -> Prediction:
     return prediction(layouts, solution.bill, solution.memory, task.ranks(layouts.states))
 
 
-def solve(task: Task, formulation: Formulation, asked: Asked) -> Solution:
+def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solution:
     """Solve a problem of this task, and check the answer.
 
     Raises:

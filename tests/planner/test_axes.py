@@ -294,7 +294,7 @@ def test_unify_refines_both() -> None:
 
 
 class FusedWithGate(nn.Module):
-    """One parameter: rows are 6 heads of 8 in one use, the residual in the other, of which 12 go on.
+    """One parameter: rows are 6 heads of 8 in one use, in the other the residual, cut at 12.
 
     12 of 48 are no whole heads: the rows contradict each other, and the columns of `out` have the
     same heads.

@@ -15,7 +15,7 @@ from shardwright.errors import SolverError
 from shardwright.planner import solvers
 from shardwright.planner.problem.builder import BACKWARD, BYTES, TIME
 from shardwright.planner.problem.optimize import optimize
-from shardwright.planner.search.checked import agree
+from shardwright.planner.search.unfolded import agree
 from shardwright.planner.solvers import backtracking
 from shardwright.planner.solvers.problem import Problem, Result
 from shardwright.planner.strategies.state import REPLICATED, State

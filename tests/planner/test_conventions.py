@@ -23,7 +23,7 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.problem.conventions import token_tables
 from shardwright.planner.search.ladder import SOLVING, climb
 from shardwright.planner.search.restrictions import Restrictions, formulate
-from shardwright.planner.search.situation import start
+from shardwright.planner.search.search_state import start
 from shardwright.planner.search.solution import predicted
 from tests import planning
 from tests.planning import ASKED

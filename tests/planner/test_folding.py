@@ -20,7 +20,7 @@ from shardwright.planner.cost.memory import peak
 from shardwright.planner.graph.axes import refine
 from shardwright.planner.problem.pins import as_pins
 from shardwright.planner.search.ladder import SOLVING, climb, run
-from shardwright.planner.search.situation import start
+from shardwright.planner.search.search_state import start
 from shardwright.planner.search.task import Task
 from shardwright.planner.trace.fold import folded_trace
 from shardwright.planner.trace.fold.folded_trace import traced

@@ -14,11 +14,10 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run import dry_run
 from shardwright.planner.dry_run.local_run import Mismatch
 from shardwright.planner.problem.conventions import PROJECTIONS, TABLES
-from shardwright.planner.search.ladder import LADDER, SOLVING, climb, run
-from shardwright.planner.search.record import Attempted, attempted
+from shardwright.planner.search.ladder import FREE_TABLES, LADDER, SOLVING, climb, run
 from shardwright.planner.search.restrictions import Restrictions
-from shardwright.planner.search.situation import start
-from shardwright.planner.search.solution import Asked
+from shardwright.planner.search.search_state import Attempt, attempted, start
+from shardwright.planner.search.solution import SolverOptions
 from shardwright.planner.search.task import Task
 from tests import zoo
 from tests.planner import mlps
@@ -29,10 +28,8 @@ from tests.planner.test_gathered import WIDTH, Between
 from tests.planner.test_search import Within
 from tests.planning import ASKED
 
-SOLVE, LESS, FREE, WHOLE, GATHER, SPLIT, LEAVE = (
-    step.what
-    for step in dict.fromkeys(SOLVING)  # one stands there several times
-)
+SOLVE, LESS, WHOLE, GATHER, SPLIT, LEAVE = (step.what for step in SOLVING)
+FREE = FREE_TABLES.what
 TRY, FORBID, ALONG = (step.what for step in LADDER[len(SOLVING) :])
 
 
@@ -43,9 +40,9 @@ def task_of(model: Any, tp: int | None = 2, **options: Any) -> Task:
     return prepare(model, tp, **options)
 
 
-def story(task: Task, asked: Asked | None = None) -> tuple[list[Attempted], Plan | None]:
+def story(task: Task, asked: SolverOptions | None = None) -> tuple[list[Attempt], Plan | None]:
     """What was tried, and the plan if there is one."""
-    told: list[Attempted] = []
+    told: list[Attempt] = []
     try:
         return told, run(task, asked or ASKED, lambda what, now: told.append(attempted(what, now)))
     except InfeasibleError:

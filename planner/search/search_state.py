@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from shardwright.errors import InfeasibleError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.dry_run.conflict import Conflict
 from shardwright.planner.problem.memory_budget import OverMemory
 from shardwright.planner.search.restrictions import Formulation, Restrictions
-from shardwright.planner.search.solution import Asked, Solution
+from shardwright.planner.search.solution import Solution, SolverOptions
 from shardwright.planner.search.task import Task
 from shardwright.planner.units import human_bytes
+from shardwright.planner.wording import solver_in_words
 
 
 @dataclass(frozen=True, eq=False)
-class Situation:
+class SearchState:
     """What is known at one point of a search.
 
     Attributes:
@@ -31,11 +33,11 @@ class Situation:
     """
 
     task: Task
-    asked: Asked
+    asked: SolverOptions
     restrictions: Restrictions
     outcome: Solution | InfeasibleError | Conflict | Plan | None = None
     formulation: Formulation | None = None
-    before: Situation | None = None
+    before: SearchState | None = None
     conflicts: tuple[Conflict, ...] = ()
     over: OverMemory | None = None
     beyond: OverMemory | None = None
@@ -82,15 +84,53 @@ class Situation:
 
 def start(
     task: Task,
-    asked: Asked | None = None,
+    asked: SolverOptions | None = None,
     restrictions: Restrictions | None = None,
     earlier: Formulation | None = None,
-) -> Situation:
+) -> SearchState:
     """Nothing tried yet; by default the task's own pins are all that restricts it.
 
     The conventions are those of what is asked for. Of an earlier problem of the same task what is
     still true is not worked out again.
     """
-    asked = asked or Asked()
+    asked = asked or SolverOptions()
     given = replace(restrictions or Restrictions(task.pins), conventions=asked.conventions)
-    return Situation(task, asked, given, formulation=earlier)
+    return SearchState(task, asked, given, formulation=earlier)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One step of a search: what it was for, under which restrictions, and what came of it.
+
+    Attributes:
+        what: As `ladder.py` says it.
+        restrictions: Those of the problem that was solved, or, where all starts over, will be.
+        outcome: In words.
+        figures: Numbers of it, by name: bytes, nanoseconds, counts.
+    """
+
+    what: str
+    restrictions: Restrictions
+    outcome: str
+    figures: Mapping[str, int] = field(default_factory=dict)
+
+
+def attempted(what: str, now: SearchState) -> Attempt:
+    """The record of a step that was just taken."""
+    match now.outcome:
+        case None:
+            text, figures = "starts over", {"forbidden": len(now.restrictions.forbidden)}
+        case Solution() as found:
+            price = found.bill.price
+            text = solver_in_words(found.report)
+            figures = {"bytes": price.bytes, "time_ns": price.time, "held": found.memory.total}
+        case OverMemory() as error:
+            text, figures = str(error), {"budget": error.budget, "least": error.least}
+        case InfeasibleError() as error:
+            text, figures = str(error), {}
+        case Conflict() as conflict:
+            where = f" in '{conflict.module}'" if conflict.module else ""
+            text, figures = f"fails{where}: {conflict.text}", {"splits": len(conflict.splits)}
+        case _:
+            text, figures = "holds", {"failed before": len(now.conflicts)}
+    return Attempt(what, now.restrictions, text, figures)
