@@ -13,7 +13,7 @@ from functools import cached_property
 from shardwright.planner.contract.plan_figures import Workload
 from shardwright.planner.cost.phases import Pass
 from shardwright.planner.cost.redistribution import edges
-from shardwright.planner.cost.saved_for_backward import Kept
+from shardwright.planner.cost.saved_for_backward import SavedForBackward
 from shardwright.planner.cost.sizes import TensorSizes
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.graph.views import is_view
@@ -58,9 +58,9 @@ class Holdings:
         if not self.trains:
             return frozenset()
         graph = self.graph
-        base = memories(graph, ((start, end) for _, start, end in edges(graph)))
+        base = storages(graph, ((start, end) for _, start, end in edges(graph)))
         other = {*self.stored, *graph.inputs}
-        return frozenset(base[n] for n in Kept(graph.priced_runs()).names()) - other
+        return frozenset(base[n] for n in SavedForBackward(graph.priced_runs()).names()) - other
 
     @cached_property
     def names(self) -> list[str]:
@@ -88,7 +88,7 @@ class Holdings:
         return size, elements * self.workload.optimizer_bytes
 
 
-def memories(graph: Graph, passed: Iterable[tuple[str, str]]) -> dict[str, str]:
+def storages(graph: Graph, passed: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Tensor -> the one whose memory it is in; itself, if an op or a collective made it new.
 
     `passed` are the (source, target) of changes of placement for which no collective is made.

@@ -15,9 +15,9 @@ from itertools import accumulate
 
 from shardwright.planner.contract.plan_figures import Memory
 from shardwright.planner.cost.cost import Costs
-from shardwright.planner.cost.holdings import memories
+from shardwright.planner.cost.holdings import storages
 from shardwright.planner.cost.phases import Pass
-from shardwright.planner.cost.saved_for_backward import Kept
+from shardwright.planner.cost.saved_for_backward import SavedForBackward
 from shardwright.planner.strategies.state import State
 
 Assignment = Mapping[str, State]
@@ -59,7 +59,7 @@ def passed(costs: Costs, assignment: Assignment) -> Iterator[tuple[str, str]]:
 
 def peak(costs: Costs, assignment: Assignment, run: Pass) -> int:
     """Most bytes of activations at one time in a pass; those kept for its backward pass stay."""
-    base = memories(costs.graph, passed(costs, assignment))
+    base = storages(costs.graph, passed(costs, assignment))
     size = {
         name: costs.sizes.bytes_at(op, i, assignment[name], run)
         for op in costs.graph.ops
@@ -90,7 +90,7 @@ def lives(costs: Costs, base: Mapping[str, str], run: Pass) -> dict[str, tuple[i
         for name in (*op.inputs, *op.outputs):
             last[base[name]] = at
             born.setdefault(base[name], at)
-    stay = [*graph.outputs, *(Kept(graph).names() if run.trains else ())]
+    stay = [*graph.outputs, *(SavedForBackward(graph).names() if run.trains else ())]
     for root in {base[n] for n in stay}:
         born.setdefault(root, end)
         last[root] = end

@@ -91,17 +91,19 @@ class RedistributionCosts:
         if (found := self._way(name, source, target)) is None:
             return None
         work = [self._work(name, step, run or self.sizes.passes[0]) for step in found]
-        forward, copied = _done((s.transition.forward, w) for s, w in zip(found, work, strict=True))
+        forward, copied = _collectives_and_copies(
+            (s.transition.forward, w) for s, w in zip(found, work, strict=True)
+        )
         if not self.graph.tensors[name].differentiable:
             return Traffic(forward, copied=copied)
-        back, copied_back = _done(
+        back, copied_back = _collectives_and_copies(
             (s.transition.backward, w) for s, w in zip(found, work, strict=True)
         )
         return Traffic(forward, back, copied, copied_back)
 
     def possible(self, name: str, before: State, source: State, target: State) -> bool:
         """Whether what `inner` prices can be."""
-        start = before if _instead(before, source, target) else source
+        start = before if _skips_partial(before, source, target) else source
         return start == target or self._way(name, start, target) is not None
 
     def _way(self, name: str, source: State, target: State) -> list[MaskStep] | None:
@@ -152,7 +154,7 @@ class RedistributionCosts:
         """
         at = (self.kind(name), before, source, target, run)
         if at not in self._known:
-            instead = _instead(before, source, target)
+            instead = _skips_partial(before, source, target)
             start = before if instead else source
             self._known[at] = self.traffic(name, start, target, run), instead
         return self._known[at]
@@ -217,14 +219,21 @@ class RedistributionCosts:
         size = self.sizes.bytes(name, state)
         if name in self.sizes.shared_out:
             work = Work(self.sizes.at_rest(name, state), size, copies)
-            ahead, copied = _done([(ALL_GATHER, work)])
-            back, copied_back = _done([(ALL_GATHER, work)] + [(REDUCE_SCATTER, work)] * trained)
+            ahead, copied = _collectives_and_copies([(ALL_GATHER, work)])
+            back, copied_back = _collectives_and_copies(
+                [(ALL_GATHER, work)] + [(REDUCE_SCATTER, work)] * trained
+            )
             return Traffic(ahead, back, copied, copied_back)
         if not trained:
             return None
         work = Work(size, size, copies)
         divided = 2 * size
-        return Traffic((), _done([(ALL_REDUCE, work)])[0], 0, divided + ALL_REDUCE.copies(work))
+        return Traffic(
+            (),
+            _collectives_and_copies([(ALL_REDUCE, work)])[0],
+            0,
+            divided + ALL_REDUCE.copies(work),
+        )
 
     def averaging_cost(self, name: str, state: State) -> TransitionCost:
         """What that takes in all passes."""
@@ -266,12 +275,14 @@ def edges(graph: Graph) -> list[Edge]:
     return out
 
 
-def _instead(before: State, source: State, target: State) -> bool:
+def _skips_partial(before: State, source: State, target: State) -> bool:
     """Whether a tensor is taken as it was before a module around made a Partial sum of it."""
     return made_partial(before, source) and target != source
 
 
-def _done(work: Iterable[tuple[Action, Work]]) -> tuple[tuple[Collective, ...], int]:
+def _collectives_and_copies(
+    work: Iterable[tuple[Action, Work]],
+) -> tuple[tuple[Collective, ...], int]:
     """The collectives of some actions, and the bytes that are copied."""
     done = [(action, on) for action, on in work if action is not IDENTITY]
     calls = (action.collective(on) for action, on in done)

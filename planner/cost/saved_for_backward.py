@@ -13,7 +13,7 @@ from shardwright.planner.graph.kv_cache import ATTENTION
 from shardwright.rules.call import Operand, packet_named
 
 
-class Kept:
+class SavedForBackward:
     """Which tensors of a graph some op keeps; ops that are alike are run once."""
 
     def __init__(self, graph: Graph) -> None:

@@ -34,7 +34,7 @@ BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
 T = TypeVar("T")
 Vector = tuple[int, ...]
 FREE: Vector = (0,) * len(COMPONENTS)
-FREELY = TransitionCost(0, 0)
+NO_TRANSITION_COST = TransitionCost(0, 0)
 
 MEETS: Mapping[Demand, Callable[[State], bool]] = {
     Demand.REPLICATED: lambda state: state == REPLICATED,
@@ -264,7 +264,7 @@ class _Builder:
             if priced:
                 cost = redistributions.cost(*change)
             else:
-                cost = FREELY if redistributions.possible(*change) else None
+                cost = NO_TRANSITION_COST if redistributions.possible(*change) else None
             if cost is not None:
                 price = paid(cost, action * (s != t), times)
                 rows.append(Row(tuple([i for _, i in chosen]), price))

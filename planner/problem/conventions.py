@@ -38,14 +38,14 @@ from shardwright.planner.solvers.problem import Row
 from shardwright.planner.strategies.state import State, mask_of
 from shardwright.planner.strategies.states import States
 
-Usual = Mapping[str, frozenset[State]]
+PreferredStates = Mapping[str, frozenset[State]]
 """Parameters, as stored, and the states that a convention wants them in."""
 
 
 def token_tables(graph: Graph, states: States) -> dict[str, frozenset[State]]:
     """Tables of tokens and heads, as stored, that can be split by rows -> the states that do."""
     stored = {u.used: u.stored for u in graph.uses}
-    given, width = _given(graph), _width(graph, states.axes)
+    given, width = _model_inputs(graph), _hidden_axes(graph, states.axes)
     scores = graph.marks.logits
     found: dict[str, frozenset[State]] = {}
     for op in graph.ops if states.ranks > 1 else ():
@@ -78,28 +78,30 @@ def projections(graph: Graph, states: States) -> dict[str, frozenset[State]]:
         for name in op.inputs if rule is not None and rule.sum else ():
             if name in stored and len(graph.tensors[name].shape) > 1:
                 domain = states.domain(stored[name])
-                most = max(_ways(s, heads) for s in domain)
+                most = max(_sub_axis_count(s, heads) for s in domain)
                 if most:
-                    found[stored[name]] = frozenset(s for s in domain if _ways(s) >= most)
+                    found[stored[name]] = frozenset(s for s in domain if _sub_axis_count(s) >= most)
     return found
 
 
 TABLES, PROJECTIONS = "tables of tokens by rows", "attention split"
-CONVENTIONS: dict[str, Callable[[Graph, States], Usual]] = {
+CONVENTIONS: dict[str, Callable[[Graph, States], PreferredStates]] = {
     PROJECTIONS: projections,
     TABLES: token_tables,
 }
 """What each says; of a parameter that two speak of, the last."""
 
 
-def follow(network: CostFunctionNetwork, usual: Usual, pinned: Container[str]) -> list[str]:
-    """Leave the parameters that are not pinned only their usual states; return them."""
+def follow(
+    network: CostFunctionNetwork, preferred: PreferredStates, pinned: Container[str]
+) -> list[str]:
+    """Leave the parameters that are not pinned only their preferred states; return them."""
     zero = (0,) * len(network.problem.components)
-    followed = [name for name in usual if name not in pinned]
+    followed = [name for name in preferred if name not in pinned]
     for name in followed:
         domain = network.states.domain(name)
-        rows = [Row((i,), zero) for i, state in enumerate(domain) if state in usual[name]]
-        network.problem.factor(f"usual {name}", [network.variables[name]], rows)
+        rows = [Row((i,), zero) for i, state in enumerate(domain) if state in preferred[name]]
+        network.problem.factor(f"preferred {name}", [network.variables[name]], rows)
     return followed
 
 
@@ -114,18 +116,18 @@ def _heads(graph: Graph, axes: Axes) -> frozenset[int]:
     return frozenset(found)
 
 
-def _ways(state: State, axes: Container[int] | None = None) -> int:
+def _sub_axis_count(state: State, axes: Container[int] | None = None) -> int:
     """How many sub-axes split some of these axes; of any, without them."""
     return mask_of(frozenset(s for s in state.shards if axes is None or s[1] in axes)).bit_count()
 
 
-def _given(graph: Graph) -> set[str]:
+def _model_inputs(graph: Graph) -> set[str]:
     """The inputs of the model, and what is the same but for its shape."""
     moves = sources(graph, moved)
     return {n for name in graph.inputs for n in (name, *nx.ancestors(moves, name))}
 
 
-def _width(graph: Graph, axes: Axes) -> set[int]:
+def _hidden_axes(graph: Graph, axes: Axes) -> set[int]:
     """Axes of the last dim of hidden states."""
     return set().union(*(_atoms(axes, name, -1) for name in graph.marks.carried))
 

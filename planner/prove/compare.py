@@ -34,7 +34,7 @@ ACCEPTED = "edited: right, but not what a solver found"
 """The note of a plan that costs something else than what was found."""
 
 
-def of_solution(
+def expected_keys(
     task: Task,
     layouts: Layouts,
     unfolded: Layouts,
@@ -81,7 +81,7 @@ def same(root: nn.Module, plan: Plan, found: Mapping[str, Any], figures: bool) -
     Args:
         root: The model.
         plan: The plan.
-        found: Those of `of_solution`.
+        found: Those of `expected_keys`.
         figures: Whether to compare what follows from others, too: what it says of its costs, and of
             calls of modules by themselves and hooks on them, of which older plans say nothing.
 
@@ -144,7 +144,7 @@ def _follows(place: str) -> bool:
 
 
 def _differs(have: Mapping[str, Any], key: str, want: Any) -> tuple[str, str, str] | None:
-    """`difference` of one of the keys of `of_solution`."""
+    """`difference` of one of the keys of `expected_keys`."""
     if key == "cost":  # the first number is at a price of a byte that the plan does not name
         return difference(have["solver"]["objective"][1:], want[1:], "solver.objective")
     if key == "batch_dims":

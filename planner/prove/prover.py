@@ -22,10 +22,10 @@ from shardwright.planner.emit.redistributions import InconsistentBoundary
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.infeasible_core import Contradiction, refuse
 from shardwright.planner.problem.optimize import optimize
-from shardwright.planner.prove.compare import of_solution, rewritten, same
+from shardwright.planner.prove.compare import expected_keys, rewritten, same
 from shardwright.planner.prove.read_back import ReadBack, gathered
 from shardwright.planner.search.dry_run import local_modules, tried
-from shardwright.planner.search.restrictions import Formulation, Restrictions, bare
+from shardwright.planner.search.restrictions import Formulation, Restrictions, unpinned_problem
 from shardwright.planner.search.task import Task
 from shardwright.planner.search.unfolded import checked
 from shardwright.planner.solvers import backtracking
@@ -82,7 +82,7 @@ class Prover:
     ) -> None:
         self.model, self.explain = model, explain
         self.how = {"args": args, "kwargs": kwargs, "trust_remote_code": trust_remote_code, **hub}
-        self._traced, self._tasks, self._posed = _Recent(), _Recent(), _Recent()
+        self._traced, self._tasks, self._posed = RecentResults(), RecentResults(), RecentResults()
         self._tried: dict[str, None] = {}
 
     @apart
@@ -114,7 +114,7 @@ class Prover:
             modules = local_modules(task, layouts)
         except (SolverError, Unsolvable, InconsistentBoundary) as error:
             raise PlanError(f"the plan does not hold: {error}") from None
-        found = of_solution(task, layouts, unfolded, bill, modules, formulation.costs, optimum)
+        found = expected_keys(task, layouts, unfolded, bill, modules, formulation.costs, optimum)
         same(task.source.module, plan, found, figures)
         proven = rewritten(plan, found)
         self._run(task, proven, layouts)
@@ -156,7 +156,7 @@ class Prover:
         sent = gathered(task.graph, plan)
 
         def pose() -> tuple[Formulation, ReadBack]:
-            found = bare(task, Restrictions(task.pins, gathered=sent))
+            found = unpinned_problem(task, Restrictions(task.pins, gathered=sent))
             return Formulation(found, found.network, {}), ReadBack(found.network, task.graph)
 
         return self._posed.get((id(task), sent), pose)
@@ -173,13 +173,14 @@ class Prover:
         self._tried[what] = None
 
 
-class _Recent:
+class RecentResults:
     """What was made last, by a key."""
 
     def __init__(self) -> None:
         self.made: dict[Any, Any] = {}
 
     def get(self, key: object, make: Callable[[], Any]) -> Any:
+        """What was made for this key, or is made now."""
         if key not in self.made:
             while len(self.made) >= KEPT:
                 del self.made[next(iter(self.made))]

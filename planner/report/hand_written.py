@@ -21,7 +21,7 @@ from shardwright.planner.graph.graph import Boundary
 from shardwright.planner.problem.builder import CostFunctionNetwork
 from shardwright.planner.problem.pins import Pin
 from shardwright.planner.problem.tp_plan import STYLES, Rules, Style, read, split_dim, style_of
-from shardwright.planner.search.restrictions import Formulation, Restrictions, bare
+from shardwright.planner.search.restrictions import Formulation, Restrictions, unpinned_problem
 from shardwright.planner.search.solution import SolverOptions, predicted, solve
 from shardwright.planner.search.task import Task
 from shardwright.planner.solvers.problem import Row
@@ -62,7 +62,7 @@ def price(task: Task, table: Mapping[str, str], earlier: Formulation | None = No
     problem, found = None, None
     try:
         styles = {name: style_of(s) for name, s in (rules.modules | rules.parameters).items()}
-        posed = bare(task, Restrictions(), earlier)
+        posed = unpinned_problem(task, Restrictions(), earlier)
         network = posed.network.copy()
         wanted = _Styles(task, network, rules, styles).add()
         found = predicted(task, solve(task, Formulation(posed, network, wanted), FREE))

@@ -81,8 +81,11 @@ def gather(now: SearchState) -> SearchState | None:
         states, can = found.layouts.states, found.possible
     else:
         assert now.formulation is not None, "an outcome without a problem"
-        bare = now.formulation.bare
-        states, can = bare.costs.states, possible(bare.network, bare.small) if bare.small else {}
+        unpinned = now.formulation.unpinned
+        states, can = (
+            unpinned.costs.states,
+            possible(unpinned.network, unpinned.small) if unpinned.small else {},
+        )
     least = SLACK if isinstance(found, Solution) else 0
     more = unsplittable(now.task.graph, states, can, least) - restrictions.gathered
     if not more:
@@ -100,8 +103,8 @@ def split_attention(now: SearchState) -> SearchState | None:
     found = now.outcome
     if not isinstance(found, Solution) or found.objective.memory_bytes is not None:
         return None
-    usual, placed = projections(now.task.graph, found.layouts.states), found.layouts.assignment
-    if all(placed[n] in usual[n] for n in usual.keys() - found.pinned.keys()):
+    preferred, placed = projections(now.task.graph, found.layouts.states), found.layouts.assignment
+    if all(placed[n] in preferred[n] for n in preferred.keys() - found.pinned.keys()):
         return None
     wanted = replace(now.restrictions, conventions=frozenset({TABLES, PROJECTIONS}))
     return replace(attempt(now, wanted), before=now)

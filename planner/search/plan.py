@@ -155,7 +155,7 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
             asks_autocast=graph.asks_autocast,
         )
         alike = call.model_copy(update={"training": True, "draws": draws or drawn})
-        if (run.training or graph.trained) and in_step(task, layouts):
+        if (run.training or graph.trained) and draws_alike(task, layouts):
             found = [*(c for c in found if c != call), alike]
         found += [] if call in found or alike in found else [call]
     return found
@@ -174,7 +174,7 @@ def _default(parameters: Mapping[str, Parameter], name: str) -> Any:
     return parameters[name].default if name in parameters else None
 
 
-def in_step(task: Task, layouts: Layouts) -> bool:
+def draws_alike(task: Task, layouts: Layouts) -> bool:
     """Whether ranks draw as many random numbers as each other, so that they go on drawing the same.
 
     So they do where they draw those of a whole tensor, and each keeps its part (`draws_of`). Rows

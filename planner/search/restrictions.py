@@ -9,7 +9,7 @@ from functools import cached_property
 from shardwright.planner.cost.cost import Costs
 from shardwright.planner.dry_run.conflict import Splits
 from shardwright.planner.problem.builder import CostFunctionNetwork, build_network
-from shardwright.planner.problem.conventions import CONVENTIONS, Usual, follow
+from shardwright.planner.problem.conventions import CONVENTIONS, PreferredStates, follow
 from shardwright.planner.problem.pins import Pin, resolve, restrict
 from shardwright.planner.search.task import Task
 from shardwright.planner.solvers.presolve import Presolved, narrowed, presolve
@@ -41,7 +41,7 @@ class Restrictions:
 
 
 @dataclass(frozen=True, eq=False)
-class Bare:
+class UnpinnedProblem:
     """Prices, and the problem without pins and conventions; `splits` is what it depends on."""
 
     costs: Costs
@@ -59,10 +59,10 @@ class Formulation:
     """A problem that can be solved: prices, the network, and what was left out of it.
 
     `pinned` has the pin of each stored tensor, `followed` the conventions that took choices away.
-    `bare` is the problem without both.
+    `unpinned` is the problem without both.
     """
 
-    bare: Bare
+    unpinned: UnpinnedProblem
     network: CostFunctionNetwork
     pinned: Mapping[str, Pin]
     followed: frozenset[str] = frozenset()
@@ -70,25 +70,27 @@ class Formulation:
     @property
     def costs(self) -> Costs:
         """Prices."""
-        return self.bare.costs
+        return self.unpinned.costs
 
     @cached_property
     def small(self) -> Presolved | None:
         """The problem, presolved; None where it has no solution."""
-        whole, small = self.bare.network.problem, self.bare.small
+        whole, small = self.unpinned.network.problem, self.unpinned.small
         return small and narrowed(small, self.network.problem.factors[len(whole.factors) :])
 
 
-def bare(task: Task, restrictions: Restrictions, earlier: Formulation | None = None) -> Bare:
+def unpinned_problem(
+    task: Task, restrictions: Restrictions, earlier: Formulation | None = None
+) -> UnpinnedProblem:
     """The problem of a task without pins and conventions; `earlier` is another of the same task."""
-    if earlier is not None and earlier.bare.splits == restrictions.splits:
-        return earlier.bare
+    if earlier is not None and earlier.unpinned.splits == restrictions.splits:
+        return earlier.unpinned
     forbidden, gathered = restrictions.forbidden, restrictions.gathered
     given = task.graph, task.axes, task.tp, task.lookups, forbidden, task.sequence, task.sub
     states = States(*given)
     costs = Costs(task.graph, task.axes, states, task.workload, task.caches, gathered)
     network = build_network(task.graph, states, costs, task.rigid)
-    return Bare(costs, network, restrictions.splits)
+    return UnpinnedProblem(costs, network, restrictions.splits)
 
 
 def formulate(
@@ -101,15 +103,15 @@ def formulate(
         InfeasibleError: a dim that is pinned cannot be split.
     """
     stage("problem")
-    found = bare(task, restrictions, earlier)
+    found = unpinned_problem(task, restrictions, earlier)
     costs, network = found.costs, found.network.copy()
     pinned = resolve(restrictions.pins, task.graph, costs.states)
     restrict(network, pinned)
-    usual: dict[str, Usual] = {
+    preferred: dict[str, PreferredStates] = {
         name: find(task.graph, costs.states)
         for name, find in CONVENTIONS.items()
         if name in restrictions.conventions
     }
-    follow(network, {k: v for found in usual.values() for k, v in found.items()}, pinned)
-    followed = frozenset(name for name, found in usual.items() if found.keys() - pinned.keys())
+    follow(network, {k: v for found in preferred.values() for k, v in found.items()}, pinned)
+    followed = frozenset(name for name, found in preferred.items() if found.keys() - pinned.keys())
     return Formulation(found, network, pinned, followed)

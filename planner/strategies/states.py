@@ -43,7 +43,7 @@ class States:
         self._domains: dict[str, tuple[State, ...]] = {}
         self._splits: dict[str, list[Shards]] = {}
         self._cuts: dict[tuple[int, frozenset[int]], list[frozenset[int]]] = {}
-        self._ways: dict[object, list[Shards]] = {}
+        self._splits_of_dims: dict[object, list[Shards]] = {}
         self._covered: dict[tuple[tuple[int | None, ...], Shards], int] = {}
         self._roots: dict[str, tuple[int | None, ...]] = {}
         self._known: dict[object, tuple[State, ...]] = {}
@@ -91,9 +91,11 @@ class States:
             fixed = self.graph.marks.fixed
             kept = tuple((name, i) in fixed for i in range(len(self.axes.dims[name])))
             at = self.dims(name), kept, name if self.sequence else ""
-            if at not in self._ways:
-                self._ways[at] = self._all(name)
-            self._splits[name] = [s for s in self._ways[at] if (name, s) not in self.forbidden]
+            if at not in self._splits_of_dims:
+                self._splits_of_dims[at] = self._all(name)
+            self._splits[name] = [
+                s for s in self._splits_of_dims[at] if (name, s) not in self.forbidden
+            ]
         return self._splits[name]
 
     def dims(self, name: str) -> tuple[int | None, ...]:

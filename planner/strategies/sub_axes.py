@@ -150,7 +150,7 @@ def _stored(graph: Graph, axes: Axes) -> Iterator[Dim]:
 def _leading(graph: Graph, axes: Axes) -> Iterator[Dim]:
     """The outermost axis of each product in the dims of parameters."""
     for dim in _of_parameters(graph, axes):
-        yield from (f for product in _products(dim) for f in _first(product))
+        yield from (f for product in _products(dim) for f in _outermost(product))
 
 
 def _of_parameters(graph: Graph, axes: Axes) -> Iterator[Dim]:
@@ -170,7 +170,7 @@ def _products(dim: Dim) -> Iterator[Dim]:
             yield from _products(child)
 
 
-def _first(dim: Dim) -> list[Dim]:
+def _outermost(dim: Dim) -> list[Dim]:
     """The outermost axis of `dim`, if it could be split.
 
     An axis may be unshardable though the dim is not: one at which other uses of it contradict each
@@ -194,10 +194,10 @@ def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int,
         for left, right in zip(factors, factors[1:], strict=False):
             if left.id in outer:
                 terms = right.children if right.kind == CONCAT else [right]
-                found |= {(left.id, a.id): a for term in terms for a in _first(term)}
+                found |= {(left.id, a.id): a for term in terms for a in _outermost(term)}
     if found:
         for op in {id(axes.axes.get(op.name, op)): op for op in graph.ops}.values():
-            for pair in _apart(axes, op) & found.keys():
+            for pair in _not_split_together(axes, op) & found.keys():
                 del found[pair]
     return [(pair[0], inner) for pair, inner in found.items()]
 
@@ -207,7 +207,7 @@ def _factors(dim: Dim) -> list[Dim]:
     return [f for c in dim.children for f in _factors(c)] if dim.kind == PRODUCT else [dim]
 
 
-def _apart(axes: Axes, op: Op) -> set[tuple[int, int]]:
+def _not_split_together(axes: Axes, op: Op) -> set[tuple[int, int]]:
     """Pairs of axes (outer, inner) that `op` does not let be split together."""
     rule = axes.rules.get(op.name)
     if rule is None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shardwright.errors import ModelError
 from shardwright.planner.dry_run import conflict, dry_run
 from shardwright.planner.dry_run.local_run import Mismatch
-from shardwright.planner.search import dry_run as of_solution
+from shardwright.planner.search import dry_run as expected_keys
 from tests.planner import mlps
 from tests.planner import modules as m
 from tests.planner.equal import assert_equal, features, planned
@@ -111,7 +111,7 @@ def test_what_code_takes_for_granted_stays_whole(make: Callable[[], nn.Module], 
 
 def test_a_size_read_off_a_whole_tensor_keeps_only_what_it_is_for(monkeypatch) -> None:
     """Heads are gathered before; no dry run has to fail for that, and all weights are split."""
-    for place in (conflict, of_solution):
+    for place in (conflict, expected_keys):
         monkeypatch.delattr(place, "of_module")
     plan = planned(Within(m.WidthGivenToAFunction()), features(m.WIDTH), 2)
     assert max(plan.predicted.parameter_bytes) < 0.52 * plan.predicted.unsharded_bytes
@@ -144,13 +144,13 @@ class Unlike(nn.Module):
 def test_blocks_that_are_not_folded_fail_together(monkeypatch) -> None:
     """What no block can have is forbidden in all at once: dry runs do not grow with the blocks."""
     failed: list[str] = []
-    of_size = of_solution.of_size
+    of_size = expected_keys.of_size
 
     def noted(unsolvable, *others):
         failed.append(str(unsolvable))
         return of_size(unsolvable, *others)
 
-    monkeypatch.setattr(of_solution, "of_size", noted)
+    monkeypatch.setattr(expected_keys, "of_size", noted)
     planned(Unlike(2), features(m.WIDTH), 2)
     two = len(failed)
     plan = planned(Unlike(4), features(m.WIDTH), 2)
