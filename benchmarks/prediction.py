@@ -43,7 +43,7 @@ from shardwright.planner.contract.files import write_atomically
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.devices.device import device as profile_of
 from shardwright.planner.search.ladder import climb
-from shardwright.planner.search.restrictions import Restrictions, bare
+from shardwright.planner.search.restrictions import Restrictions, unpinned_problem
 from shardwright.planner.search.search_state import start
 from shardwright.planner.search.solution import SolverOptions
 from shardwright.runtime.communication.mesh import Mesh
@@ -88,7 +88,7 @@ VARIANTS = {
 def planned(model: torch.nn.Module, variant: Variant, tp: int, device: str) -> Plan:
     """The cheapest plan that `variant` allows."""
     task = prepare(model, tp, batch=BATCH, seq=SEQ, device=device, pins=variant.pins)
-    states = bare(task, Restrictions()).costs.states
+    states = unpinned_problem(task, Restrictions()).costs.states
     stored = {use.used: use.stored for use in task.graph.uses}
     names = {
         name
