@@ -352,7 +352,7 @@ class ModuleBoundary:
             output = self.compute(module, args, kwargs)
             self.leave_attributes(module)
             check_filled(filled, output)
-            opened += model.caches.among(output, interface.arguments)
+            opened += model.caches.new_among(output, interface.arguments)
             check_hook_views(call)
             for slot, leaf in returned(output, interface.arguments):
                 if not isinstance(leaf, Tensor):

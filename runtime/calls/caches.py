@@ -53,7 +53,7 @@ class Caches:
         """Whether a call was compiled: such calls leave what they put into a cache as it is."""
 
     def open(self, given: Iterable[Any]) -> list[Any]:
-        """Unseal those caches that a call is `given`; they are to be sealed when it ends.
+        """Unseal those caches that a call is `given`: what is to be sealed when it ends.
 
         Raises:
             UsageError: another model filled one.
@@ -65,6 +65,8 @@ class Caches:
         for value in given:
             if value is not None and _is_object(value):
                 if value.__dict__.get(OWNER) is self:
+                    if OWN not in type(value).__dict__ and not self.compiled:
+                        continue  # it is open in a call around
                     _unseal(value)
                 else:
                     self._take(value)
@@ -104,6 +106,10 @@ class Caches:
         finally:
             for value in found:
                 _unseal(value)
+
+    def new_among(self, output: Any, takes: Container[str]) -> list[Any]:
+        """Those that no call had yet: of a call within another, which goes on with the others."""
+        return [v for v in self.among(output, takes) if getattr(v, OWNER, None) is not self]
 
     def among(self, output: Any, takes: Container[str]) -> list[Any]:
         """The caches that a call gave out: state of its own that it `takes`, by the argument.

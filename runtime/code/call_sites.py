@@ -4,9 +4,6 @@ Code such as `y.view(B, T, C)` with `C` read off a whole tensor gives a size tha
 change. A plan names the call, `forward.view.3`: the fourth call of a `view` in the source of
 `forward`. The method of the split module is compiled from that source anew, and asks for local
 sizes there. All else of it is as it was.
-
-Where a module is called several times, and tensors lie otherwise, the place of each call tells them
-apart for hooks (`place_of_call`).
 """
 
 from __future__ import annotations
@@ -14,11 +11,8 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
-from functools import lru_cache
-from hashlib import sha256
 from itertools import islice
 from types import CodeType, FunctionType
 
@@ -30,34 +24,6 @@ LOCAL_SIZES = "_shardwright_sizes"
 
 _ALONE = threading.RLock()
 """Python 3.11 counts how deep it is in a tree once for all threads."""
-
-
-def place_of_call() -> str:
-    """Where code of a model calls the module that runs now; empty where nobody can tell.
-
-    With a digest of where all of that function stands: in code of another version it is no place.
-    """
-    frame = sys._getframe(1)
-    while frame is not None and not is_of_a_model(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
-    return "" if frame is None else _place(frame.f_code, frame.f_lasti)
-
-
-def is_of_a_model(module: str) -> bool:
-    """Whether code that stands in `module` is a model's: neither torch's nor ours."""
-    return module.partition(".")[0] not in ("shardwright", "torch")
-
-
-@lru_cache(maxsize=1024)
-def _place(code: CodeType, at: int) -> str:
-    first, found = code.co_firstlineno, [*code.co_positions()]
-    _, line, _, column = found[at // 2]
-    if line is None or column is None:
-        return ""
-    spans = {tuple(-1 if n is None else n for n in span) for span in found}
-    moved = sorted((a - first, b - first, c, d) for a, b, c, d in spans)
-    digest = sha256(repr(moved).encode()).hexdigest()[:8]
-    return f"{code.co_qualname}:{line - first}:{column}@{digest}"
 
 
 def method_of(kind: type, name: str) -> FunctionType | None:

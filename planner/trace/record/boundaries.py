@@ -19,8 +19,8 @@ from shardwright.planner.graph.graph import KEEPS
 from shardwright.planner.trace.data_queries.conditional_regions import inner
 from shardwright.planner.trace.data_queries.errors import Unproven
 from shardwright.planner.trace.queries.flags import Noted
+from shardwright.planner.trace.record.call_places import place_of_call
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
-from shardwright.runtime.code.call_sites import place_of_call
 from shardwright.runtime.slots import map_slots, tensors
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
