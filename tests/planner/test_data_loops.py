@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwright.planner.trace.data_queries.conditional_code import Refused, loop_over_rows
+from shardwright.planner.trace.runs.trace_runs import trace
 from tests.planner.equal import assert_equal, features, planned
 from tests.planner.mlps import WIDTH, Mlp
 from tests.planner.test_data_numbers import Around, split
@@ -321,6 +323,42 @@ class Part(Looped):
             _, token = torch.where(mask[hit[0]])
             out[1].index_add_(0, token, self.expert(x[token], hit[0]))
         return out.sum(0)
+
+
+class Uses(Looped):
+    """A pass uses the number of its row in some way."""
+
+    def __init__(self, use: Callable[[Tensor, Any], Tensor]) -> None:
+        super().__init__()
+        self.use = use
+
+    def loop(self, x: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for row in torch.where(mask[: self.experts].sum(dim=(-1, -2)) > 0)[0]:
+            _, token = torch.where(mask[row])
+            out.index_add_(0, token, x[token] * self.use(self.up, row).sum())
+        return out
+
+
+USES: dict[str, tuple[Callable[[Tensor, Any], Tensor], int]] = {
+    "selects": (lambda w, row: w[row], 1),
+    "selects by an integer": (lambda w, row: w[int(row.item())], 1),
+    "is compared with a number": (lambda w, row: w[row] if row == 2 else w[row] * 2, 3),
+    "is compared as an integer": (lambda w, row: w[row] * (1 if int(row.item()) >= 3 else 2), 3),
+    "is computed with": (lambda w, row: w[row % 2], EXPERTS),
+    "is looked up in a list": (lambda w, row: w[row] * [1, 2, 3, 4, 5][row.item()], EXPERTS),
+    "is written": (lambda w, row: w[int(f"{row}")], EXPERTS),
+    "selects from known values": (lambda w, row: w[row] * torch.arange(EXPERTS)[row], EXPERTS),
+}
+
+
+@pytest.mark.parametrize("how", USES)
+def test_passes_that_stand_for_all(how: str) -> None:
+    """One pass is traced for each way that code can take by the number of a row."""
+    use, count = USES[how]
+    graph = trace(Uses(use).to("meta"), (torch.empty(3, 19, WIDTH, device="meta"),), {})
+    assert not graph.untraced
+    assert sum(op.call.op == "index_put" for op in graph.ops) == count
 
 
 LOOPS = {
