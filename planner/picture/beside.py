@@ -1,4 +1,4 @@
-"""What a page says beside a plan, by where the search for it ended: alternatives, another table."""
+"""What a page shows beside a plan and needs its model: alternatives, other plans, a baseline."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from shardwright.planner.picture.view import Shown
 from shardwright.planner.picture.weights import Weights
 from shardwright.planner.problem.tp_plan import OWN, table_of
 from shardwright.planner.report.explain import explained, made
-from shardwright.planner.report.hand_written import HandWritten, price
+from shardwright.planner.report.hand_written import HandWritten, price, unsharded
 from shardwright.planner.search.search_state import SearchState
 
 
 def beside(plan: Plan, name: str, made: SearchState) -> Shown:
-    """A plan with what its alternatives would cost, and with transformers' own table.
+    """A plan with the costs of alternatives, of transformers' own plan, and of no plan.
 
     Args:
         plan: The plan.
-        name: What it is called on the page.
-        made: Where the search for it ended.
+        name: Its name on the page.
+        made: The end of the search for it.
     """
     large = [w.one for w in Weights(plan) if len(w.shape) > 1]
-    return Shown(plan, name, _table(made), explained(plan, made, large))
+    baseline = unsharded(made.task, made.formulation)
+    return Shown(plan, name, _table(made), explained(plan, made, large), baseline)
 
 
 def beside_model(plan: Plan, name: str, model: Any, **how: Any) -> Shown:
-    """The same of a plan that was read.
+    """The same for a plan that was read from a file.
 
     Args:
         plan: The plan.
-        name: What it is called on the page.
-        model: What it was made for, as `shardwright.plan` takes it; it is traced.
-        how: Example inputs as it was made with, and whether to run code that comes with the model.
+        name: Its name on the page.
+        model: The model it was made for, as `shardwright.plan` takes it; it is traced.
+        how: Example inputs as for the plan, and whether to run code that comes with the model.
 
     Raises:
         PlanError: the plan is for another model.

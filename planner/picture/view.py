@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from shardwright.planner.contract.mesh import TP
 from shardwright.planner.contract.names import is_within, pattern
-from shardwright.planner.contract.plan_figures import Phase
+from shardwright.planner.contract.plan_figures import Phase, Prediction
 from shardwright.planner.contract.plan_file import Plan, digest_of
 from shardwright.planner.picture.blocks import Blocks, sent
 from shardwright.planner.picture.sheets import Sheet, colour, ranks_of
@@ -44,12 +44,14 @@ class Shown:
         name: Its name on the page: its file, say.
         hand: The plan of transformers, priced.
         explained: Costs of alternatives.
+        unsharded: Costs without a plan: every rank computes all.
     """
 
     plan: Plan
     name: str = ""
     hand: HandWritten | None = None
     explained: Sequence[Explanation] = field(default=())
+    unsharded: Prediction | None = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,11 @@ class View:
     def _times(self) -> Iterable[Figure]:
         for phase, ns in self.phases.items():
             moved = self.blocks.time(0, phase)[1] if self.plan.drawing else 0
-            more = f"{moved / max(ns, 1):.0%} of it communication"
-            yield Figure(phase_name(phase), human_time(ns), ns, more * bool(self.plan.drawing))
+            more = [f"{moved / max(ns, 1):.0%} of it communication"] * bool(self.plan.drawing)
+            if self.shown.unsharded and phase in self.shown.unsharded.phase_ns:
+                alone = self.shown.unsharded.phase_ns[phase]
+                more.append(f"unsharded: {human_time(alone)}")
+            yield Figure(phase_name(phase), human_time(ns), ns, "; ".join(more))
 
     def _collectives(self) -> Figure:
         found = self.plan.predicted.collectives

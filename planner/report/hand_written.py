@@ -58,17 +58,34 @@ def price(task: Task, table: Mapping[str, str], earlier: Formulation | None = No
         UsageError: no rule of it matches anything.
     """
     rules = read(table, task.source.module)
-    replicated = _replicated(task, rules)
     problem, found = None, None
     try:
-        styles = {name: style_of(s) for name, s in (rules.modules | rules.parameters).items()}
-        posed = unpinned_problem(task, Restrictions(), earlier)
-        network = posed.network.copy()
-        wanted = _Styles(task, network, rules, styles).add()
-        found = predicted(task, solve(task, Formulation(posed, network, wanted), FREE))
+        found = _predicted(task, rules, earlier)
     except (UsageError, InfeasibleError) as error:
         problem = str(error)
-    return HandWritten(len(table), rules.unused, problem, found, replicated)
+    return HandWritten(len(table), rules.unused, problem, found, _replicated(task, rules))
+
+
+def unsharded(task: Task, earlier: Formulation | None = None) -> Prediction | None:
+    """The price of the model without a plan: every rank computes all of it; None if impossible."""
+    try:
+        return _predicted(task, Rules({}, {}, []), earlier)
+    except InfeasibleError:  # a sequence that ranks share, say
+        return None
+
+
+def _predicted(task: Task, rules: Rules, earlier: Formulation | None) -> Prediction:
+    """The price of rules.
+
+    Raises:
+        UsageError: a style is unknown.
+        InfeasibleError: no solution remains.
+    """
+    styles = {name: style_of(s) for name, s in (rules.modules | rules.parameters).items()}
+    posed = unpinned_problem(task, Restrictions(), earlier)
+    network = posed.network.copy()
+    wanted = _Styles(task, network, rules, styles).add()
+    return predicted(task, solve(task, Formulation(posed, network, wanted), FREE))
 
 
 def _replicated(task: Task, rules: Rules) -> dict[str, int]:

@@ -202,4 +202,5 @@ def test_plan_draws_with_alternatives(tmp_path: Path) -> None:
     assert Path(again).read_text() == Path(out).read_text()
     words = " ".join(Parsed(Path(out).read_text()).words)
     assert "Alternatives, compared with the plan" in words
+    assert "; unsharded: " in words, "a time with nothing to compare it with"
     assert "has no tensor-parallel plan in transformers" in words
