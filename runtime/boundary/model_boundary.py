@@ -51,6 +51,8 @@ class ModelBoundary:
         self.changes: ChangeDetection | None = None
         self.axes = 0
         """Dims of the mesh of parameters: FSDP2 stores them over more."""
+        self.parametrizes = False
+        """Whether code of the model parametrizes modules while it runs."""
 
     def distribute(self, changes: ChangeDetection) -> None:
         """Note that parameters are DTensors from now on."""

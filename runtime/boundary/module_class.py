@@ -21,6 +21,7 @@ from shardwright.errors import PlanError, UsageError
 from shardwright.runtime.boundary.attribute_access import seen_attribute
 from shardwright.runtime.boundary.hooks import HookedModule
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary
+from shardwright.runtime.boundary.parametrized import patched
 from shardwright.runtime.code import call_sites
 from shardwright.runtime.code.copied import OWN
 from shardwright.runtime.redistribution import overlap
@@ -175,7 +176,10 @@ class LocalModule(BoundaryModule):
                 return state.call_directly(self, args, kwargs)
             call.active = True
             try:
-                return LocalModule.forward(self, *args, **kwargs)
+                forward: Any = LocalModule.forward
+                if state.model is not None and state.model.parametrizes:
+                    forward = patched()(forward)
+                return forward(self, *args, **kwargs)
             finally:
                 call.active = False
         if not state.was_planned:

@@ -28,6 +28,7 @@ from shardwright.runtime.boundary.hooks import (
 from shardwright.runtime.boundary.model_boundary import ModelBoundary
 from shardwright.runtime.boundary.module_boundary import ModuleBoundary, boundary_of, placements
 from shardwright.runtime.boundary.module_class import BoundaryModule, LocalModule, put_class
+from shardwright.runtime.boundary.parametrized import patched
 from shardwright.runtime.boundary.transforms import check_no_transform
 from shardwright.runtime.calls.caches import Caches
 from shardwright.runtime.calls.filled import check_filled, may_be_filled
@@ -91,11 +92,14 @@ class RootModule(LocalModule):
         opened = caches.open(map(given.get, caches.names))
         call.active = True
         try:
+            forward: Any = LocalModule.forward
+            if model.parametrizes:
+                forward = patched()(forward)
             if lengths.axes:
                 with lengths.forward():
-                    output = LocalModule.forward(self, *args, **kwargs)
+                    output = forward(self, *args, **kwargs)
             else:
-                output = LocalModule.forward(self, *args, **kwargs)
+                output = forward(self, *args, **kwargs)
             if call.hook_views:
                 check_hook_views(call)
             # Of what no plan proves only its own caches are sealed.

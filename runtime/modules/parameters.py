@@ -13,8 +13,8 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.runtime.boundary.adapters import tell_full_sizes
 from shardwright.runtime.boundary.changes import ChangeDetection
 from shardwright.runtime.boundary.module_boundary import boundary_of, placements
+from shardwright.runtime.boundary.parametrized import parametrizes
 from shardwright.runtime.communication.mesh import Mesh
-from shardwright.runtime.modules.parametrized import watch_parametrizations
 from shardwright.runtime.redistribution.reshard import take_local
 from shardwright.runtime.tensors.buffers import make_buffers_split
 from shardwright.runtime.tensors.parameters import split_parameters
@@ -83,7 +83,9 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     They stay plain local tensors where one of them cannot be a DTensor (see `placements_of`), with
     a warning in the log, and on a mesh without process groups.
     """
-    watch_parametrizations()
+    root = boundary_of(model)
+    if root is not None and root.model is not None:
+        root.model.parametrizes = parametrizes(model)
     if mesh.device_mesh is None:
         return
     named = dict(model.named_parameters(remove_duplicate=False))
@@ -101,6 +103,5 @@ def distribute(model: nn.Module, mesh: Mesh) -> None:
     for module in model.modules():
         own: dict[str, Any] = module._parameters
         own.update({name: made[id(p)] for name, p in own.items() if p is not None})
-    root = boundary_of(model)
     if root is not None and root.model is not None:
         root.model.distribute(ChangeDetection(root.model))

@@ -75,6 +75,8 @@ def test_nothing_of_torch_is_another_object() -> None:
     for name, was in before.items():
         changed = [key for key in was if after[name].get(key) is not was[key]]
         assert not changed and not after[name].keys() - was.keys(), (name, changed)
+    for function in (parametrize.register_parametrization, parametrize.remove_parametrizations):
+        assert function.__module__ == parametrize.__name__  # after planning, too
 
 
 COMPUTED: dict[str, Callable[[Any], Any]] = {

@@ -19,7 +19,7 @@ from shardwright.planner.trace.data_queries.errors import FailsOnMadeUpData, Nee
 from shardwright.planner.trace.model.module_copies import duplicate
 from shardwright.planner.trace.opaque.argument_objects import Change, Objects, Place, Watched
 from shardwright.planner.trace.trace_lock import exporting
-from shardwright.runtime.modules.parametrized import values
+from shardwright.runtime.boundary.parametrized import values
 
 SCALES = (0.1, 0.01, 1.0)
 """Of the weights in each of the runs."""

@@ -1,6 +1,6 @@
 """Code that parametrizes modules while it runs, by torch's own function: it is not traced.
 
-`runtime/modules/parametrized.py` stands in for that function where it is asked for in
+`runtime/boundary/parametrized.py` stands in for that function where it is asked for in
 `torch.nn.utils.parametrize`. Torch's own takes parameters out of modules, so that nobody could say
 which tensor is which.
 """

@@ -9,6 +9,8 @@ that sees what the module's code would: a local tensor.
 from __future__ import annotations
 
 import functools
+import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +21,7 @@ from torch.nn.utils import parametrize
 
 from shardwright.errors import ModelError
 from shardwright.runtime.boundary.module_boundary import boundary_of
+from shardwright.runtime.code.names_in_code import names_in
 from shardwright.runtime.subclasses import subclass_with
 
 TABLE = "parametrizations"
@@ -146,19 +149,54 @@ def _removed(module: nn.Module, tensor_name: str, leave_parametrized: bool = Tru
     return module
 
 
+def parametrizes(model: nn.Module) -> bool:
+    """Whether methods of its modules name `register_parametrization`."""
+    return any(map(_names_it, {kind for m in model.modules() for kind in type(m).__mro__}))
+
+
 @functools.cache
-def watch_parametrizations() -> None:
-    """From now on parameters of modules that are traced, or split, stay where they are."""
-    parametrize.register_parametrization = _registered
-    parametrize.remove_parametrizations = _removed
+def _names_it(kind: type) -> bool:
+    if kind.__module__.startswith(("torch.", "builtins", "shardwright.")):
+        return False
+    methods = (
+        inspect.unwrap(getattr(m, "__func__", m)) for m in vars(kind).values() if callable(m)
+    )
+    codes = (method.__code__ for method in methods if inspect.isfunction(method))
+    return "register_parametrization" in names_in(codes)
+
+
+_lock, _within = threading.Lock(), 0
+"""How many threads are in `patched()`."""
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """Within, parameters of modules that are traced, or in a planned call, stay where they are.
+
+    torch's two functions are others for that long, in all threads; for all other modules they do
+    what torch's do. torch.nn.utils.parametrize (2.13) has no hook that a module could have instead.
+    """
+    global _within
+    with _lock:
+        _within += 1
+        parametrize.register_parametrization = _registered
+        parametrize.remove_parametrizations = _removed
+    try:
+        yield
+    finally:
+        with _lock:
+            _within -= 1
+            if not _within:
+                parametrize.register_parametrization = _register
+                parametrize.remove_parametrizations = _remove
 
 
 @contextmanager
 def in_place() -> Iterator[None]:
     """Within, in this context, those of all modules do."""
-    watch_parametrizations()
     token = _in_place.set(True)
     try:
-        yield
+        with patched():
+            yield
     finally:
         _in_place.reset(token)
