@@ -158,9 +158,7 @@ def parametrizes(model: nn.Module) -> bool:
 def _names_it(kind: type) -> bool:
     if kind.__module__.startswith(("torch.", "builtins", "shardwright.")):
         return False
-    methods = (
-        inspect.unwrap(getattr(m, "__func__", m)) for m in vars(kind).values() if callable(m)
-    )
+    methods = (inspect.unwrap(getattr(m, "__func__", m)) for m in vars(kind).values())
     codes = (method.__code__ for method in methods if inspect.isfunction(method))
     return "register_parametrization" in names_in(codes)
 
