@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from queue import SimpleQueue
 from threading import Barrier
 from typing import Any
 
@@ -112,20 +113,25 @@ class Planning(Gated):
 
     def between(self, y: Tensor) -> Tensor:
         if self.inner is not None:
-            FOUND.append(self.inner())
+            FOUND.put(self.inner())
         half = y.shape[-1] // 2
         return nn.functional.silu(y[..., :half]) * y[..., half:]
 
 
-FOUND: list[str] = []
+FOUND: SimpleQueue[str] = SimpleQueue()
+"""No list: what model code puts into one is taken out again behind each trace."""
+
+
+def found() -> set[str]:
+    """What was put there since the last look."""
+    return {FOUND.get_nowait() for _ in range(FOUND.qsize())}
 
 
 @pytest.mark.parametrize("kind", ["dense", *list(MODELS)[4:]])
 def test_a_plan_in_model_code(kind: str) -> None:
     want, outer = alone(kind), plan(Planning(None))
-    FOUND.clear()
     assert plan(Planning(lambda: plan(made(kind)))) == outer
-    assert FOUND and set(FOUND) == {want}
+    assert found() == {want}
 
 
 def test_a_plan_in_model_code_of_what_it_makes() -> None:
@@ -136,30 +142,27 @@ def test_a_plan_in_model_code_of_what_it_makes() -> None:
             module = GatedByAttribute()
             if self.inner is not None:
                 x = (y.new_zeros(3, y.shape[1], WIDTH),)
-                FOUND.append(planning.plan(module, tp=2, args=x).to_json())
+                FOUND.put(planning.plan(module, tp=2, args=x).to_json())
             return super().between(y)
 
-    FOUND.clear()
     want = plan(Makes(None))
     assert plan(Makes(lambda: "")) == want
-    assert set(FOUND) == {plan(GatedByAttribute()), ""}
+    assert found() == {plan(GatedByAttribute()), ""}
 
 
 def test_a_plan_in_a_plan_in_a_plan() -> None:
     want, outer = alone("sizes of attributes"), plan(Planning(None))
-    FOUND.clear()
     inside = Planning(lambda: plan(made("sizes of attributes")))
     assert plan(Planning(lambda: plan(inside))) == outer
-    assert set(FOUND) == {want, outer}
+    assert found() == {want, outer}
 
 
 def test_plans_in_model_code_in_threads() -> None:
     kinds = ["both ways", "sizes of attributes", "untraced"]
     want, outer = [alone(kind) for kind in kinds], plan(Planning(None))
-    FOUND.clear()
     jobs = [lambda kind=kind: plan(Planning(lambda: plan(made(kind)))) for kind in kinds]
     assert at_once(jobs) == [outer] * len(kinds)
-    assert set(FOUND) == set(want)
+    assert found() == set(want)
 
 
 class AskingAndPlanning(Mlp):
@@ -171,7 +174,7 @@ class AskingAndPlanning(Mlp):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.inner is not None:
-            FOUND.append(self.inner())
+            FOUND.put(self.inner())
         return super().forward(x) / (1 + x.abs().max().item())
 
 
@@ -180,20 +183,18 @@ def test_a_plan_in_code_that_is_not_traced() -> None:
         return nn.Sequential(Mlp(), AskingAndPlanning(inner))
 
     want, outer = alone("sizes of attributes"), plan(model(None))
-    FOUND.clear()
     assert plan(model(lambda: plan(made("sizes of attributes")))) == outer
-    assert FOUND and set(FOUND) == {want}
+    assert found() == {want}
 
 
 @pytest.mark.parametrize("kind", ["dense", "untraced"])
 def test_a_plan_in_a_solver(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def solve(*args: Any, original: Any = cpsat.solve, **kwargs: Any) -> Any:
-        FOUND.append(plan(made("sizes of attributes"), "backtracking"))
+        FOUND.put(plan(made("sizes of attributes"), "backtracking"))
         return original(*args, **kwargs)
 
     inner = plan(made("sizes of attributes"), "backtracking")
     want = alone(kind)
-    FOUND.clear()
     monkeypatch.setattr(cpsat, "solve", solve)
     assert plan(made(kind)) == want
-    assert FOUND and set(FOUND) == {inner}
+    assert found() == {inner}

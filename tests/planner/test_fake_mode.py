@@ -1,18 +1,15 @@
 """Fake tensors on meta are as torch's own `FakeTensorMode` has them, the first time and again."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.planner.trace.record.fake_mode import LikeReal, OnMeta
-from shardwright.planner.trace.trial import meta_call_cache
+from shardwright.planner.trace.record.fake_mode import OnMeta
 
 CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "promotes": lambda x, n: x * n,
@@ -83,45 +80,6 @@ def test_as_torch_has_it(name: str) -> None:
     want = said(FakeTensorMode(allow_non_fake_inputs=True), CALLS[name])
     mode = OnMeta()
     assert [said(mode, CALLS[name]) for _ in range(2)] == [want, want]
-
-
-class Again(TorchFunctionMode):
-    """As model code is run on fake tensors: what is given again is made without torch."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return meta_call_cache.call(func, args, kwargs or {})
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_given_again(name: str) -> None:
-    """The same of functions that are called again, in the memory of what they were given or not."""
-    mode = OnMeta()
-    want = said(mode, CALLS[name])
-    with Again():
-        assert [said(OnMeta(), CALLS[name]) for _ in range(2)] == [want, want]
-
-
-def test_not_given_again() -> None:
-    """What wants a gradient, has a value, or stands elsewhere in its memory is not taken for it."""
-    mode = OnMeta()
-    x = mode.fake(torch.empty(2, 8, device="meta"), requires_grad=True)
-    with mode, Again():
-        with torch.no_grad():
-            assert [(x * 2).requires_grad for _ in range(2)] == [False, False]
-        assert (x * 2).requires_grad and (x * 2).grad_fn is not None
-        with torch.no_grad():
-            later = x[1:]
-            offsets = [later.view(4, 2).storage_offset(), x[:1].view(4, 2).storage_offset()]
-            assert offsets == [8, 0]
-            assert x.contiguous() is x
-    seen = LikeReal()
-    with seen, Again(), torch.no_grad():
-        n, without = (
-            torch.arange(3, device="meta"),
-            torch.empty(3, dtype=torch.int64, device="meta"),
-        )
-        values = [seen.known.value(x + 1) for x in (without, without, n, n)]
-        assert [v is not None and v.tolist() for v in values] == [False, False, *[[1, 2, 3]] * 2]
 
 
 def test_default_dtype() -> None:

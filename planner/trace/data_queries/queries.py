@@ -56,8 +56,7 @@ from shardwright.planner.trace.data_queries.stand_ins import (
     RowUses,
 )
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
-from shardwright.planner.trace.queries.gradient_reads import given_back
-from shardwright.planner.trace.queries.training_reads import harmless
+from shardwright.planner.trace.queries.harmless import given_back, harmless
 from shardwright.planner.trace.record.arguments import mapped
 from shardwright.planner.trace.record.record import Record
 

@@ -16,10 +16,9 @@ from shardwright.planner.contract.names import pattern
 from shardwright.planner.graph.graph import Graph
 from shardwright.planner.problem.pins import Pin, matches
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.queries import autocast
-from shardwright.planner.trace.queries.autocast_reads import same_under_autocast
 from shardwright.planner.trace.queries.free_numbers import free_numbers
-from shardwright.planner.trace.queries.training_reads import noted
+from shardwright.planner.trace.queries.questions import noted
+from shardwright.planner.trace.runs.autocast_runs import same_under_autocast
 from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.runs.trace_runs import trace_runs
 from shardwright.planner.trace.runs.training_runs import (
@@ -175,10 +174,9 @@ def traced(source: Source, skips: bool = False) -> Graph:
     Raises:
         ModelError: the model cannot be traced.
     """
-    with alone(), noted() as reads, autocast.noted() as questions:  # all modules tell, whoever's
+    with alone(), noted() as asked:  # all modules tell, whoever's
         graph = trace_runs(source.module, source.runs, skips)
-        asks = questions.asked
-    graph.asks_autocast = asks and not same_under_autocast(graph, source, skips)
-    note_training(graph, source, reads)
+    graph.asks_autocast = asked.autocast and not same_under_autocast(graph, source, skips)
+    note_training(graph, source, asked)
     graph.numbers = free_numbers(graph, source)
     return graph

@@ -19,7 +19,7 @@ from shardwright.planner.graph.graph import Graph
 from shardwright.planner.trace.data_queries.conditional_regions import masks_have_stated_lengths
 from shardwright.planner.trace.data_queries.errors import DATA_DEPENDENT, NeedsData, Unproven
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
-from shardwright.planner.trace.queries import autocast, gradient_reads
+from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.record import boundaries, parametrized
 from shardwright.planner.trace.record.record import Record
 from shardwright.planner.trace.record.recorder import record
@@ -115,8 +115,7 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
         warnings.catch_warnings(),
         by_heads(module),
         as_python(),
-        gradient_reads.asked(),
-        autocast.known_on_meta(),
+        answered(),
         parametrized.refused(module),
         in_place(),
     ):

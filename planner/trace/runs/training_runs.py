@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
+from torch import nn
+
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.trace.model.source import Source
 from shardwright.planner.trace.queries.flags import add_flags
-from shardwright.planner.trace.queries.training_reads import Reads, changes_more
-from shardwright.planner.trace.runs.run import Run
+from shardwright.planner.trace.queries.questions import Asked
+from shardwright.planner.trace.runs.run import Run, in_mode
 from shardwright.planner.trace.runs.trace_runs import trace_runs
 from shardwright.planner.trace.trace_lock import alone
 
@@ -51,14 +53,14 @@ def _generators() -> tuple[Any, ...]:
     return random.getstate(), kind, bytes(keys), *rest
 
 
-def note_training(graph: Graph, source: Source, reads: Reads) -> None:
+def note_training(graph: Graph, source: Source, asked: Asked) -> None:
     """Look whether the runs of `source`, as `graph` has them, do the same in training mode.
 
-    `reads` are those that were noted while it was traced.
+    `asked` is what was noted while it was traced.
     """
     if any(run.training for run in source.runs):
         return
-    if not (reads.matter or graph.untraced or changes_more(source.module)):
+    if not (asked.training or graph.untraced or changes_more(source.module)):
         graph.trained = True
         return
     try:
@@ -70,6 +72,32 @@ def note_training(graph: Graph, source: Source, reads: Reads) -> None:
     if graph.trained:
         graph.marks.drawn = other.marks.drawn
         add_flags(graph.flags, other.flags)
+
+
+def changes_more(root: nn.Module) -> bool:
+    """Whether modules change more than their modes where they are told to train.
+
+    Or may: some answer by themselves whether they do.
+    """
+    kinds = {type(m) for m in root.modules()}
+    if any(hasattr(kind, "training") for kind in kinds):
+        return True
+    if all(kind.train is nn.Module.train for kind in kinds):
+        return False
+    before = _state(root)
+    try:
+        with in_mode(root, True):
+            return _state(root) != before
+    except Exception:  # whatever their code raises: it will raise it again where they are traced
+        return True
+
+
+def _state(root: nn.Module) -> list[Any]:
+    """What modules hold, but for their modes: values by id, those of their own tables too."""
+    found = [(key, value) for m in root.modules() for key, value in vars(m).items()]
+    tables = [(id(v), *v.items()) for k, v in found if k[:1] == "_" and isinstance(v, dict)]
+    every = [*found, *((k, v) for _, *items in tables for k, v in items)]
+    return [(key, id(value)) for key, value in every if key != "training"]
 
 
 def same(one: Graph, other: Graph) -> bool:

@@ -60,8 +60,9 @@ def isolated(root: nn.Module) -> Iterator[None]:
     uncached = [(slot, new) for slot, old in before if (new := _uncached(old)) is not old]
     names = [(cls, vars(cls).keys() - ()) for cls in reached.classes.values()]
     contents = Contents([*reached.held, *(value for _, value in before if _may_hold(value))])
-    replaced = [_function_of(slot.get()) for slot, _ in uncached]
-    reached.clear_caches(replaced)
+    in_slots = [_function_of(value) for _, value in before]
+    in_slots = [f.cached if isinstance(f, Uncached) else f for f in in_slots]  # by an outer trace
+    reached.clear_caches(but=in_slots)
     try:
         for slot, value in uncached:
             slot.set(value)
@@ -75,7 +76,7 @@ def isolated(root: nn.Module) -> Iterator[None]:
                 if not isinstance(vars(cls)[name], CODE) and not name.startswith("__"):
                     type.__delattr__(cls, name)
         contents.restore()
-        reached.clear_caches(replaced)
+        reached.clear_caches(but=in_slots)
 
 
 def _code_in(value: Any) -> Iterator[Any]:
@@ -140,7 +141,9 @@ class Uncached:
             return result
         if self.cached.cache_info().misses > misses:
             self.cached.cache_clear()
-        return self.cached.__wrapped__(*args, **kwargs)
+        elif _is_data(result):
+            return self.cached.__wrapped__(*args, **kwargs)
+        return result  # an object that was there before
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """The method of `instance`."""
@@ -148,6 +151,13 @@ class Uncached:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cached, name)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it is a tensor or a number, or has one in it."""
+    if isinstance(value, (*CONTAINERS, tuple, frozenset)):
+        return any(map(_is_data, dict.values(value) if isinstance(value, dict) else value))
+    return isinstance(value, (torch.Tensor, int))
 
 
 def _is_without_sizes(value: Any) -> bool:

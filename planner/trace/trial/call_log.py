@@ -28,7 +28,6 @@ from shardwright.planner.trace.sizes.size_functions import (
     counts_of,
     numbers_of,
 )
-from shardwright.planner.trace.trial import meta_call_cache
 
 MOVING = {*LITERAL, *SPLIT} | set(
     """
@@ -100,7 +99,7 @@ class Notes(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         places = (name in AT_PLACES or name in REPEATING) and args and isinstance(args[0], Tensor)
         if not self.entered or (name in MOVING and not places) or _from_runtime():
-            return meta_call_cache.call(func, args, kwargs)
+            return func(*args, **kwargs)
         if places:
             self._note_places(name, args, kwargs)
         if name not in MOVING:
@@ -108,7 +107,7 @@ class Notes(TorchFunctionMode):
             numbers = tuple(_numbers([*args, *kwargs.values()], float if counts else (int, float)))
             numbers += tuple(_numbers(numbers_of(name, args, kwargs), int))
             self.found.setdefault(self.entered[-1], []).append(Call(name, numbers))
-        return meta_call_cache.call(func, args, kwargs)
+        return func(*args, **kwargs)
 
     def _note_places(self, name: str, args: Any, kwargs: Any) -> None:
         """Note which elements of a tensor are taken."""

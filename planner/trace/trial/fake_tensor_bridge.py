@@ -19,7 +19,7 @@ from shardwright.planner.trace.model.module_copies import duplicated
 from shardwright.planner.trace.model.skeletons import Hollow
 from shardwright.planner.trace.opaque.opaque_modules import Opaque
 from shardwright.planner.trace.opaque.random_inputs import Spec
-from shardwright.planner.trace.queries import autocast, gradient_reads
+from shardwright.planner.trace.queries.questions import answered
 from shardwright.planner.trace.record.fake_mode import META, LikeReal, OnMeta
 from shardwright.planner.trace.record.torchscript import as_python
 from shardwright.planner.trace.record.wrapped_forwards import Forward, put_around
@@ -177,8 +177,7 @@ def run_on_fake(
         DataQueries(opaque, fake.known),
         by_heads(module),
         as_python(),
-        gradient_reads.asked(),
-        autocast.known_on_meta(),
+        answered(),
         in_place(),
     ):
         (Runner(module, on_fake=True) if users is None else users.runner(given))(given)

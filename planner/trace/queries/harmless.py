@@ -1,27 +1,23 @@
-"""Where code asks whether a module trains, and whether it may do something else there if it does.
+"""Whether an expression of model code is the same with either answer to what it asks.
 
-Most code asks only in order to drop elements at random, or with a probability that is 0. Where no
-more is asked while a model is traced in eval mode, it does the same in training mode.
+Most code asks whether a module trains only to drop elements at random, or with a probability that
+is 0: then the answer does not matter.
 """
 
 from __future__ import annotations
 
 import ast
 import operator
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import islice
-from threading import get_ident
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from shardwright.planner.trace.data_queries.model_code import parsed
-from shardwright.planner.trace.runs.run import in_mode
 
 DROPPING = (
     torch.dropout,
@@ -49,63 +45,6 @@ Place = tuple[int | None, int | None, int | None, int | None]
 
 class Unclear(Exception):
     """An expression is of more than names and numbers."""
-
-
-class Reads:
-    """What is known of the answers so far: whether something hangs on one of them."""
-
-    def __init__(self) -> None:
-        self.matter = False
-
-
-@contextmanager
-def noted() -> Iterator[Reads]:
-    """Within, and in this thread, note where code asks whether a module trains."""
-    reads, thread = Reads(), get_ident()
-
-    def get(self: nn.Module) -> bool:
-        if get_ident() == thread and not reads.matter and not harmless(sys._getframe(1)):
-            reads.matter = True
-        return self.__dict__["training"]
-
-    def put(self: nn.Module, value: bool) -> None:
-        self.__dict__["training"] = value
-
-    before = vars(nn.Module).get("training")  # model code may plan, too
-    nn.Module.training = property(get, put)  # type: ignore[assignment]
-    try:
-        yield reads
-    finally:
-        if before is None:
-            del nn.Module.training
-        else:
-            nn.Module.training = before
-
-
-def changes_more(root: nn.Module) -> bool:
-    """Whether modules change more than their modes where they are told to train.
-
-    Or may: some answer by themselves whether they do.
-    """
-    kinds = {type(m) for m in root.modules()}
-    if any(hasattr(kind, "training") for kind in kinds):
-        return True
-    if all(kind.train is nn.Module.train for kind in kinds):
-        return False
-    before = _state(root)
-    try:
-        with in_mode(root, True):
-            return _state(root) != before
-    except Exception:  # whatever their code raises: it will raise it again where they are traced
-        return True
-
-
-def _state(root: nn.Module) -> list[Any]:
-    """What modules hold, but for their modes: values by id, those of their own tables too."""
-    found = [(key, value) for m in root.modules() for key, value in vars(m).items()]
-    tables = [(id(v), *v.items()) for k, v in found if k[:1] == "_" and isinstance(v, dict)]
-    every = [*found, *((k, v) for _, *items in tables for k, v in items)]
-    return [(key, id(value)) for key, value in every if key != "training"]
 
 
 def harmless(frame: Any) -> bool:
@@ -201,3 +140,24 @@ def _no_tensor(value: Any) -> Any:
     if isinstance(value, Tensor):  # it would be noted that its size is asked for
         raise Unclear
     return value
+
+
+@lru_cache(maxsize=1024)
+def given_back(file: str, line: int) -> bool:
+    """Whether what is asked on a line of a file is only set again: `x.requires_grad_(that)`."""
+    functions = [f for f in ast.walk(parsed(file)) if isinstance(f, ast.FunctionDef)]
+    around = [f for f in functions if f.lineno <= line <= (f.end_lineno or 0)]
+    if not around:
+        return False
+    nodes = list(ast.walk(max(around, key=lambda f: f.lineno)))
+    again: set[int] = set()
+    asked = [n for n in nodes if isinstance(n, ast.Assign) and n.lineno == line]
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="requires_grad_"), args=[ast.Name() as name]):
+                again.add(id(name))
+    match asked:
+        case [ast.Assign([ast.Name(id=of) as name], ast.Attribute(attr="requires_grad"))]:
+            uses = (n for n in nodes if isinstance(n, ast.Name) and n.id == of)
+            return all(n is name or id(n) in again for n in uses)
+    return False

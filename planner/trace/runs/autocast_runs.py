@@ -13,7 +13,7 @@ import torch
 from shardwright.errors import ModelError
 from shardwright.planner.graph.graph import Graph, Op
 from shardwright.planner.trace.model.source import Source
-from shardwright.planner.trace.queries import autocast
+from shardwright.planner.trace.queries.questions import noted
 from shardwright.planner.trace.runs.trace_runs import trace_runs
 from shardwright.planner.trace.trace_lock import alone
 
@@ -25,7 +25,7 @@ def same_under_autocast(graph: Graph, source: Source, skips: bool) -> bool:
     """Whether the runs of `source`, as `graph` has them, do the same under autocast."""
     floats = (p.dtype for p in source.module.parameters() if p.is_floating_point())
     try:
-        with alone(), autocast.noted(next(floats, torch.float32)):
+        with alone(), noted(next(floats, torch.float32)):
             other = trace_runs(source.module, source.runs, skips)
     except ModelError:
         return False
