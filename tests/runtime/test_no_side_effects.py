@@ -18,19 +18,15 @@ from tests import planning
 from tests.ranks import run_ranks
 from tests.runtime.test_dtensors import IDS, llama, made
 
-STILL_PATCHED: frozenset[str] = frozenset({"DTensor", "dispatcher", "named_buffers", "optimizers"})
-"""What is left of torch that stays changed: see `runtime/tensors/`."""
-
 
 def seen() -> dict[str, Any]:
     """Attributes of torch's classes, and its tables of hooks for all modules."""
     hooks = [name for name in vars(of_modules) if name.startswith("_global_")]
     # `copy` of Python notes slots on classes, and transformers a helper while it makes weights.
-    others = ("named_buffers", "__slotnames__", "smart_apply")
+    others = ("__slotnames__", "smart_apply")
     members = {name: value for name, value in vars(nn.Module).items() if name not in others}
     return {
         "nn.Module": members,
-        "named_buffers": nn.Module.named_buffers,
         "nn.Linear": {n: value for n, value in vars(nn.Linear).items() if n not in others},
         "nn.Parameter": dict(vars(nn.Parameter)),
         "hooks on all modules": {n: copy.copy(getattr(of_modules, n)) for n in hooks},
@@ -55,7 +51,7 @@ def before_and_behind() -> tuple[dict[str, Any], dict[str, Any]]:
     return before, seen()
 
 
-@pytest.mark.parametrize("name", sorted(seen().keys() - STILL_PATCHED))
+@pytest.mark.parametrize("name", seen())
 def test_nothing_of_torch_is_changed(name: str, before_and_behind: Any) -> None:
     before, behind = before_and_behind
     assert before[name] == behind[name]

@@ -69,7 +69,7 @@ def _within(values: list[Any]) -> list[Any]:
             todo += islice(dict.values(value) if isinstance(value, dict) else value, LARGEST)
         elif isinstance(value, tuple):
             todo += islice(value, LARGEST)
-        elif isinstance(getattr(value, "__dict__", None), dict):
+        elif type(value).__dictoffset__ and isinstance(value.__dict__, dict):
             found[id(value)] = value
             todo += vars(value).values()
     return [*found.values()]

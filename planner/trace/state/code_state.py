@@ -253,7 +253,9 @@ class _Reached:
         elif isinstance(value, (*CONTAINERS, tuple)):
             self._todo += islice(dict.values(value) if isinstance(value, dict) else value, LARGEST)
         elif not isinstance(value, CODE) and not _of_library(type(value).__module__):
-            self._todo += [type(value), *getattr(value, "__dict__", {}).values()]
+            # Not `getattr`: an object may raise whatever it likes for an attribute it has not.
+            own = value.__dict__ if type(value).__dictoffset__ else {}
+            self._todo += [type(value), *own.values()]
 
     def _visit_function(self, function: Any) -> None:
         code, namespace = function.__code__, function.__globals__
