@@ -20,9 +20,8 @@ from shardwright.runtime.boundary.root import take_own_rows, wrap_root
 from shardwright.runtime.checkpoint import write
 from shardwright.runtime.checkpoint.conversion import Conversions
 from shardwright.runtime.checkpoint.digest import digest_of_checkpoint
-from shardwright.runtime.checkpoint.load import load_weights
+from shardwright.runtime.checkpoint.load import load_weights, without_weights
 from shardwright.runtime.checkpoint.source import Checkpoint
-from shardwright.runtime.checkpoint.unread import without_weights
 from shardwright.runtime.code.closures import check_closures
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import Mesh

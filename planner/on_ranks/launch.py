@@ -17,14 +17,14 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from shardwright.errors import DistributedError, ShardwrightError
-from shardwright.planner.on_ranks.signals import ended_in_order
 
 GRACE = 5.0
 """Seconds that the others have to report, once a rank has failed: the first to notice a death is
@@ -152,3 +152,41 @@ def _main(
         text = (str(error).strip() or "no message").splitlines()[0]
         kind = DistributedError if "gloo/transport" in text else ShardwrightError
         pipe.send((False, kind(f"rank {rank} failed: {type(error).__name__}: {text}")))
+
+
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals that end a process at once, unless it has its own way with them."""
+
+
+class Ended(BaseException):
+    """A signal that asks this process to end."""
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Let a signal that would end this process at once run `finally` blocks inside first.
+
+    The process then ends by that signal, as if nothing had caught it. Signals that come meanwhile
+    are dropped, and those that the caller handles are left to the caller. In a thread other than
+    the main one nothing is changed: Python hands signals to that alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    taken = [s for s in ENDING if signal.getsignal(s) is signal.SIG_DFL]
+    came: list[int] = []
+
+    def end(number: int, _: Any) -> None:
+        came.append(number)
+        if len(came) == 1:
+            raise Ended
+
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+        if came:
+            signal.raise_signal(came[0])

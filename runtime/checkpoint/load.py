@@ -1,7 +1,8 @@
-"""Fill a model whose parameters are on meta with this rank's part of a checkpoint."""
+"""Fills a model whose parameters are on meta: from a checkpoint, or with random numbers."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,8 +13,7 @@ from torch import nn
 from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime.checkpoint.computed import held
-from shardwright.runtime.checkpoint.conversion import Conversions
+from shardwright.runtime.checkpoint.conversion import Conversions, held
 from shardwright.runtime.checkpoint.names import match_names, model_names
 from shardwright.runtime.checkpoint.read import Report, Wanted, matches, read_shards
 from shardwright.runtime.checkpoint.source import Checkpoint
@@ -147,3 +147,29 @@ def _refuse_uncomputed(title: str, checkpoint: Checkpoint, names: list[str]) -> 
             f"{checkpoint.directory} lacks {names[0]}, which {title} draws at random where it is "
             "missing: use a checkpoint that holds it"
         )
+
+
+SPREAD = 0.02
+"""Standard deviation, as most models are initialised with."""
+
+
+def without_weights(model: nn.Module, device: torch.device | str) -> None:
+    """Make all parameters and buffers of `model` that are on meta real, and move all to `device`.
+
+    Numbers depend on names alone, so they are the same on each rank where shapes are; tied names
+    go on sharing one parameter.
+    """
+    groups: dict[int, tuple[torch.Tensor, list[str]]] = {}
+    for named in (nn.Module.named_parameters, nn.Module.named_buffers):
+        for name, tensor in named(model, remove_duplicate=False):
+            groups.setdefault(id(tensor), (tensor, []))[1].append(name)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for tensor, names in groups.values():
+        if not tensor.is_meta:
+            put(modules, names, tensor.detach().to(device))
+            continue
+        made = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+        if made.is_floating_point() or made.is_complex():
+            generator = torch.Generator(device).manual_seed(zlib.crc32(names[0].encode()))
+            made.normal_(0, SPREAD, generator=generator)
+        put(modules, names, made)

@@ -19,14 +19,12 @@ from shardwright.errors import CheckpointError, PlanError
 from shardwright.planner.contract.dims import Range, local_ranges, resolve
 from shardwright.planner.contract.mesh import Coords
 from shardwright.planner.contract.placement import Placement
-from shardwright.runtime.checkpoint.chunks import boxes
 from shardwright.runtime.checkpoint.expressions import stored
 from shardwright.runtime.checkpoint.header import Entry
+from shardwright.runtime.checkpoint.memory import Room, Staging
 from shardwright.runtime.checkpoint.names import Source
-from shardwright.runtime.checkpoint.reader import Reader, inside
-from shardwright.runtime.checkpoint.room import Room
+from shardwright.runtime.checkpoint.reader import Reader, boxes, inside
 from shardwright.runtime.checkpoint.source import Checkpoint
-from shardwright.runtime.checkpoint.staging import Staging
 
 CASTABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """Dtypes between which a cast means the same number; 8-bit floats need their scales."""

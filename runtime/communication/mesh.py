@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.errors import PlanError
 from shardwright.planner.contract.mesh import TP, Coords, sub_name, with_sub_axes
-from shardwright.runtime.ranks import connections
+from shardwright.runtime.ranks.failure import noting_sockets
 from shardwright.runtime.shared_memory.channel import Channel
 from shardwright.runtime.shared_memory.connect import channel_of
 from shardwright.runtime.shared_memory.symmetric import Symmetric, symmetric_of
@@ -128,7 +128,7 @@ class Mesh:
             tp = self.device_mesh if names == (TP,) else self.device_mesh[TP]
             if sizes := self.sub_axes.get(TP):
                 names = tuple(sub_name(TP, [i]) for i in range(len(sizes)))
-                with connections.noted():
+                with noting_sockets():
                     tp = tp._unflatten(0, sizes, names)
             self._parameter_mesh = tp
         return self._parameter_mesh
@@ -177,7 +177,7 @@ def _sub_group(whole: Group, members: Sequence[int]) -> Group:
         return Group(members.index(whole.rank), len(members))
     ranks = dist.get_process_group_ranks(whole.pg)
     # Ranks of other groups need not come here: each makes its own, all in one order.
-    with connections.noted():
+    with noting_sockets():
         pg = dist.new_group(
             [ranks[m] for m in members],
             timeout=_timeout(whole.pg),

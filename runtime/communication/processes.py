@@ -17,8 +17,8 @@ from shardwright.errors import DistributedError
 from shardwright.planner.contract.plan_file import Plan
 from shardwright.runtime.communication import facts
 from shardwright.runtime.communication.mesh import forget_meshes
-from shardwright.runtime.ranks import agreement, connections, rendezvous
-from shardwright.runtime.ranks.failure import failed
+from shardwright.runtime.ranks import agreement, rendezvous
+from shardwright.runtime.ranks.failure import failed, noting_sockets
 
 
 @cache
@@ -117,7 +117,7 @@ def new_mesh(plan: Plan, device: torch.device, timeout: float) -> DeviceMesh:
         options = kind()
         options._timeout = timedelta(seconds=timeout)
         own = dict.fromkeys(names, (dist.get_backend(), options))
-    with connections.noted():
+    with noting_sockets():
         try:
             return init_device_mesh(
                 device.type,

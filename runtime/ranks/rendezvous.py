@@ -20,8 +20,8 @@ from uuid import uuid4
 import torch.distributed as dist
 
 from shardwright.errors import DistributedError
-from shardwright.runtime.ranks import connections, peers
-from shardwright.runtime.ranks.failure import lost, named, short
+from shardwright.runtime.ranks import peers
+from shardwright.runtime.ranks.failure import lost, named, noting_sockets, short
 from shardwright.runtime.ranks.peers import ANSWER_SECONDS, Roll, bounded
 
 
@@ -49,7 +49,7 @@ def form(backend: str, timeout: float) -> None:
     if failure is not None:
         raise failure
     try:
-        with connections.noted():
+        with noting_sockets():
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=ranks, timeout=_left(deadline)
             )

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shardwright.runtime.ranks import connections, peers
+from shardwright.runtime.ranks import peers
 from shardwright.runtime.ranks.agreement import gather
-from shardwright.runtime.ranks.failure import named
+from shardwright.runtime.ranks.failure import named, on_hang_up
 from shardwright.runtime.ranks.peers import Peer
 from shardwright.runtime.shared_memory.channel import MOST_RANKS, Channel, size
 from shardwright.runtime.shared_memory.compiled import UnavailableError, library, version
@@ -130,7 +130,7 @@ def _opened(offer: _Offer, group: dist.ProcessGroup, ranks: Sequence[int]) -> Ch
         channel = Channel(file, group.rank(), len(ranks), _looking(others, options))
     finally:
         os.close(file)
-    connections.hangs_up(channel, channel.leave)
+    on_hang_up(channel, channel.leave)
     return channel
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from shardwright.planner.contract.dims import Range
-from shardwright.runtime.checkpoint.chunks import box_bytes, boxes
-from shardwright.runtime.checkpoint.reader import get, inside
+from shardwright.runtime.checkpoint.reader import box_bytes, boxes, get, inside
 
 
 def assemble(

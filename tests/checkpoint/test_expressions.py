@@ -7,8 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.runtime.checkpoint.expressions import Index, part, place, stored
-from shardwright.runtime.checkpoint.record import Recorder, Unexpressed
+from shardwright.runtime.checkpoint.expressions import (
+    Index,
+    Recorder,
+    Unexpressed,
+    part,
+    place,
+    stored,
+)
 
 Make = Callable[..., Tensor]
 

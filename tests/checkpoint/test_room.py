@@ -4,7 +4,7 @@ import gc
 
 import torch
 
-from shardwright.runtime.checkpoint.room import BLOCK, LEAST, Room
+from shardwright.runtime.checkpoint.memory import BLOCK, LEAST, Room
 
 
 def test_tensors_of_a_block_lie_apart() -> None:

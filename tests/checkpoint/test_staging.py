@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.runtime.checkpoint import staging
-from shardwright.runtime.checkpoint.staging import Staging
+from shardwright.runtime.checkpoint import memory as staging
+from shardwright.runtime.checkpoint.memory import Staging
 
 CPU = torch.device("cpu")
 

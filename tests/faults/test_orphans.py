@@ -13,7 +13,7 @@ RANKS = 2
 
 COMMAND = """
 import sys, time
-from shardwright.planner.on_ranks.signals import ended_in_order
+from shardwright.planner.on_ranks.launch import ended_in_order
 try:
     with ended_in_order():
         try:
