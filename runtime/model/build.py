@@ -226,7 +226,7 @@ def building(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> 
     """
     cls = model_class(config, trust_remote_code, hub)
     if not trust_remote_code:
-        refuse_kernels(config)
+        refuse_kernels(config, getattr(config, "name_or_path", "") or cls.__name__)
     count, thread = 0, threading.get_ident()
 
     def counted(*_: Any) -> None:

@@ -59,7 +59,7 @@ def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = US
     if trust_remote_code:
         _name_nested(config)
     else:
-        refuse_kernels(config, f"the config of {name}")
+        refuse_kernels(config, name)
     return config
 
 
@@ -75,7 +75,7 @@ def code_named_in(config: Any) -> list[str]:
     return [f"{path}auto_map" for path, inner in _walk(config) if _fields(inner).get("auto_map")]
 
 
-def refuse_kernels(config: Any, title: str = "the config") -> None:
+def refuse_kernels(config: Any, name: str | Path) -> None:
     """Refuse a config that names a kernel, which is code to be fetched from the hub.
 
     Raises:
@@ -87,7 +87,8 @@ def refuse_kernels(config: Any, title: str = "the config") -> None:
                 for one in value.values() if isinstance(value, dict) else [value]:
                     if isinstance(one, str) and "/" in one:
                         raise ModelError(
-                            f"{title} names code on the hub ({path}{key}: {one:.80}), {ASK}"
+                            f"the config of {name} names code on the hub ({path}{key}: {one:.80}), "
+                            "which runs only with --trust-remote-code (trust_remote_code=True)"
                         )
 
 
