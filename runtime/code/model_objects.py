@@ -42,4 +42,5 @@ def may_change(name: str) -> bool:
 
 def is_config(value: Any) -> bool:
     """Whether it is what transformers keeps what a model is made of in."""
-    return hasattr(value, "to_dict") and hasattr(value, "__dict__")
+    kind = type(value)  # the object may raise whatever it likes for an attribute it has not
+    return hasattr(kind, "to_dict") and kind.__dictoffset__ != 0
