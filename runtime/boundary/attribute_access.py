@@ -36,7 +36,7 @@ def seen_attribute(name: str) -> property:
         if isinstance(stored, DTensor):
             if len(stored._spec.placements) != state.model.axes:
                 return stored  # FSDP2 has it, takes what it reads here for the parameter
-            trains = stored.requires_grad and torch.is_grad_enabled()
+            trains = torch.is_grad_enabled() and stored.requires_grad
             stored = _with_gradient(stored, state) if trains else stored._local_tensor
         elif stored is not None and state.model is not None and state.model.changes is not None:
             raise UsageError(
@@ -76,7 +76,7 @@ def _outside_of_planned_calls(stored: Any, state: Any, name: str) -> Any:
     call = state.call
     if call.full:
         if all(p.is_replicate() for p in stored.placements):
-            trains = stored.requires_grad and torch.is_grad_enabled()
+            trains = torch.is_grad_enabled() and stored.requires_grad
             return _with_gradient(stored, state) if trains else stored._local_tensor
         return stored.full_tensor()
     if torch.compiler.is_compiling() or call.in_hook or not torch.is_grad_enabled():
