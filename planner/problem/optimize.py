@@ -99,7 +99,8 @@ class Optimum:
 class PricedPlans:
     """The best plan of a network's problem at each price of a byte.
 
-    Elimination gives all of them. Where its tables would be too large, a solver is asked for each.
+    Elimination gives all of them. Where its tables would be too large with fronts in their rows,
+    backtracking is asked for each, and the solver where that runs out of time.
     """
 
     problem: Problem
@@ -107,16 +108,17 @@ class PricedPlans:
     solver: Solver
     deadline: float
     """Of `time.monotonic`."""
-    exact: bool = field(init=False)
-    """Whether elimination gave them, so that they are proven."""
+    proven: bool = field(init=False)
+    """Whether the plan that was given last is the best at its price."""
 
     def __post_init__(self) -> None:
         self._two = self.digits.bytes_and_rest(self.problem)
         sizes = {v: len(domain) for v, domain in enumerate(self.problem.domains)}
         work = Elimination(sizes, tables_of(self._two), hull)
         work.run(self.deadline)
-        self.exact = not work.left
-        self._points = work.front() if self.exact else []
+        self.proven = not work.left
+        self._points = work.front() if self.proven else []
+        self._found: dict[int, Result] = {}
 
     def smallest(self) -> tuple[int, ...]:
         """The best of those that hold the fewest bytes."""
@@ -145,11 +147,24 @@ class PricedPlans:
         """
         if self._points:
             return self._plan(min(self._points, key=lambda p: weight * p[0] + p[1])[2])
-        seconds = max((self.deadline - time.monotonic()) / 4, 0.05)
-        found = self.solver(self._two.weighed([(weight, 1)]), 0, {}, None, seconds).assignment
-        if found is None:
+        if weight not in self._found:
+            self._found[weight] = self._asked(weight)
+        result = self._found[weight]
+        self.proven = result.status == "optimal"
+        if result.assignment is None:
             raise SolverError("no plan found within the time limit: raise --time-limit")
-        return found
+        return result.assignment
+
+    def _asked(self, weight: int) -> Result:
+        """The same by solvers, backtracking first: one cost a row takes less room than fronts."""
+        problem = self._two.weighed([(weight, 1)])
+        result = Result("unknown", None, 0)
+        for solver in dict.fromkeys((backtracking.solve, self.solver)):
+            seconds = max((self.deadline - time.monotonic()) / 4, 0.05)
+            result = solver(problem, 0, {}, result.assignment, seconds)
+            if result.status == "optimal":
+                break
+        return result
 
 
 def optimize(
@@ -208,7 +223,8 @@ def optimize(
         share = 1 if alone else CAPPED
         found = backtracking.solve(asked(), 0, caps, hint, share * (end - time.monotonic()))
     else:
-        found = Result("optimal" if plans.exact else "feasible", plans.at(price), 0)
+        best = plans.at(price)
+        found = Result("optimal" if plans.proven else "feasible", best, 0)
 
     result, better = found, False
     if found.status != "optimal" and not (alone and caps):
