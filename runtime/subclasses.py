@@ -1,4 +1,4 @@
-"""Classes that a module gets in the place of its own: these with something in front of them."""
+"""Subclasses of a module's own class that keep its name, and methods that keep its signature."""
 
 from __future__ import annotations
 
@@ -29,4 +29,5 @@ def like(original: type, method: FunctionType) -> FunctionType:
         method.__defaults__,
         method.__closure__,
     )
-    return functools.update_wrapper(made, getattr(original, method.__name__))
+    functools.update_wrapper(made, getattr(original, method.__name__))
+    return made
