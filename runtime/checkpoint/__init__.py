@@ -1,1 +1,1 @@
-"""Checkpoints: which tensors there are, what the model calls them, reading and writing parts."""
+"""Checkpoints: matching their tensors to a model's names, and reading and writing shards."""

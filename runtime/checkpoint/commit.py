@@ -1,16 +1,16 @@
-"""A folder that holds one checkpoint at any time: the old one, until one step makes it the new.
+"""Replaces the checkpoint in a folder atomically: it holds the old one until one commit step.
 
-Readers take `model.safetensors` where there is one, else the files that the index names. So a new
-checkpoint is written into a folder within, which nobody reads, and then one step commits:
+Readers take `model.safetensors` if it exists, and otherwise the files that the index names. A new
+checkpoint is therefore written into a hidden subfolder first. One step then commits it:
 
-one file        it is renamed to `model.safetensors`, whatever was there before
-several files   the index is renamed to its name; over a checkpoint of one file, which readers would
-                still prefer, the step is that file's removal
+one file        the file is renamed to `model.safetensors`, replacing any older one
+several files   the index is renamed to its final name; where the old checkpoint is a single file,
+                which readers would still prefer, the step is the removal of that file
 
-What no longer belongs to the checkpoint is removed after that, also what a process that was killed
-has left. All of it lies in the folder itself, so it may be a mount point or a link. Configs go in
-place right before the commit; one that says other than the old one cannot be switched in the same
-step as the weights, and is refused.
+Files of the old checkpoint are removed after the commit, and so is what a killed process left.
+Everything is inside the folder itself, so the folder may be a mount point or a link. Configs are
+put in place right before the commit. A config that differs from the old one in meaning is refused,
+because config and weights cannot be replaced in the same step.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.source import INDEX, SINGLE
 
 PREFIX = ".shardwright-"
-"""A folder that begins so has a checkpoint that is not committed: nobody reads it."""
+"""Prefix of folders that hold an uncommitted checkpoint. Readers ignore them."""
 
 STEM = SINGLE.removesuffix(".safetensors")
 
 LABELS = {"transformers_version", "dtype", "torch_dtype", "architectures", "_name_or_path"}
-"""Keys of a config that may differ: with either of both the weights mean the same."""
+"""Config keys that may differ from the old config: they do not change what the weights mean."""
 
 
 @dataclass
 class Draft:
-    """A checkpoint that is being written into a folder; `close` it, committed or not.
+    """A checkpoint that is being written. Call `close` at the end, whether committed or not.
 
     Attributes:
-        folder: where it will be.
-        made: whether the folder was made for it.
-        lock: an open file that keeps other savers away; it is let go when the process ends.
-        files: names of the draft -> final names, in the order in which they are put in place.
-        placed: final names of those that are in place, of a checkpoint that is not committed.
+        folder: the folder that the checkpoint will be in.
+        made: whether `begin` created the folder.
+        lock: file descriptor of the lock against other savers; closing it releases the lock, and
+            so does the end of the process.
+        token: random part of the draft folder's name.
+        files: draft file -> final file, in the order in which they are put in place.
+        placed: final files already in place, while the checkpoint is not committed.
     """
 
     folder: Path
@@ -60,15 +62,15 @@ class Draft:
 
     @classmethod
     def begin(cls, folder: Path, config: Any = None) -> Draft:
-        """Begin one in `folder`, which is made if need be.
+        """Begin a draft in `folder`, which is created if it does not exist.
 
         Args:
-            folder: where to.
-            config: that of the new checkpoint, to be compared with that of an older one there.
+            folder: the folder to save into.
+            config: the new checkpoint's config, compared with that of an older checkpoint there.
 
         Raises:
-            CheckpointError: it is a file, another process saves into it, or it holds a checkpoint
-                with another config.
+            CheckpointError: `folder` is a file, another process is saving into it, or it holds a
+                checkpoint with another config.
         """
         if "\0" in str(folder):
             raise CheckpointError("no directory has a name with a NUL character: give another")
@@ -85,22 +87,22 @@ class Draft:
         return draft
 
     def write(self, name: str, tensors: dict[str, Tensor]) -> None:
-        """Write a file of weights; `name` is what it is called where no older one is there."""
+        """Write a weight file. It gets another final name if an older checkpoint may use `name`."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         final = name
-        if name != SINGLE and self._has_weights():  # which may have files of that name
+        if name != SINGLE and self._has_weights():  # an old file may have this name
             final = f"{STEM}-{self.token}{name.removeprefix(STEM)}"
         draft = self._named(final)
         try:
-            save_file(tensors, str(draft), metadata={"format": "pt"})  # transformers wants it
+            save_file(tensors, str(draft), metadata={"format": "pt"})  # transformers requires it
         except SafetensorError as error:
             raise CheckpointError(f"cannot write {self.folder / name}: {error}") from None
         draft.chmod(0o644)
 
     def add_configs(self, model: Any) -> None:
-        """Write config.json and generation_config.json, as `save_pretrained` of each does."""
+        """Write config.json and generation_config.json with their `save_pretrained`."""
         inside = self._inside() / "configs"
         inside.mkdir()
         model.config.save_pretrained(inside)
@@ -110,10 +112,10 @@ class Draft:
         self.files.update({p: self.folder / p.name for p in sorted(inside.iterdir())})
 
     def commit(self, weights: Mapping[str, str], total: int) -> None:
-        """Make the draft the folder's checkpoint, and remove what was there before.
+        """Make the draft the folder's checkpoint, and remove the old one.
 
         Args:
-            weights: tensor -> the file that it was written to, by the name given to `write`.
+            weights: tensor name -> the name given to `write` for its file.
             total: bytes of all tensors.
         """
         single, index = self.folder / SINGLE, self.folder / INDEX
@@ -141,7 +143,7 @@ class Draft:
         self._remove(path for path in self._weights() if path not in kept)
 
     def close(self) -> None:
-        """Remove what was not committed, and let other savers in."""
+        """Remove everything that is not committed, and release the lock."""
         self._remove(f for f in self.placed if self.made or f.suffix == ".safetensors")
         self._remove(self.folder.glob(f"{PREFIX}*"))
         if self.made and not any(self.folder.iterdir()):
@@ -149,19 +151,19 @@ class Draft:
         os.close(self.lock)
 
     def _named(self, final: str) -> Path:
-        """The file of the draft that becomes `final`."""
+        """Return the draft file for the final name `final`, and record the pair."""
         draft = self._inside() / final
         self.files[draft] = self.folder / final
         return draft
 
     def _inside(self) -> Path:
-        """Where the draft is written, and what safetensors writes on the way to a file of its."""
+        """Return the draft folder; temporary files of safetensors are in it too."""
         inside = self.folder / f"{PREFIX}{self.token}"
         inside.mkdir(exist_ok=True)
         return inside
 
     def _weights(self) -> Iterable[Path]:
-        """Weight files and index of checkpoints that were saved here."""
+        """Yield the weight files and index of all checkpoints saved in this folder."""
         yield from self.folder.glob(f"{STEM}-*[0-9]-of-[0-9]*.safetensors")
         yield from (p for p in (self.folder / SINGLE, self.folder / INDEX) if p.exists())
 
@@ -169,14 +171,14 @@ class Draft:
         return any(True for _ in self._weights())
 
     def _check_config(self, config: Any) -> None:
-        """Refuse to replace a checkpoint by one that is read in another way."""
+        """Refuse to replace a checkpoint whose config gives the weights another meaning."""
         old = self.folder / "config.json"
         if config is None or not self._has_weights() or not old.exists():
             return
         try:
             read = type(config).from_dict(json.loads(old.read_text()))
             told, new = read.to_dict(), config.to_dict()
-        except Exception:  # a config that is damaged, or of another class, is another one
+        except Exception:  # a damaged config, or one of another class, counts as different
             told, new = {}, {"model_type": None}
         differ = [k for k in sorted(told.keys() | new.keys()) if told.get(k) != new.get(k)]
         if other := [k for k in differ if k not in LABELS]:
@@ -188,7 +190,7 @@ class Draft:
 
     @staticmethod
     def _remove(paths: Iterable[Path]) -> None:
-        """Remove what nobody reads; what cannot be removed now goes with the next save."""
+        """Remove files and folders. What cannot be removed now is removed by the next save."""
         for path in list(paths):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -198,12 +200,12 @@ class Draft:
 
 
 def _locked(folder: Path) -> int:
-    """An open folder, which nobody else has open so."""
+    """Open the folder with an exclusive lock, and return its file descriptor."""
     import fcntl
 
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks: then nobody is kept away
+        with suppress(OSError):  # on a file system without locks, savers do not exclude each other
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -217,12 +219,12 @@ def _locked(folder: Path) -> int:
 
 
 def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file's contents, or a folder's entries, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError:
-        if not path.is_dir():  # some file systems cannot do that with a folder
+        if not path.is_dir():  # some file systems cannot fsync a folder
             raise
     finally:
         os.close(handle)

@@ -1,8 +1,8 @@
-"""What transformers makes of a checkpoint while it loads it, as expressions of stored tensors.
+"""Expresses the conversions that transformers applies while loading, in terms of stored tensors.
 
-Which keys go together, under which name and by which operations is transformers' to say; its
-operations are run on tensors without memory (`expressions.py`), so any that only moves elements
-will do. Parameters that a checkpoint may lack are computed as the model's own code does.
+Transformers decides which keys are converted together, under which name and by which operations.
+The operations run on meta tensors (`expressions.py`); any operation that only moves elements works.
+Parameters that a checkpoint may lack are computed by the model's own initialisation.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from shardwright.runtime.checkpoint.header import Entry
 from shardwright.runtime.checkpoint.names import Source
 
 KNOWN = "5.23"
-"""The transformers version whose conversions were read."""
+"""The transformers version whose conversion code this module was written for."""
 
 
 class Conversions:
-    """How the keys of a model's checkpoints are renamed, and tensors that are converted made.
+    """How a model's checkpoint keys are renamed, and how converted tensors are made.
 
-    Made of a model before its layers are swapped for local ones: classes and whole shapes count.
-    `computed` gives the parameters that a checkpoint may lack.
+    Create it before the model's layers are replaced by local ones: it needs their classes and full
+    shapes. `computed` gives the values of parameters that a checkpoint may lack.
 
     Raises:
-        CheckpointError: this version of transformers keeps its conversions elsewhere.
+        CheckpointError: this version of transformers has no conversion code where it is expected.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -66,13 +66,13 @@ class Conversions:
         self.by_pattern = {p: c for c in self.converters for p in c.source_patterns}
 
     def order(self, keys: Iterable[str]) -> list[str]:
-        """`keys` as transformers goes through them, which is the order that it merges them in."""
+        """Return `keys` in the order in which transformers processes and merges them."""
         return list(keys) if self.loading is None else sorted(keys, key=self.key_order)
 
     def rename(self, key: str) -> tuple[str, str | None]:
-        """The name that transformers gives `key`, and the pattern that a converter knows it by.
+        """Return the name that transformers gives `key`, and the converter pattern that matches it.
 
-        Renamings may hang on keys seen before: ask for each key once, in `order`.
+        A renaming may depend on earlier keys: call this once for each key, in `order`.
         """
         if self.loading is None:
             return key, None
@@ -81,15 +81,15 @@ class Conversions:
     def convert(
         self, tensors: Mapping[str, Entry], name: str, keys: Mapping[str, list[str]]
     ) -> dict[str, Source]:
-        """What becomes of the stored tensors that a converter takes together.
+        """Apply a converter to the stored tensors that it takes together.
 
         Args:
-            tensors: what the checkpoint holds.
-            name: what `rename` called all of them: the first parameter that they make.
+            tensors: all tensors of the checkpoint.
+            name: what `rename` returned for these keys: the first parameter that they make.
             keys: pattern -> the keys that match it, in `order`.
 
         Returns:
-            Parameter name -> where it comes from, for all parameters that they make.
+            Parameter name -> its source, for all parameters that the converter makes.
 
         Raises:
             CheckpointError: the conversion fails, or does more than move elements.
@@ -123,21 +123,21 @@ class Conversions:
 
 
 class _Shapes:
-    """All that operations may know of the model: its config and the shapes of its parameters."""
+    """What conversion operations may read of the model: its config and its parameters' shapes."""
 
     def __init__(self, conversions: Conversions) -> None:
         self.config = conversions.config
         self._shapes = conversions.shapes
 
     def get_parameter(self, name: str) -> torch.Tensor:
-        """A tensor of the whole parameter's shape, on meta."""
+        """Return a meta tensor of the full parameter's shape."""
         return torch.empty(self._shapes[name], device="meta")
 
 
 class Computed:
-    """Values that a model's own initialisation gives to parameters that may be missing.
+    """Values that a model's own initialisation gives to parameters that a checkpoint may lack.
 
-    Made of a model on meta before its layers are swapped for local ones.
+    Create it from a model on meta, before its layers are replaced by local ones.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -153,7 +153,7 @@ class Computed:
                 self._owners[name] = _innermost(model, name)._init_weights, copy.deepcopy(owner)
 
     def value(self, name: str) -> Tensor | None:
-        """The whole parameter; None if it is drawn at random, so that there is no right value."""
+        """Return the full parameter; None if it is random, and therefore has no one right value."""
         if name not in self._owners:
             return None
         initialize, owner = self._owners[name]
@@ -162,7 +162,7 @@ class Computed:
 
 
 def held(whole: Tensor, placement: Placement | None, coords: Coords) -> Tensor:
-    """The part of `whole` that the rank at `coords` holds."""
+    """Return the local part of the full tensor `whole` on the rank at `coords`."""
     for d, dim in enumerate(placement.dims if placement is not None else ()):
         ranges = [torch.arange(a, b) for a, b in local_ranges(dim, coords)]
         whole = whole.index_select(d, torch.cat(ranges or [torch.arange(0)]))
@@ -170,7 +170,7 @@ def held(whole: Tensor, placement: Placement | None, coords: Coords) -> Tensor:
 
 
 def _innermost(model: Any, name: str) -> Any:
-    """The innermost model of transformers that holds `name`: they initialise their own modules."""
+    """Return the innermost transformers model that holds `name`: it initialises its own modules."""
     inner = found = model
     for step in name.split(".")[:-1]:
         inner = getattr(inner, step)
@@ -180,7 +180,7 @@ def _innermost(model: Any, name: str) -> Any:
 
 @torch.no_grad()
 def _drawn(initialize: Any, owner: nn.Module, leaf: str, seed: int) -> Tensor:
-    """What `initialize` makes of `leaf` of a copy of `owner`, over memory filled with NaN."""
+    """Run `initialize` on a copy of `owner` filled with NaN (integers: `seed`); return `leaf`."""
     module = copy.deepcopy(owner)
     module.to_empty(device="cpu", recurse=False)
     for parameter in module.parameters(recurse=False):

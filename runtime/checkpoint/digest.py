@@ -1,4 +1,4 @@
-"""A digest of a checkpoint, by which ranks tell whether all of them read the same weights."""
+"""Computes a checkpoint digest, which ranks compare to see that all read the same weights."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from shardwright.runtime.checkpoint.header import Entry
 from shardwright.runtime.checkpoint.source import Checkpoint
 
 BLOCK = 1024
-"""Bytes that are read at a time."""
+"""Bytes read at a time."""
 
 LEAST = 16
-"""Blocks of each tensor: shorter tensors are read whole."""
+"""Blocks read of each tensor at least; shorter tensors are read in full."""
 
 STEP = 4 << 20
-"""Bytes of a long tensor of which one block is read: one in 4,000 of the bytes."""
+"""Bytes of a long tensor per block that is read: about one byte in 4,000."""
 
 
 def digest_of_checkpoint(checkpoint: Checkpoint) -> str:
-    """A digest of what the headers say, and of bytes from all over each tensor.
+    """Return a digest of the headers and of bytes sampled from all over each tensor.
 
-    A checkpoint that was trained further, or has a tensor of another one, has another digest. Two
-    that differ in a few numbers of a long tensor may have the same.
+    Further training, or one tensor of another checkpoint, changes the digest. Two checkpoints that
+    differ in only a few numbers of a long tensor may have the same digest.
     """
     found = sha256()
     for name, entry in sorted(checkpoint.tensors.items()):
@@ -34,7 +34,7 @@ def digest_of_checkpoint(checkpoint: Checkpoint) -> str:
 
 
 def _blocks(entry: Entry) -> Iterator[tuple[int, int]]:
-    """Where to read how much of a tensor: evenly, with its begin and its end."""
+    """Yield (start, length) of the blocks to read: evenly spaced, first and last bytes included."""
     size = entry.nbytes
     if size <= LEAST * BLOCK:
         yield 0, size

@@ -1,8 +1,8 @@
-"""Tensors made from stored ones by moving elements about, and which stored ones a part needs.
+"""Expressions for tensors that are stored tensors with their elements moved, and reading of parts.
 
-A `Recorder` runs torch code on tensors without memory, and writes down what it makes of stored
-ones. Nothing is computed for an unsplit tensor: `part` takes the indices that are wanted of each
-dimension, and carries them back, node by node, to indices of the stored tensors.
+A `Recorder` runs torch code on meta tensors and records what the code makes of stored tensors. The
+full result is never computed: `part` takes the wanted indices of each dimension and translates
+them, node by node, to indices of the stored tensors.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 Shape = tuple[int, ...]
 Index = tuple[Tensor, ...]
-"""Per dimension the indices that are wanted, in any order: their product is a part of a tensor."""
+"""Wanted indices for each dimension, in any order: their product selects a part of a tensor."""
 Read = Callable[[str, Index], Tensor]
 """(key, indices) -> that part of the stored tensor."""
 Copy = Callable[[Tensor, Tensor], object]
-"""Has the first become the second."""
+"""Copies the second tensor into the first."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A tensor as the checkpoint holds it."""
+    """A tensor of the checkpoint."""
 
     key: str
     shape: Shape
@@ -43,13 +43,13 @@ class Permuted:
 
     @property
     def shape(self) -> Shape:
-        """Its shape."""
+        """Return the shape."""
         return tuple(self.whole.shape[d] for d in self.dims)
 
 
 @dataclass(frozen=True, eq=False)
 class Reshaped:
-    """The same elements in the same (row-major) order."""
+    """The same elements in the same row-major order, in another shape."""
 
     whole: Expression
     shape: Shape
@@ -57,14 +57,14 @@ class Reshaped:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Tensors one after the other along `dim`."""
+    """Tensors concatenated along `dim`."""
 
     parts: tuple[Expression, ...]
     dim: int
 
     @property
     def shape(self) -> Shape:
-        """Its shape."""
+        """Return the shape."""
         sizes = list(self.parts[0].shape)
         sizes[self.dim] = sum(p.shape[self.dim] for p in self.parts)
         return tuple(sizes)
@@ -72,7 +72,7 @@ class Joined:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """The indices `kept` of dimension `dim`."""
+    """The indices `kept` along dimension `dim`."""
 
     whole: Expression
     dim: int
@@ -80,7 +80,7 @@ class Cut:
 
     @property
     def shape(self) -> Shape:
-        """Its shape."""
+        """Return the shape."""
         sizes = list(self.whole.shape)
         sizes[self.dim] = len(self.kept)
         return tuple(sizes)
@@ -90,7 +90,7 @@ Expression = Stored | Permuted | Reshaped | Joined | Cut
 
 
 def stored(expression: Expression) -> Iterator[str]:
-    """The keys of the stored tensors that `expression` is made from, each as often as it occurs."""
+    """Yield the keys of the stored tensors in `expression`, as often as they occur."""
     if isinstance(expression, Stored):
         yield expression.key
         return
@@ -99,10 +99,10 @@ def stored(expression: Expression) -> Iterator[str]:
 
 
 def part(expression: Expression, index: Index, read: Read) -> Tensor:
-    """What `expression` holds at `index`: a tensor of as many elements a dimension as it names.
+    """Return the elements of `expression` at `index`; dimension d has `len(index[d])` elements.
 
-    `index` names at least one of each dimension. `read` is asked for no element of a stored tensor
-    that is not in the result.
+    `index` has at least one index for each dimension. `read` gets only indices of elements that are
+    in the result.
     """
     if isinstance(expression, Stored):
         return read(expression.key, index)
@@ -123,7 +123,7 @@ def part(expression: Expression, index: Index, read: Read) -> Tensor:
 def place(
     expression: Expression, index: Index, read: Read, out: Tensor, copy: Copy = Tensor.copy_
 ) -> None:
-    """Write `part(expression, index, read)` to `out`; what is joined goes straight to its place."""
+    """Write `part(expression, index, read)` to `out`, joined tensors directly to their places."""
     if isinstance(expression, Permuted):
         whole = out.permute([expression.dims.index(d) for d in range(len(index))])
         at = tuple(index[expression.dims.index(d)] for d in range(len(index)))
@@ -142,7 +142,7 @@ def place(
 
 
 def _pieces(expression: Joined, index: Index) -> Iterator[tuple[Expression, Index, Tensor]]:
-    """What is joined, the indices that are wanted of it, and where along `dim` these are."""
+    """Yield each joined tensor that is needed, its wanted indices, and their places along `dim`."""
     d = expression.dim
     ends = accumulate(p.shape[d] for p in expression.parts)
     for inner, end in zip(expression.parts, ends, strict=True):
@@ -162,7 +162,7 @@ def _join(expression: Joined, index: Index, read: Read) -> Tensor:
 
 
 def _reshape(expression: Reshaped, index: Index, read: Read) -> Tensor:
-    """Group by group of dimensions that became others; each group's indices fall into products."""
+    """Read each group of dimensions as products of indices; see `_groups` and `_products`."""
     shape = [len(i) for i in index]
     inner: list[list[tuple[slice, Index]]] = []
     flat: list[int] = []
@@ -187,7 +187,7 @@ def _reshape(expression: Reshaped, index: Index, read: Read) -> Tensor:
 
 
 def _groups(new: Shape, old: Shape) -> Iterator[tuple[list[int], list[int]]]:
-    """The least runs of dimensions of two shapes that hold equally many elements."""
+    """Yield the smallest runs of dimensions of two shapes that hold equally many elements."""
     i = j = 0
     while i < len(new) or j < len(old):
         a, b = [i][: len(new) - i], [j][: len(old) - j]
@@ -201,14 +201,14 @@ def _groups(new: Shape, old: Shape) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def _products(flat: Tensor, shape: list[int]) -> Iterator[tuple[slice, Index]]:
-    """Cut row-major indices of `shape` into runs, each a product of indices of its dimensions."""
+    """Cut row-major indices of `shape` into runs, each a product of indices per dimension."""
     if len(shape) < 2:
         yield slice(0, len(flat)), (flat,) * len(shape)
         return
     rest = prod(shape[1:])
     major, minor = flat // rest, flat % rest
     cuts = (torch.where(torch.diff(major) != 0)[0] + 1).tolist()
-    alike: list[tuple[int, int]] = []  # runs of one major index each, with the same minor ones
+    alike: list[tuple[int, int]] = []  # runs with one major index each and equal minor indices
     for a, b in pairwise([0, *cuts, len(flat)]):
         if alike and not torch.equal(minor[a:b], minor[slice(*alike[0])]):
             yield from _repeated(alike, major, minor, shape[1:])
@@ -230,18 +230,18 @@ def _repeated(
 
 
 def _counts(index: Tensor) -> bool:
-    """Whether `index` is 0, 1, 2, ..."""
+    """Return whether `index` is 0, 1, 2, ..."""
     return bool((index == torch.arange(len(index))).all())
 
 
 aten: Any = torch.ops.aten
 
 Rule = Callable[..., Expression | list[Expression]]
-"""(the op's result, its arguments with expressions for tensors) -> what the result is."""
+"""(the op's result, its arguments with expressions for tensors) -> the result's expression."""
 
 
 class Unexpressed(Exception):
-    """An op that does more than move elements."""
+    """An op does more than move elements."""
 
 
 def _same(out: Tensor, x: Expression, *_: Any, **__: Any) -> Expression:
@@ -332,35 +332,35 @@ RULES: Mapping[Any, Rule] = {
     aten.unsqueeze.default: _reshaped,
     aten.view.default: _reshaped,
 }
-"""All that conversions do to tensors; what is not here is refused."""
+"""The ops that conversions may use; any other op raises `Unexpressed`."""
 
 
 class Recorder(TorchDispatchMode):
-    """While it is entered, ops on tensors from `stored` are recorded.
+    """A mode that records ops on the tensors that `stored` returns.
 
     Raises:
-        Unexpressed: an op has no rule, or would cast.
+        Unexpressed: an op has no rule, or mixes dtypes.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # The tensors are kept too, so that no other comes to have the id of one.
+        # The tensors are kept alive so that no new tensor gets the id of one of them.
         self.known: dict[int, tuple[Tensor, Expression]] = {}
 
     def stored(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor on meta that stands for the stored one."""
+        """Return a meta tensor that stands for a stored tensor."""
         tensor = torch.empty(shape, dtype=dtype, device="meta")
         self.known[id(tensor)] = tensor, Stored(key, shape)
         return tensor
 
     def expression(self, tensor: Tensor) -> Expression:
-        """What `tensor`, which came of recorded ops, is made of."""
+        """Return the expression of `tensor`, a result of recorded ops."""
         if id(tensor) not in self.known:
             raise Unexpressed("a tensor comes from somewhere else")
         return self.known[id(tensor)][1]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the op on meta and write down what its results are."""
+        """Run the op on meta tensors and record the expressions of its results."""
         kwargs = kwargs or {}
         inputs = [a for arg in args for a in (arg if isinstance(arg, (list, tuple)) else [arg])]
         tensors = [a for a in inputs if isinstance(a, Tensor)]

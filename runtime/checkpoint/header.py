@@ -1,4 +1,4 @@
-"""Headers of safetensors files, checked as strictly as safetensors itself does."""
+"""Reads headers of safetensors files, with the same strict checks as safetensors itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.planner.contract.files import parse_json
 from shardwright.runtime.checkpoint.mapped import StoredFile
 
 MOST_HEADER = 100_000_000
-"""Bytes of a header, as safetensors itself has it."""
+"""Largest header in bytes, the limit of safetensors itself."""
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -35,11 +35,11 @@ DTYPES = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
-"""What safetensors calls each dtype."""
+"""The safetensors name of each dtype -> the dtype."""
 
 
 class Entry(NamedTuple):
-    """One tensor of a checkpoint; `offset` is where its bytes begin in the file's data."""
+    """One tensor of a checkpoint; `offset` is where its bytes begin in the file's data section."""
 
     file: Path
     dtype: torch.dtype
@@ -48,15 +48,15 @@ class Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of the whole tensor in bytes."""
+        """Return the size of the full tensor in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 def read_header(file: StoredFile) -> dict[str, Entry]:
-    """The tensors that the header of a file lists.
+    """Read the tensors that a file's header lists.
 
-    Their bytes follow each other without overlap or hole, from the header to the end of the file,
-    and each has as many as its shape and dtype take.
+    Checks that their bytes fill the file from the header to its end without overlap or hole, and
+    that each has as many bytes as its shape and dtype take.
 
     Raises:
         CheckpointError: the header cannot be read, or does not describe the file.
@@ -110,7 +110,7 @@ def _entry(file: Path, name: str, fields: dict[str, Any]) -> Entry:
 
 
 def _end(tensors: dict[str, Entry]) -> int:
-    """Where the last tensor ends; each begins where the one before it ends."""
+    """Return where the last tensor ends. Raises if one does not begin where the previous ends."""
     end = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if entry.offset != end:

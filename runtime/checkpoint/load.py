@@ -1,4 +1,4 @@
-"""Fills a model whose parameters are on meta: from a checkpoint, or with random numbers."""
+"""Fills a model whose parameters are on meta, from a checkpoint or with random numbers."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def load_weights(
 ) -> Report:
     """Give every parameter and buffer of `model` its value on this rank, on `device`.
 
-    Parameters on meta become real, real ones are filled; tied names go on sharing one parameter.
-    Buffers that checkpoints do not hold keep their values and move to `device`; parameters that one
-    may lack get the values that the model computes for them.
+    Parameters on meta are replaced by real ones, and real ones are filled in place. Tied names
+    still share one parameter. Buffers that checkpoints do not hold keep their values and move to
+    `device`. Parameters that a checkpoint may lack get the values that the model computes for them.
 
     Args:
-        model: as `empty_model` builds it, or with layers swapped for local ones of the same names.
+        model: as `empty_model` builds it, or with layers replaced by local ones of the same names.
         checkpoint: where the weights are.
-        placements: parameter or buffer name -> how it lies over the mesh; a name that is absent
-            is whole on each rank. Any one name of a tied parameter will do.
-        coords: where this rank stands on each mesh dim.
-        device: where tensors that are on meta are made real.
+        placements: parameter or buffer name -> its placement; a tensor without one is replicated.
+            For a tied parameter any one of its names is enough.
+        coords: this rank's coordinate on each mesh dim.
+        device: where tensors on meta are made real.
         dtype: what floating tensors are cast to; None keeps the checkpoint's dtypes.
-        allow_surplus: leave checkpoint tensors that the model has no place for unread.
+        allow_surplus: skip checkpoint tensors that the model has no place for.
         progress: show a bar on stderr if it is a terminal.
-        conversions: made of the model as it was before layers were swapped; needed if some were.
+        conversions: made before layers were replaced; required if any layer was replaced.
 
     Raises:
-        CheckpointError: the checkpoint is not one of this model.
+        CheckpointError: the checkpoint does not belong to this model.
     """
     _refuse_quantized(model, checkpoint)
     names = model_names(model)
@@ -95,9 +95,9 @@ def load_weights(
 
 
 def put(modules: Mapping[str, nn.Module], names: Iterable[str], tensor: torch.Tensor) -> None:
-    """Make `tensor` the parameter or buffer that a model has under each of `names`.
+    """Set `tensor` as the parameter or buffer under each of `names`.
 
-    `modules` are those of the model, by name.
+    `modules` maps names to all modules of the model.
     """
     made: nn.Parameter | None = None
     for name in names:
@@ -115,7 +115,7 @@ def put(modules: Mapping[str, nn.Module], names: Iterable[str], tensor: torch.Te
 
 
 def _together(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Names grouped by the tensor that they share."""
+    """Group names by the tensor that they share."""
     out: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         out.setdefault(id(tensor), []).append(name)
@@ -123,7 +123,7 @@ def _together(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def _placement(placements: Mapping[str, Placement], group: tuple[str, ...]) -> Placement | None:
-    """The one placement that the names of a tied parameter have."""
+    """Return the one placement of a tied parameter, given under any of its names."""
     placed = {str(placements[name]): placements[name] for name in group if name in placements}
     if len(placed) > 1:
         raise PlanError(
@@ -150,14 +150,14 @@ def _refuse_uncomputed(title: str, checkpoint: Checkpoint, names: list[str]) -> 
 
 
 SPREAD = 0.02
-"""Standard deviation, as most models are initialised with."""
+"""Standard deviation of the random numbers, the one most models are initialised with."""
 
 
 def without_weights(model: nn.Module, device: torch.device | str) -> None:
-    """Make all parameters and buffers of `model` that are on meta real, and move all to `device`.
+    """Make all meta parameters and buffers of `model` real, and move all tensors to `device`.
 
-    Numbers depend on names alone, so they are the same on each rank where shapes are; tied names
-    go on sharing one parameter.
+    The random numbers depend only on names and shapes, so ranks with equal shapes get the same.
+    Tied names still share one parameter.
     """
     groups: dict[int, tuple[torch.Tensor, list[str]]] = {}
     for named in (nn.Module.named_parameters, nn.Module.named_buffers):

@@ -1,8 +1,8 @@
-"""Pieces of a mapped file as tensors: what is written to these stays in memory.
+"""Maps pieces of a file as tensors; writes to these tensors stay in memory.
 
-What a rank holds of a fused weight is several pieces of a file, and one tensor. Where these lie as
-they should lie in memory, to the byte within a page, their pages are mapped one behind the other;
-the bytes at their ends, and pieces that lie otherwise, are read straight to their place.
+A rank's part of a fused weight is several pieces of a file, but must be one tensor. Where a piece
+has the same offset within a page in the file as in memory, its full pages are mapped, one piece
+behind the other. The bytes at its two ends, and pieces with other offsets, are read into place.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from torch import Tensor
 from shardwright.planner.contract.dims import Range
 
 Piece = tuple[int, int]
-"""Where it begins, and how much it is, in elements of a tensor or bytes of a file."""
+"""(start, length), in elements of a tensor or bytes of a file."""
 
 LEAST = 1 << 18
-"""Bytes of each of several pieces that are worth a mapping of their own."""
+"""Least bytes of each of several pieces for which a separate mapping is worth it."""
 MOST = 64
-"""Pieces of one tensor: a process may have some 65,000 mappings."""
+"""Most pieces of one tensor: a process may have some 65,000 mappings."""
 
-_FIXED = 0x10  # MAP_FIXED of Linux, on all processors that torch runs on
+_FIXED = 0x10  # MAP_FIXED on Linux, on all processors that torch runs on
 
 
 def pieces(ranges: Sequence[Sequence[Range]], shape: Sequence[int], itemsize: int) -> list[Piece]:
-    """The pieces of a stored tensor that a rank holds, in their order; none if they are too many.
+    """Return the pieces of a stored tensor that a rank holds, in order; none if mapping won't pay.
 
     Args:
         ranges: per dimension, the ascending ranges of indices that the rank holds.
-        shape: of the whole tensor.
+        shape: shape of the full tensor.
         itemsize: bytes of an element.
     """
     if not ranges:
@@ -60,9 +60,9 @@ def pieces(ranges: Sequence[Sequence[Range]], shape: Sequence[int], itemsize: in
 
 
 class StoredFile:
-    """A safetensors file that is open: it stays the same where another is put in its place.
+    """An open safetensors file. It stays the same if another file replaces it on disk.
 
-    Tensors of it may outlive it.
+    Tensors read from it may outlive it.
 
     Raises:
         OSError: it cannot be opened.
@@ -77,27 +77,27 @@ class StoredFile:
 
     @property
     def size(self) -> int:
-        """Bytes that it had when it was opened."""
+        """Return the size in bytes when the file was opened."""
         return self._about.st_size
 
     def is_changed(self) -> bool:
-        """Whether somebody wrote into it, or cut it off, since it was opened."""
+        """Return whether the file was written to or truncated since it was opened."""
         now = os.fstat(self._file)
         was = self._about
         return (now.st_size, now.st_mtime_ns) != (was.st_size, was.st_mtime_ns)
 
     def is_in_place(self) -> bool:
-        """Whether its name still leads to it."""
+        """Return whether its path still leads to this file."""
         try:
             return os.path.samestat(self.path.stat(), self._about)
         except OSError:
             return False
 
     def bytes_at(self, start: int, count: int) -> bytes:
-        """Bytes of the file; fewer where it ends before.
+        """Return `count` bytes from `start` on, or fewer at the end of the file.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: the file cannot be read.
         """
         out = bytearray()
         while got := os.pread(self._file, count - len(out), start + len(out)):
@@ -105,7 +105,7 @@ class StoredFile:
         return bytes(out)
 
     def release(self) -> None:
-        """Unmap what no tensor lies in."""
+        """Drop the mapping; tensors that lie in it keep it alive."""
         self._mapped = None
 
     @property
@@ -123,11 +123,11 @@ class StoredFile:
 
     @cached_property
     def data(self) -> int:
-        """Where the bytes of tensors begin."""
+        """Return where the data section begins."""
         return 8 + int.from_bytes(self.bytes_at(0, 8), "little")
 
     def read(self, start: int, nbytes: int, dtype: torch.dtype) -> Tensor:
-        """The bytes from `start` of its data on, as a flat tensor; maybe at an odd address.
+        """Return bytes of the data section as a flat tensor, possibly at an unaligned address.
 
         Raises:
             OSError: the file is shorter.
@@ -141,9 +141,9 @@ class StoredFile:
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
 
     def joined(self, where: Sequence[Piece], dtype: torch.dtype) -> Tensor | None:
-        """The bytes at `where` of its data, one piece behind the other, as a flat tensor.
+        """Return the pieces `where` of the data section, concatenated, as one flat tensor.
 
-        None where the file has them at odd addresses.
+        Returns None if the first piece is not aligned to the dtype's size in the file.
 
         Raises:
             OSError: the file is shorter, or cannot be mapped.
@@ -159,11 +159,11 @@ class StoredFile:
 
 
 def _mapped(file: int) -> mmap:
-    """All of an open file."""
+    """Map an open file in full."""
     if not can_map():
         return mmap(file, 0, access=ACCESS_COPY)
     size = os.fstat(file).st_size
-    memory = mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS)  # of the file itself it keeps a descriptor
+    memory = mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS)  # mmap of a file keeps a descriptor open
     _map(_address(memory), size, file, 0)
     return memory
 
@@ -171,7 +171,7 @@ def _mapped(file: int) -> mmap:
 def _joined(file: int, where: Sequence[Piece], dtype: torch.dtype) -> Tensor:
     shift = where[0][0] % PAGESIZE
     total = sum(length for _, length in where)
-    memory = mmap(-1, shift + total, MAP_PRIVATE | MAP_ANONYMOUS)  # unmapped with the tensor
+    memory = mmap(-1, shift + total, MAP_PRIVATE | MAP_ANONYMOUS)  # freed with the tensor
     begin, view, at = _address(memory), memoryview(memory), shift
     for start, length in where:
         low, high = -(-at // PAGESIZE) * PAGESIZE, (at + length) // PAGESIZE * PAGESIZE
@@ -187,7 +187,7 @@ def _joined(file: int, where: Sequence[Piece], dtype: torch.dtype) -> Tensor:
 
 @cache
 def can_map() -> bool:
-    """Whether this system maps files as is done here."""
+    """Return whether this system supports the mappings made here (64-bit Linux)."""
     return sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8
 
 
@@ -205,7 +205,7 @@ def _address(memory: mmap) -> int:
 
 
 def _map(address: int, length: int, file: int, start: int) -> None:
-    """Put pages of a file in the place of memory that `address` has."""
+    """Map `length` bytes of a file from `start` on over the memory at `address`."""
     access = PROT_READ | PROT_WRITE
     got = _library().mmap(address, length, access, MAP_PRIVATE | _FIXED, file, start)
     if got != address:

@@ -1,4 +1,4 @@
-"""Which checkpoint tensor each tensor of a model comes from."""
+"""Finds the checkpoint tensor that each tensor of a model is loaded from."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.expressions import Expression
 
 Rename = Callable[[str], tuple[str, str | None]]
-"""Checkpoint key -> (name that transformers gives it, the pattern of a converter or None)."""
+"""Checkpoint key -> (the name that transformers gives it, a converter's pattern or None)."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a tensor of the model comes from: one checkpoint tensor, or what is made of several."""
+    """The source of a model's tensor: one checkpoint tensor, or an expression of several."""
 
     key: str
-    """The checkpoint tensor, or what messages call them all."""
+    """The checkpoint tensor; for several, what messages call them."""
     made: Expression | None = None
 
 
 Convert = Callable[[str, Mapping[str, list[str]]], Mapping[str, Source]]
-"""(what keys that are converted together were renamed to, pattern -> keys) -> what they fill."""
+"""(the new name of keys that are converted together, pattern -> keys) -> parameter -> source."""
 
 
 @dataclass(frozen=True)
 class ModelNames:
-    """What a model calls its tensors, and what it tolerates in a checkpoint."""
+    """A model's tensor names, and which missing or surplus checkpoint tensors it allows."""
 
     title: str
     groups: tuple[tuple[str, ...], ...]
-    """Each distinct parameter or persistent buffer, with all its names (several where tied)."""
+    """All names of each distinct parameter or persistent buffer (several names if tied)."""
     transient: frozenset[str] = frozenset()
-    """Buffers that no checkpoint need hold."""
+    """Non-persistent buffers, which a checkpoint need not hold."""
     prefix: str = ""
-    """What a model with a head puts before the names of its base model."""
+    """What a model with a head puts before the names in its base model."""
     may_lack: tuple[str, ...] = ()
     may_hold: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Match:
-    """Which checkpoint tensor fills which of the model's, both complete."""
+    """The result of `match_names`: every tensor of model and checkpoint is accounted for."""
 
     sources: dict[str, Source]
-    """First name of each group -> where it comes from."""
+    """First name of each group -> its source."""
     twins: dict[str, tuple[Source, ...]]
-    """The same for tied parameters that the checkpoint holds more than once: the other copies."""
+    """First name of a tied group -> further copies, if the checkpoint holds several."""
     computed: tuple[str, ...]
-    """Missing from the checkpoint, which the model class allows."""
+    """Parameters that the checkpoint lacks and that the model class allows to be missing."""
     unread: tuple[str, ...]
-    """Checkpoint tensors that the model has no place for, which is allowed."""
+    """Checkpoint tensors that the model has no place for and that may be skipped."""
 
 
 def model_names(model: nn.Module) -> ModelNames:
-    """The names that `model` gives its tensors."""
+    """Collect the names of `model`'s tensors."""
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
@@ -95,18 +95,18 @@ def match_names(
     convert: Convert = _unconverted,
     allow_surplus: bool = False,
 ) -> Match:
-    """Find for each tensor of the model the checkpoint tensor that fills it.
+    """Find the checkpoint tensor that fills each tensor of the model.
 
-    A key is taken as it is, as transformers renames it, or with the base model's prefix added or
-    dropped. A base model leaves the head of a checkpoint with one unread.
+    A key may match under its own name, as transformers renames it, or with the base model's prefix
+    added or dropped. A base model skips the head in the checkpoint of a model with a head.
 
     Args:
-        names: what the model calls its tensors.
-        keys: names in the checkpoint.
+        names: the model's tensor names.
+        keys: the checkpoint's tensor names.
         where: what messages call the checkpoint.
-        rename: what to make of a key first; it is asked for each key once, in their order.
-        convert: what becomes of keys that a converter takes together.
-        allow_surplus: leave tensors that the model has no place for unread.
+        rename: the renaming that is tried first; called once for each key, in order.
+        convert: converts the keys that one converter takes together.
+        allow_surplus: skip tensors that the model has no place for.
 
     Raises:
         CheckpointError: tensors are missing, surplus or ambiguous, or cannot be converted.
@@ -135,7 +135,7 @@ def match_names(
 def _assign(
     names: ModelNames, keys: list[str], where: str, rename: Rename, convert: Convert
 ) -> tuple[dict[str, Source], list[str]]:
-    """Model name -> where it comes from, and the keys that are left over."""
+    """Return model name -> source, and the keys that are left over."""
     known = {name for group in names.groups for name in group}
     found: dict[str, Source] = {}
     surplus: list[str] = []
@@ -155,7 +155,7 @@ def _assign(
         if name is not None and pattern is not None:
             together.setdefault(name, {}).setdefault(pattern, []).append(key)
             continue
-        # The rename may not have been meant for this key: transformers then takes it as it is.
+        # The renaming may not have been meant for this key: transformers then keeps the key.
         name = name or next((n for n in _variants(names.prefix, key) if n in known), None)
         if name is None:
             surplus.append(key)
@@ -171,7 +171,7 @@ def _assign(
 
 
 def _variants(prefix: str, name: str) -> Iterator[str]:
-    """`name` as it is, without the base model's prefix, and with it."""
+    """Yield `name`, `name` without the base model's prefix, and `name` with it."""
     yield name
     if prefix:
         if name.startswith(prefix + "."):
@@ -180,10 +180,10 @@ def _variants(prefix: str, name: str) -> Iterator[str]:
 
 
 def _tolerated(names: ModelNames, keys: list[str], key: str) -> bool:
-    """Whether the model may do without the surplus `key`."""
+    """Return whether the surplus `key` may be skipped."""
     if _any(names.may_hold, key):
         return True
-    # Buffers were stored once that are computed today, sometimes on another module; so compare
+    # Old checkpoints hold buffers that are now computed, sometimes in another module. Compare only
     # the owner's name and the leaf ("rotary_emb.inv_freq").
     tail = key.split(".")[-2:]
     if len(tail) == 2 and any(name.split(".")[-2:] == tail for name in names.transient):

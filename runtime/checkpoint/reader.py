@@ -1,4 +1,4 @@
-"""Reads boxes of stored tensors, and of what is made of them, in pieces of bounded size."""
+"""Reads parts of stored tensors, and of expressions of them, in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from shardwright.runtime.checkpoint.source import Checkpoint
 
 
 class Reader:
-    """Reads parts of a checkpoint's tensors; a context, at whose end they are unmapped.
+    """Reads parts of a checkpoint's tensors. A context manager that unmaps the files at its end.
 
     Args:
-        checkpoint: where they are.
-        copy: puts what was read to its place.
+        checkpoint: where the tensors are.
+        copy: copies what was read to its place.
 
     Attributes:
         read: bytes read so far.
@@ -46,7 +46,7 @@ class Reader:
             file.release()
 
     def get(self, source: Source, box: Box) -> Tensor:
-        """What the rank holds of `box` of `source`.
+        """Return what the rank holds of `box` of `source`.
 
         Raises:
             CheckpointError: a file cannot be read.
@@ -68,10 +68,10 @@ class Reader:
             place(source.made, _index(box), self._part, to, self._copy)
 
     def mapped(self, source: Source, ranges: Sequence[Sequence[Range]]) -> Tensor | None:
-        """What a rank holds of `source` as the mapped file itself; None where that cannot be.
+        """Return a rank's part of `source` as a view of the mapped file; None if not possible.
 
         Args:
-            source: a stored tensor, or what is made of several.
+            source: where the tensor comes from; None is returned for an expression.
             ranges: per dimension, the ascending ranges of indices that the rank holds.
 
         Raises:
@@ -92,7 +92,7 @@ class Reader:
         return flat.view([sum(b - a for a, b in dim) for dim in ranges])
 
     def _part(self, key: str, index: Index) -> Tensor:
-        """The stored tensor `key` at `index`, whose indices may come in any order."""
+        """Return the stored tensor `key` at `index`, whose indices may be in any order."""
         entry = self._tensors[key]
         ordered = [i if _ascends(i) else i.sort().values for i in index]
         pieces = list(boxes([_ranges(i) for i in ordered], entry.dtype.itemsize))
@@ -120,12 +120,12 @@ def _index(box: Box) -> Index:
 
 
 def inside(box: Box) -> tuple[slice, ...]:
-    """Where the box lies in the local tensor."""
+    """Return where the box is in the local tensor."""
     return tuple(slice(s.to, s.to + s.held) for s in box)
 
 
 def get(slab: Any, box: Box) -> Tensor:
-    """What the rank holds of `box` of a whole tensor."""
+    """Return what the rank holds of `box` of a full tensor."""
     piece = slab[tuple(slice(s.start, s.stop) for s in box)]
     for dim, span in enumerate(box):
         if span.picked is not None:
@@ -138,7 +138,7 @@ def _ascends(index: Tensor) -> bool:
 
 
 def _ranges(index: Tensor) -> list[Range]:
-    """The runs of consecutive indices in ascending ones."""
+    """Return the runs of consecutive indices in ascending `index`."""
     cuts = (torch.where(index.diff() != 1)[0] + 1).tolist()
     bounds = [0, *cuts, len(index)]
     starts = index[bounds[:-1]].tolist()
@@ -155,16 +155,16 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 CHUNK = 8 * 2**20
-"""Bytes that one read takes at most (unless a single element is larger)."""
+"""Most bytes per read, unless a single element is larger."""
 MANY = 32
-"""From more ranges than this on, small ones are read as one slice around them."""
+"""If there are more ranges than this, small ones are read as one slice that covers them all."""
 SMALL = 2**16
-"""Bytes below which a range is not worth a read of its own."""
+"""Ranges of fewer bytes than this are not worth a separate read."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Part of one dimension: whole[start:stop], held whole or as `picked`, from `to` on."""
+    """A slice of one dimension, held in full or at the indices `picked`, stored from `to` on."""
 
     start: int
     stop: int
@@ -173,11 +173,11 @@ class Span:
 
     @property
     def held(self) -> int:
-        """How many of the indices the rank holds."""
+        """Return how many of the indices the rank holds."""
         return self.stop - self.start if self.picked is None else len(self.picked)
 
     def split(self, parts: int) -> Iterator[Span]:
-        """Cut into `parts` spans that hold about equally much."""
+        """Cut the span into `parts` spans with about equally many held indices."""
         for i in range(parts):
             a, b = self.held * i // parts, self.held * (i + 1) // parts
             if self.picked is None:
@@ -194,12 +194,12 @@ def _picking(indices: torch.Tensor, to: int) -> Span:
 
 
 def boxes(ranges: Sequence[Sequence[Range]], itemsize: int, chunk: int = CHUNK) -> Iterator[Box]:
-    """Boxes that together cover the held `ranges` of each dimension once.
+    """Yield boxes that together cover the held `ranges` of each dimension once.
 
     Args:
         ranges: per dimension, the ascending ranges of indices that the rank holds.
         itemsize: bytes of one element.
-        chunk: bytes that a box has at most, unless one element is larger.
+        chunk: most bytes per box, unless one element is larger.
     """
     held = [sum(b - a for a, b in dim) for dim in ranges]
     if 0 in held:
@@ -211,7 +211,7 @@ def boxes(ranges: Sequence[Sequence[Range]], itemsize: int, chunk: int = CHUNK) 
 
 
 def _spans(ranges: Sequence[Range], nbytes: int) -> list[Span]:
-    """The spans to read of one dimension whose ranges are worth about `nbytes` each."""
+    """Return the spans to read of one dimension whose ranges have about `nbytes` each."""
     if len(ranges) > MANY and nbytes < SMALL:
         return [_picking(torch.cat([torch.arange(a, b) for a, b in ranges]), 0)]
     out: list[Span] = []
@@ -223,12 +223,12 @@ def _spans(ranges: Sequence[Range], nbytes: int) -> list[Span]:
 
 
 def box_bytes(box: Box, itemsize: int) -> int:
-    """Bytes that reading `box` takes."""
+    """Return how many bytes reading `box` takes."""
     return prod(s.stop - s.start for s in box) * itemsize
 
 
 def _bounded(box: Box, itemsize: int, chunk: int) -> Iterator[Box]:
-    """Cut `box` along its outermost dimensions, whose parts lie together in the file."""
+    """Cut `box` along its outermost dimensions, so that each piece is contiguous in the file."""
     size = box_bytes(box, itemsize)
     dim = next((d for d, span in enumerate(box) if span.held > 1), None)
     if size <= chunk or dim is None:

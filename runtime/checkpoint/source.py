@@ -1,4 +1,4 @@
-"""Where a model's weights are: a directory of safetensors files, told from their headers alone."""
+"""Opens a directory of safetensors files, or fetches it from the Hub, reading headers only."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 LONGEST_NAME = 255
-"""Bytes of the name of a file."""
+"""Most bytes of a file name."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory with safetensors files; opening it reads their headers and no tensor.
+    """A directory with safetensors files. Opening it reads their headers and no tensor.
 
-    The files stay open for as long as it is there: numbers are read from those whose headers were
-    read, also where another checkpoint is saved in their place meanwhile.
+    The files stay open for as long as this object exists. Tensors are read from the files whose
+    headers were read, even if another checkpoint is saved in their place meanwhile.
     """
 
     directory: Path
@@ -42,11 +42,11 @@ class Checkpoint:
 
         Args:
             path: a directory, or the id of a model on the Hugging Face Hub.
-            hub: where such an id leads.
+            hub: options for fetching such an id.
 
         Raises:
-            CheckpointError: no such directory, no safetensors in it, or files that are missing,
-                damaged or truncated.
+            CheckpointError: there is no such directory, it has no safetensors files, or files are
+                missing, damaged or truncated.
         """
         directory = Path(path)
         if not directory.exists() and _is_hub_id(str(path)):
@@ -65,10 +65,10 @@ class Checkpoint:
         return checkpoint
 
     def check_unchanged(self) -> None:
-        """Make sure that nobody wrote into the files since they were opened.
+        """Check that nobody wrote into the files since they were opened.
 
         Raises:
-            CheckpointError: somebody did.
+            CheckpointError: a file was changed.
         """
         for path, file in self.files.items():
             if file.is_changed():
@@ -78,7 +78,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The floating dtype of most of the bytes, 8-bit ones apart; None if there is none."""
+        """Return the floating dtype of most bytes, ignoring 8-bit floats; None if none."""
         sizes: Counter[torch.dtype] = Counter()
         for entry in self.tensors.values():
             if entry.dtype.is_floating_point and entry.dtype.itemsize > 1:
@@ -87,7 +87,7 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Return the bytes of all tensors."""
         return sum(entry.nbytes for entry in self.tensors.values())
 
 
@@ -99,7 +99,7 @@ def _opened(path: Path) -> StoredFile:
 
 
 def _files(directory: Path) -> tuple[list[Path], dict[str, str]]:
-    """The safetensors files that make up the checkpoint, and its index where it has one."""
+    """Return the checkpoint's safetensors files, and the index's map (empty if none)."""
     if (directory / SINGLE).is_file():
         return [directory / SINGLE], {}
     indices = sorted(directory.glob("*.safetensors.index.json"))
@@ -133,7 +133,7 @@ def _files(directory: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files that `index` names, and its map of tensor name -> file name."""
+    """Return the files that `index` names, and its map of tensor name -> file name."""
     try:
         named = read_json(index)["weight_map"]
         names = sorted(set(named.values()))
@@ -158,7 +158,7 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def _merge(files: Iterable[StoredFile], named: dict[str, str]) -> dict[str, Entry]:
-    """All tensors of `files`; each in one of them, and each that the index names."""
+    """Collect the tensors of `files`; each must be in one file only, and where the index says."""
     tensors: dict[str, Entry] = {}
     for file in files:
         for name, entry in read_header(file).items():
@@ -179,12 +179,12 @@ def _merge(files: Iterable[StoredFile], named: dict[str, str]) -> dict[str, Entr
 
 
 def _is_hub_id(text: str) -> bool:
-    """`name` or `owner/name`, and nothing that looks like a path."""
+    """Return whether `text` is `name` or `owner/name`, and does not look like a path."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", text) is not None
 
 
 def _download(model_id: str, hub: Hub) -> Path:
-    """Fetch a model's JSON files, then the safetensors files that belong to it and no others."""
+    """Fetch a model's JSON files, then only the safetensors files that belong to it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -198,7 +198,7 @@ def _download(model_id: str, hub: Hub) -> Path:
 
     try:
         directory = fetch("*.json")
-        # Some repositories hold the same weights twice (a "consolidated" copy): take what we read.
+        # Some repositories hold the weights twice (a "consolidated" copy): fetch only one of them.
         index = directory / INDEX
         directory = (
             fetch(*set(json.loads(index.read_text())["weight_map"].values()))
@@ -214,7 +214,7 @@ def _download(model_id: str, hub: Hub) -> Path:
     except RevisionNotFoundError:
         why = f"it has no revision {hub.revision}"
     except (OSError, ValueError, KeyError) as error:
-        # Offline mode, no network and nothing cached all end here.
+        # Offline mode, a missing network and an empty cache all raise one of these.
         why = f"{_first_line(error)} If you meant a directory, there is none of that name here"
     except Exception as error:  # the hub's HTTP client has its own exceptions
         why = f"{type(error).__name__}: {_first_line(error)}"
@@ -229,7 +229,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _few(names: Iterable[str], count: int = 3) -> str:
-    """The first few of `names` and how many more there are."""
+    """Return the first few of `names`, and how many more there are."""
     names = list(names)
     more = len(names) - count
     return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")

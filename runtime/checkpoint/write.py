@@ -1,4 +1,4 @@
-"""Save a split model as a checkpoint that plain transformers loads."""
+"""Saves a split model as a checkpoint that plain transformers loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Gather = Callable[[Tensor, Placement, Any], Tensor]
-"""(local tensor, its placement, the mesh) -> the whole tensor, on every rank."""
+"""(local tensor, its placement, the mesh) -> the full tensor, on every rank."""
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
@@ -37,26 +37,25 @@ def save(
     max_shard_size: int | str = "5GB",
     gather: Gather | None = None,
 ) -> None:
-    """Write `model` whole: safetensors with an index where there are several files, and configs.
+    """Write the unsharded model as safetensors files, an index if there are several, and configs.
 
-    Every rank calls this; tensors are gathered one at a time, and rank 0 alone keeps them, up to
-    `max_shard_size` of them, and writes. A checkpoint that is in `directory` is replaced in one
-    step once all is written (see `commit.py`). Names are the model's own; tied parameters are
-    written once.
+    Every rank must call this. Tensors are gathered one at a time. Only rank 0 keeps them, up to
+    `max_shard_size` at once, and writes. A checkpoint that is already in `directory` is replaced in
+    one step after everything is written (see `commit.py`). Names are the model's own; tied
+    parameters are written once.
 
     Args:
-        model: with this rank's part of every parameter.
-        directory: where to; it is made if need be, and other files in it stay.
-        placements: parameter or buffer name -> how it lies over the mesh; a name that is absent
-            is whole on each rank.
+        model: the model with this rank's part of every parameter.
+        directory: where to save; it is created if it does not exist, and other files in it stay.
+        placements: parameter or buffer name -> its placement; a tensor without one is replicated.
         mesh: the ranks that share the model.
-        max_shard_size: bytes, or a number with KB, MB or GB, of one file at most, unless a single
-            tensor is larger.
-        gather: what makes tensors whole; `reshard.gather_whole` unless given.
+        max_shard_size: most bytes per file, or a number with KB, MB or GB. A single tensor may be
+            larger.
+        gather: returns the full tensor; `reshard.gather_whole` unless given.
 
     Raises:
-        CheckpointError: the model has no weights yet, the directory cannot be written, or holds a
-            checkpoint with another config.
+        CheckpointError: the model has no weights yet, the directory cannot be written, or it holds
+            a checkpoint with another config.
         DistributedError: another rank failed or died.
         UsageError: `max_shard_size` is not a size.
     """
@@ -79,7 +78,7 @@ def save(
                     out = gather(out, placed, mesh)
                 if draft is not None:
                     assert out.shape == shapes[name]
-                    # A copy: what is gathered may be a view, and safetensors refuses shared memory.
+                    # Copied because a gathered tensor may be a view: safetensors refuses those.
                     whole[name] = torch.empty(out.shape, dtype=out.dtype).copy_(out)
                 del out
             on_first(lambda d=draft, f=file, w=whole: d and d.write(f, w), directory)
@@ -90,11 +89,11 @@ def save(
 
 
 def on_first(work: Callable[[], T], directory: str | Path) -> T | None:
-    """Do `work` on rank 0, and let all ranks know how it went: its result there, None elsewhere.
+    """Run `work` on rank 0 and report its outcome to all ranks. Returns None on other ranks.
 
     Raises:
-        CheckpointError: it failed because files could not be written; on all ranks.
-        DistributedError: it failed otherwise on rank 0, or a rank died.
+        CheckpointError: files could not be written; on all ranks.
+        DistributedError: `work` failed otherwise on rank 0, or a rank died.
     """
     out, failure = None, None
     if _rank() == 0:
@@ -117,7 +116,7 @@ def _finish(
 
 
 def _config(model: nn.Module) -> Any:
-    """The config of a transformers model, with the class and dtype of this one; else None."""
+    """Return a transformers config updated with this model's class and dtype; otherwise None."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "save_pretrained"):
         return None
@@ -128,7 +127,7 @@ def _config(model: nn.Module) -> Any:
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes in "5GB", "200 MB", "1GiB" or a plain number.
+    """Parse "5GB", "200 MB", "1GiB" or a plain number to bytes.
 
     Raises:
         UsageError: it is none of these, or not above 0.
@@ -142,9 +141,9 @@ def parse_size(size: int | str) -> int:
 def _to_save(
     model: nn.Module, placements: Mapping[str, Placement]
 ) -> dict[str, tuple[Tensor, Placement | None]]:
-    """The first name of each distinct tensor -> (the local tensor, how it is placed).
+    """Map the first name of each distinct tensor to its local tensor and placement.
 
-    Without what transformers leaves out, too, as it computes that anew where it reads a checkpoint.
+    Leaves out what transformers does not save either and computes anew when it loads.
     """
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     anew = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
@@ -167,7 +166,7 @@ def _whole_shape(tensor: Tensor, placement: Placement | None) -> torch.Size:
 
 
 def _split(sizes: Mapping[str, int], limit: int) -> dict[str, list[str]]:
-    """File name -> the tensors in it, in the model's order, filling one file after the other."""
+    """Map file names to tensors in the model's order, filling one file after the other."""
     shards: list[list[str]] = [[]]
     room = limit
     for name, size in sizes.items():
