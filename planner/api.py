@@ -1,4 +1,4 @@
-"""`plan`: the whole way from a model to a plan that was checked and tried."""
+"""`plan` derives a checked and dry-run plan from a model; `prepare` only reads and traces it."""
 
 from __future__ import annotations
 
@@ -65,65 +65,68 @@ def plan(
     local_files_only: bool = False,
     token: str | bool | None = None,
 ) -> Plan:
-    """The cheapest correct way to split `model` over ranks; no weights are read.
+    """Return the cheapest correct plan that shards `model` over ranks. No weights are read.
 
     Args:
         model: Hub id, local directory, transformers config, `nn.Module`, or the name of code that
             makes one: "package.module:name" or "file.py:name".
-        tp: Ranks to split over; short for `mesh={"tp": tp}`.
-        mesh: Mesh dims and their ranks: "tp" splits the model, all others share the batch:
-            {"dp": 2, "tp": 4} is two copies of a model over four ranks each.
-        args: Example inputs, or the only one, needed for a module that is no transformers text
-            model. Let sizes that vary at run time be 3 (batch) and 19 (sequence). Where code
-            computes sizes from integers among them (a grid of patches, the places of an image),
-            they must be valid, and not on meta.
+        tp: Number of tensor-parallel ranks; short for `mesh={"tp": tp}`.
+        mesh: Mesh dims and their ranks. "tp" shards the model, "cp" shards sequences, all others
+            share the batch: {"dp": 2, "tp": 4} is two copies of the model over four ranks each.
+        args: Example inputs as a tuple, or a single tensor. Needed for a module that is not a
+            transformers text model. Sizes that vary at run time should be 3 (batch) and 19
+            (sequence). Where the code computes sizes from integer inputs (a grid of patches, the
+            positions of an image), these must be valid and not on meta.
         kwargs: Example inputs by name.
-        objective: What is to be least. "time": the predicted time of the phases, where a byte that
-            a rank holds counts as the part of it that its room for more sequences is worth (see
+        objective: What is minimised. "time": the predicted time of the phases, plus a price for
+            each byte that a rank holds, because free memory is room for more sequences (see
             `planner/problem/optimize.py`). "memory": bytes, with 5 % to spare where that saves
-            time; where `memory` is given, time.
-        memory: Bytes that a rank may hold: parameters, buffers, KV cache, activations, and what
-            training needs (see `planner/cost/memory.py`). By default, for least time, what the
-            device has; where nothing fits that, the plan is for least memory, and has a note.
-        solver: Name of an installed solver: "cpsat" (the default), "backtracking", or
-            another's. Where it cannot prove its plan in time, backtracking's plan stands.
+            time; if `memory` is given, time under that limit.
+        memory: Bytes that a rank may hold: parameters, buffers, KV cache, activations, and training
+            state (see `planner/cost/memory.py`). For least time the default is the memory of the
+            device. If no plan fits the device, the plan is for least memory and has a note.
+        solver: Name of an installed solver: "cpsat" (the default), "backtracking", or a plugin.
+            If it cannot prove its plan in time, the plan of backtracking is used.
         time_limit: Seconds for the solver.
-        batch: Sequences in the passes that are priced, of all copies of the model together; by
-            default one each.
-        seq: Tokens in each of them; when decoding, in the KV cache of each.
-        dtype: Of the parameters; else the config's own.
-        device: Name of the device profile that is priced, or a file with one (`calibrate` writes
-            such), which ends in .json.
-        pins: Parameters, or modules with all parameters below -> "replicate" (whole on every rank)
-            or "shard:DIM" (split along that dim). `*` stands for any part of a name between dots:
+        batch: Sequences in the priced passes, over all copies of the model. The default is one
+            per copy.
+        seq: Tokens in each sequence; for decoding, tokens in the KV cache of each sequence.
+        dtype: Dtype of the parameters. The default is the config's.
+        device: Name of the device profile for the prices, or a .json file with one, which
+            `calibrate` writes.
+        pins: Name -> "replicate" (unsharded on every rank) or "shard:DIM" (sharded along that dim).
+            The name is that of a parameter, or of a module and stands for all its parameters. `*`
+            stands for any part of a name between dots:
             {"model.layers.*.mlp": "replicate", "lm_head.weight": "shard:0"}.
-        tp_plan: A tensor-parallel plan of transformers, or "auto" for the model's own: how it
-            splits parameters becomes pins, where `pins` has none of the same name.
+        tp_plan: A tensor-parallel plan of transformers, or "auto" for the model's own. Its
+            placements of parameters become pins, unless `pins` has the same name.
         phase: What is priced: "prefill", "decode" (one new token a sequence), "train" (forward and
-            backward), or several, maybe with how often each is run:
+            backward), or several, optionally with how often each runs:
             "prefill,decode:128", or {"prefill": 1, "decode": 128}.
-        sequence_parallel: Split hidden states between blocks along the sequence: fewer bytes of
-            activations on a rank, reduce-scatter and all-gather instead of all-reduce. By default
-            where no plan fits `memory` without it; the plan has a note then.
-        optimizer_bytes: State that the optimizer keeps for an element of a parameter, if training:
+        sequence_parallel: Whether to shard hidden states between blocks along the sequence. That
+            takes fewer bytes of activations on a rank, and reduce-scatter and all-gather instead of
+            all-reduce. By default this is tried where no plan fits `memory` without it; the plan
+            then has a note.
+        optimizer_bytes: Bytes of optimizer state for each element of a parameter, for training:
             8 for Adam's two in float32, 12 with a float32 copy of the parameter.
-        dp: What the copies of a mesh with several do. "ddp": each holds all, and gradients are
-            averaged. "fsdp": torch's `fully_shard`, which is put around the split model, shares out
-            parameters, gradients and optimizer state over them, and gathers as it goes.
-        dump: A folder to write what the planner saw and decided into, as text.
-        write_model: A file for the CP-SAT model, in CP-SAT's text format: an integer for each axis
-            of a tensor, over which sub-axes it is split, and for what is Partial over each.
-        trust_remote_code: Whether to run code that comes with the model: else that is refused.
-        revision: Branch, tag or commit of a hub id, as transformers has it.
-        cache_dir: Folder that downloads are kept in.
-        local_files_only: Whether to fetch nothing.
-        token: Of who asks the hub; by default that of `hf auth login`.
+        dp: What the copies of the model do. "ddp": each holds everything, and gradients are
+            averaged. "fsdp": torch's `fully_shard` is put around the split model, shards
+            parameters, gradients and optimizer state over the copies, and gathers as it goes.
+        dump: Folder in which to write, as text, what the planner saw and decided.
+        write_model: File for the CP-SAT model, in CP-SAT's text format. It has an integer for each
+            axis of a tensor (the sub-axes it is split over) and for what is Partial over each.
+        trust_remote_code: Whether to run code that comes with the model; by default it is refused.
+        revision: Branch, tag or commit of a hub id, as in transformers.
+        cache_dir: Folder for downloads.
+        local_files_only: Whether to download nothing.
+        token: Access token for the hub. The default is that of `hf auth login`.
 
     Raises:
-        UsageError: an argument that cannot be meant.
+        UsageError: an argument is invalid.
         ModelError: the model cannot be read or traced.
-        InfeasibleError: no plan fits, and the message says the least that would; or the pins cannot
-            hold, or hidden states cannot be split along the sequence, and it says what forbids it.
+        InfeasibleError: no plan fits the memory (the message has the least that would), the pins
+            cannot hold, or hidden states cannot be sharded along the sequence (the message has the
+            reason).
         SolverError: the solver is missing or found nothing in time.
     """
     if objective not in get_args(ObjectiveName):
@@ -139,10 +142,10 @@ def plan(
 
 
 def as_planned(plan: Plan) -> dict[str, Any]:
-    """The arguments of `plan` and `prepare` that ask for a plan's mesh, workload and pins again.
+    """Return the arguments of `plan` and `prepare` that give a plan's mesh, workload and pins.
 
     Raises:
-        PlanError: its dtype is none.
+        PlanError: torch has no such dtype.
     """
     load = plan.workload
     dtype = getattr(torch, load.dtype, None)
@@ -178,14 +181,14 @@ def prepare(
     trust_remote_code: bool = False,
     **hub: Any,
 ) -> Task:
-    """Read and trace a model: all that `plan` does before it looks for the cheapest way.
+    """Read and trace a model, and return the task of planning it. `plan` does this before solving.
 
-    `hub` says where a hub id leads: `revision`, `cache_dir`, `local_files_only`, `token`.
+    `hub` holds the arguments for the hub: `revision`, `cache_dir`, `local_files_only`, `token`.
 
     Raises:
-        UsageError: an argument that cannot be meant.
+        UsageError: an argument is invalid.
         ModelError: the model cannot be read or traced.
-        InfeasibleError: the model has no sequence to split between blocks, if it is to be split.
+        InfeasibleError: sequences are to be sharded, and the model has none between its blocks.
     """
     dims = read_mesh(tp, mesh)
     copies = replicas(dims)
@@ -209,7 +212,7 @@ def prepare(
             "and keeps no KV cache: plan with cp=1, or without"
         )
     wanted = dict(pins or {})
-    as_pins(wanted)  # what cannot be meant should not wait for the trace
+    as_pins(wanted)  # raises on invalid pins before the trace, which takes long
     stage("read")
     source = read_source(model, args, kwargs, dtype, trust_remote_code, Hub(**hub))
     for name, parameter in source.module.named_parameters():
@@ -232,7 +235,7 @@ def prepare(
         dp=dp,
     )
     pinned = as_pins(wanted)
-    several = dims[TP] > 1 == cp and phases.keys() != {"decode"}  # ranks, and tokens to share
+    several = dims[TP] > 1 == cp and phases.keys() != {"decode"}  # ranks and tokens to split
     if sequence_parallel is not None or not several:
         return _traced(source, workload, dims, pinned)
     along = workload.model_copy(update={"sequence_parallel": True})
@@ -248,10 +251,10 @@ def _traced(
     folds: bool = True,
     along: Callable[[], Task] | None = None,
 ) -> Task:
-    """Trace a model and find its axes; with all its blocks where their code asks for their number.
+    """Trace a model and find its axes.
 
-    Along sequences that is its plain call, and that with a mask for padding: what others are as
-    long as is not known.
+    The trace keeps all repeated blocks if their code depends on the index of the block. To shard
+    sequences it makes fewer runs (`Source.along_sequence`).
     """
     stage("trace")
     wanted, cp = replace(source, trains="train" in workload.phases), mesh.get(CP, 1)

@@ -1,10 +1,10 @@
-"""Keep Python from looking for garbage in cycles, which planning hardly makes, while it plans.
+"""Turns the cyclic garbage collector off while planning, which makes hardly any cycles.
 
-A full look goes through all that torch and transformers hold as well: 0.15 to 0.2 s each time,
-which is as long as a third of a plan. What is left by then is found when the next look is due.
+A full collection also goes through everything that torch and transformers hold: 0.15 to 0.2 s each
+time, as long as a third of a plan. Cycles made meanwhile are found by the next collection.
 
-It is one switch for all threads. Where several plan, the first to end may turn it on again, and the
-others take longer; once all have ended it is as it was before the first.
+The switch is one for all threads. If several threads plan, the first to end may turn the collector
+on again, and the others take longer. Once all have ended, the setting is that of before the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Within, the cyclic garbage collector is off; afterwards as before."""
+    """Turn the cyclic garbage collector off within the context, and restore it afterwards."""
     before = gc.isenabled()
     gc.disable()
     try:

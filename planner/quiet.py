@@ -1,4 +1,4 @@
-"""Keep what torch and transformers say to themselves out of the output."""
+"""Keeps the warnings, progress bars and logs of torch and transformers out of the output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide warnings, bars, and log lines below errors, unless SHARDWRIGHT_VERBOSE is set."""
+    """Hide warnings, progress bars and logs below errors, unless SHARDWRIGHT_VERBOSE is set."""
     if os.environ.get("SHARDWRIGHT_VERBOSE"):
         yield
         return

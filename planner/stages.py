@@ -1,11 +1,11 @@
-"""Where the time of planning goes, for those who measure it: a plan itself holds no timings.
+"""Measures the seconds of each stage of planning. A plan itself holds no timings.
 
 with watch() as stages:
     plan(model, tp=8)
 stages.seconds  # {"read": 0.1, "trace": 1.2, "axes": 0.1, ...}
 stages.figures  # {"variables": 1300, ...}
 
-What other threads plan meanwhile is not measured, nor what model code plans while it is traced.
+Plans in other threads, and plans that model code makes while it is traced, are not measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Stages:
-    """Seconds by stage, all of a stage's turns together, and the last figures that were noted."""
+    """Total seconds of each stage, and the last value of each figure."""
 
     clock: Callable[[], float]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Stages:
     _since: float = 0.0
 
     def begin(self, name: str | None) -> None:
-        """End the stage that runs; what follows belongs to `name`."""
+        """End the current stage, and begin the stage `name`."""
         now = self.clock()
         if self._running is not None:
             self.seconds[self._running] = self.seconds.get(self._running, 0.0) + now - self._since
@@ -40,7 +40,7 @@ _watched: ContextVar[Stages | None] = ContextVar("stages", default=None)
 
 @contextmanager
 def watch(clock: Callable[[], float] = time.perf_counter) -> Iterator[Stages]:
-    """Measure the planning that is done inside, by a clock that gives seconds."""
+    """Measure the planning within the context, by a clock in seconds."""
     stages = Stages(clock)
     token = _watched.set(stages)
     try:
@@ -51,12 +51,12 @@ def watch(clock: Callable[[], float] = time.perf_counter) -> Iterator[Stages]:
 
 
 def stage(name: str) -> None:
-    """Say that what follows, until the next stage begins, is `name`."""
+    """Begin the stage `name`, which lasts until the next stage begins."""
     if (stages := _watched.get()) is not None:
         stages.begin(name)
 
 
 def figures(**numbers: int) -> None:
-    """Note how large something is."""
+    """Record figures, such as the number of variables."""
     if (stages := _watched.get()) is not None:
         stages.figures.update(numbers)

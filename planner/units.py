@@ -1,4 +1,4 @@
-"""Bytes and times as people write them."""
+"""Parses and formats bytes and times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNITS = {
 
 
 def parse_bytes(text: str) -> int:
-    """`24GiB`, `24 GB`, `1.5TiB`, `500MB` or plain bytes, as a number of bytes.
+    """Parse `24GiB`, `24 GB`, `1.5TiB`, `500MB` or plain bytes into a number of bytes.
 
     Raises:
         ValueError: the text is not a positive size.
@@ -30,7 +30,7 @@ def parse_bytes(text: str) -> int:
 
 
 def human_bytes(size: int) -> str:
-    """`size` in the largest binary unit that leaves at least 1: `13.4 GiB`."""
+    """Format `size` in the largest binary unit that leaves at least 1: `13.4 GiB`."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if round(value, 1) < 1024:
@@ -40,7 +40,7 @@ def human_bytes(size: int) -> str:
 
 
 def human_time(nanoseconds: int) -> str:
-    """`nanoseconds` in the largest unit that leaves at least 1: `48.4 us`."""
+    """Format `nanoseconds` in the largest unit that leaves at least 1: `48.4 us`."""
     value, unit = float(nanoseconds), "ns"
     for larger in ("us", "ms", "s"):
         if round(value, 1) < 1000:

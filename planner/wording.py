@@ -1,4 +1,4 @@
-"""Placements, changes of placement and solver results in words; no torch in here."""
+"""Texts for placements, redistributions, solver results and costs. This module needs no torch."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from shardwright.planner.units import human_bytes, human_time
 
 
 def collectives_of(source: str, target: str, coords: Coords) -> list[tuple[str, str]]:
-    """Names of the collectives, forward and backward, at each step of a redistribution."""
+    """Return the (forward, backward) collectives of each step of a redistribution."""
     pairs = [step.transition[:2] for step in steps(parse(source), parse(target), coords)]
     return [(a.kind.replace("_", "-"), b.kind.replace("_", "-")) for a, b in pairs]
 
 
 def collectives_in_words(changes: Iterable[Redistribution], coords: Coords) -> str:
-    """What a module sends at its boundary, a line each: `fwd all-reduce`, `bwd all-gather`.
+    """Return the collectives at a module's boundary, one a line: `fwd all-reduce`.
 
     Args:
-        changes: Its redistributions.
-        coords: Where some rank stands on each mesh dim and sub-axis.
+        changes: The module's redistributions.
+        coords: Coordinates of any rank on each mesh dim and sub-axis.
     """
     found: Counter[str] = Counter()
     for change in changes:
@@ -48,7 +48,7 @@ def collectives_in_words(changes: Iterable[Redistribution], coords: Coords) -> s
 
 
 def placement_in_words(layer: str, entry: ParameterPlan) -> str:
-    """How a parameter is split: `column 2@tp*32`; by which dim where the layer has no style."""
+    """Return the placement of a parameter: `column 2@tp*32`; by dim if the layer has no style."""
     placement = parse(entry.placement)
     cut = [i for i, dim in enumerate(placement.dims) if is_split(dim)]
     if not cut:
@@ -64,13 +64,13 @@ def placement_in_words(layer: str, entry: ParameterPlan) -> str:
 
 
 def parameter_in_words(plan: Plan, name: str) -> str:
-    """How a plan places the parameter `name`."""
+    """Return how a plan places the parameter `name`."""
     spec, entry = plan.module(name.rpartition(".")[0]), plan.parameter(name)
     return placement_in_words(spec.layer, entry) if spec and entry else "replicated"
 
 
 def use_in_words(used: Placement) -> str:
-    """How a module sees a replicated parameter."""
+    """Return how a module uses a replicated parameter."""
     if used.partial:
         return "added once"
     if used.meshes:
@@ -79,7 +79,7 @@ def use_in_words(used: Placement) -> str:
 
 
 def solver_in_words(report: SolverReport) -> str:
-    """The status with objective, bound and gap."""
+    """Return the solver's status with objective, bound and gap."""
     objective, bound = report.objective[0], report.bound[0]
     if report.status == "optimal":
         return f"proven optimal by {report.name} (objective {objective} = bound)"
@@ -91,7 +91,7 @@ def solver_in_words(report: SolverReport) -> str:
 
 
 def objective_in_words(objective: Objective) -> str:
-    """What was minimized: `least time within 74.5 GiB (saving 1 GiB is worth 12.3 us)`."""
+    """Return the objective: `least time within 74.5 GiB (saving 1 GiB is worth 12.3 us)`."""
     room, price = objective.memory_bytes, objective.byte_price_ns
     within = "" if room is None else f" within {human_bytes(room)}"
     if objective.name == "memory" and room is None:
@@ -102,20 +102,20 @@ def objective_in_words(objective: Objective) -> str:
 
 
 def mesh_in_words(plan: Plan) -> str:
-    """`on 4 ranks (dp=2, tp=2)`."""
+    """Return the mesh: `on 4 ranks (dp=2, tp=2)`."""
     mesh = ", ".join(f"{name}={size}" for name, size in plan.mesh.items())
     return f"on {plan.world_size} rank{'s' if plan.world_size > 1 else ''} ({mesh})"
 
 
 def workload_in_words(load: Workload) -> str:
-    """`prefill, 128 decode, batch 1, seq 512, bfloat16 on h100-nvlink`."""
+    """Return the workload: `prefill, 128 decode, batch 1, seq 512, bfloat16 on h100-nvlink`."""
     counts = [(phase, load.phases[phase]) for phase in get_args(Phase) if phase in load.phases]
     phases = ", ".join(f"{n} {phase}" if n > 1 else phase for phase, n in counts)
     return f"{phases}, batch {load.batch}, seq {load.seq}, {load.dtype} on {load.device}"
 
 
 def costs_in_words(predicted: Prediction) -> dict[str, str]:
-    """What a plan should cost, a row each: memory, time, then collectives, backward last."""
+    """Return the predicted costs by row: memory, time, then collectives, backward last."""
     held, whole = max(predicted.parameter_bytes), max(predicted.unsharded_bytes, 1)
     out = {
         "memory per rank": f"{human_bytes(held)} ({held / whole:.1%})",
@@ -133,11 +133,11 @@ HELD = {
     "cache": "KV cache",
     "activations": "activations",
 }
-"""Fields of `Memory` in words."""
+"""Names of the fields of `Memory`."""
 
 
 def memory_in_words(memory: Memory, parameters: str = "") -> str:
-    """What a rank holds, item by item; `parameters` says more of these."""
+    """Return the memory of a rank item by item; `parameters` is added to the parameters' item."""
     found = [
         (name, human_bytes(n)) for field, name in HELD.items() if (n := getattr(memory, field))
     ]

@@ -1,1 +1,1 @@
-"""The way from a traced model to a plan that was proven and tried: `ladder.py` has the order."""
+"""The search for a plan of a traced model: solve, prove, dry-run. `ladder.py` has the order."""

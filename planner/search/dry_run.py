@@ -1,4 +1,4 @@
-"""The dry run of a solution: the plan that it makes is run on meta, as several of the ranks."""
+"""The dry run of a solution: its plan is run on meta as the first and the last rank."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from shardwright.planner.stages import stage
 
 
 def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) -> Plan | Conflict:
-    """The plan, or the splits that it may not have.
+    """Return the plan of a solution if its dry run passes, else the conflict that made it fail.
 
     Args:
-        task: What is planned.
-        solution: How.
-        earlier: What dry runs of other solutions failed at, in order.
+        task: The task.
+        solution: The solution to try.
+        earlier: Conflicts of the dry runs of earlier solutions, in order.
 
     Raises:
-        ModelError: nothing was split where it failed: the model itself cannot run on meta.
-        SolverError: as `Solution.report`: the solver is at its proof meanwhile.
+        ModelError: nothing was sharded where it failed: the model itself cannot run on meta.
+        SolverError: as `Solution.report`, because the solver proves the solution meanwhile.
     """
     found = _dry_run(task, solution, earlier)
     if isinstance(found, str):
@@ -42,9 +42,9 @@ def dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict] = ()) ->
 
 
 def _dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict]) -> Plan | Conflict | str:
-    """The plan, or what it may not have, or what went wrong though nothing was split."""
+    """Return the plan, or the conflict, or the error's text if nothing was sharded."""
     layouts = solution.layouts
-    with ThreadPoolExecutor(1) as beside:  # CP-SAT does without Python's lock
+    with ThreadPoolExecutor(1) as beside:  # CP-SAT releases the GIL
         proof = beside.submit(lambda: solution.report)
         try:
             modules = local_modules(task, layouts)
@@ -62,12 +62,12 @@ def _dry_run(task: Task, solution: Solution, earlier: Sequence[Conflict]) -> Pla
 
 
 def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
-    """The plan of every traced module that changes, with local values of its attributes.
+    """Return the plan of every traced module that changes, with local values of its attributes.
 
     Raises:
-        Unsolvable: no attributes give some size, and no call can be given it.
-        InconsistentBoundary: a module would take a tensor in one call as it is, in another
-            as it was.
+        Unsolvable: no attribute values give some local size, and no call can be given it.
+        InconsistentBoundary: a module would redistribute a tensor from different sources in
+            different calls.
     """
     several = bool(layouts.states.sub.table())
     every = task.ranks(layouts.states) if several else corners(task, layouts)
@@ -77,7 +77,7 @@ def local_modules(task: Task, layouts: Layouts) -> dict[str, ModulePlan]:
 
 
 def _unlike(every: Sequence[Coords], dims: Mapping[str, tuple[Dim, ...]]) -> list[Coords]:
-    """Of ranks that hold parts of the same lengths, the first."""
+    """Return one rank, the first, for each distinct set of local lengths."""
     distinct = {id(d): d for each in dims.values() for d in each}.values()
     split = {atom for d in distinct for atom in atoms(d) if atom.mesh is not None}
     found: dict[tuple[int | None, ...], Coords] = {}
@@ -87,16 +87,24 @@ def _unlike(every: Sequence[Coords], dims: Mapping[str, tuple[Dim, ...]]) -> lis
 
 
 def corners(task: Task, layouts: Layouts) -> list[Coords]:
-    """Where the ranks stand that a plan is tried as: the first and the last."""
+    """Return the mesh coordinates of the ranks of a dry run: the first and the last."""
     ranks = task.ranks(layouts.states)
     return [ranks[0], ranks[-1]] if task.tp * task.cp > 1 else ranks[:1]
 
 
 def tried(task: Task, plan: Plan, layouts: Layouts, every_block: bool = False) -> Mismatch | None:
-    """Run the model as some of the ranks; None if all is as `layouts` of the traced graph say.
+    """Run the model on meta as some of the ranks, and compare shapes with `layouts`.
 
-    Of blocks that are alike one runs for all, and of ranks whose tensors have the same sizes,
-    unless `every_block` is to.
+    Identical blocks run once, and ranks with the same local sizes run once, unless `every_block`.
+
+    Args:
+        task: The task.
+        plan: The plan to try.
+        layouts: Layouts of the traced graph.
+        every_block: Whether to run every block.
+
+    Returns:
+        The first mismatch, or None.
     """
     traced = _traced(layouts)
     distinct = {id(d): d for dims in traced.values() for d in dims}

@@ -1,8 +1,7 @@
-"""What is tried after what, from the cheapest plan of all to the first that passes its dry run.
+"""The steps of the search, from the cheapest plan to the first that passes its dry run.
 
-`LADDER` is the whole policy. Its steps are taken in order; one that does not apply to what came of
-those before it changes nothing. Where a step takes the outcome away, all starts over from the top.
-A step is a function of the state of the search, and gives None where it does not apply.
+`LADDER` is the policy. Its steps run in order. A step is a function of the state of the search, and
+returns None if it does not apply. If a step clears the outcome, the ladder starts from the top.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ ATTEMPTS = 40
 
 
 def attempt(now: SearchState, restrictions: Restrictions) -> SearchState:
-    """Solve the problem under other restrictions."""
+    """Solve the problem under the given restrictions; return the state with the outcome."""
     formulation = None
     try:
         formulation = formulate(now.task, restrictions, now.formulation)
         outcome = solve(now.task, formulation, now.asked)
     except InfeasibleError as error:
-        outcome = error.with_traceback(None)  # which would keep all of this attempt
+        outcome = error.with_traceback(None)  # a traceback would keep this attempt's memory alive
     return replace(now, restrictions=restrictions, formulation=formulation, outcome=outcome)
 
 
 def solve_first(now: SearchState) -> SearchState | None:
-    """Solve the problem as it stands."""
+    """Solve the problem if there is no outcome yet."""
     return attempt(now, now.restrictions) if now.outcome is None else None
 
 
 def least_memory(now: SearchState) -> SearchState | None:
-    """Where nothing fits the device: for least memory."""
+    """If no plan fits the device, solve for least memory."""
     asked, error = now.asked, now.outcome
     if not isinstance(error, OverMemory) or not asked.may_be_over:
         return None
@@ -58,7 +57,7 @@ def least_memory(now: SearchState) -> SearchState | None:
 
 
 def free_tables(now: SearchState) -> SearchState | None:
-    """Where nothing holds with tables of tokens split by rows: without that."""
+    """If the problem is infeasible with token tables sharded by rows, drop that convention."""
     if not isinstance(now.outcome, InfeasibleError) or now.formulation is None:
         return None
     if TABLES not in now.formulation.followed:
@@ -68,9 +67,10 @@ def free_tables(now: SearchState) -> SearchState | None:
 
 
 def gather(now: SearchState) -> SearchState | None:
-    """Let what no op can use in parts be gathered as it is read.
+    """Allow weights that no op can use sharded to be stored sharded and all-gathered at each use.
 
-    Over memory all of it; where least memory is asked for, if it is more than the slack of bytes.
+    This applies if the plan is over memory, or if the objective is least memory and these weights
+    hold more than the slack of bytes.
     """
     found, restrictions = now.outcome, now.restrictions
     if not isinstance(found, (Solution, OverMemory)):
@@ -96,9 +96,9 @@ def gather(now: SearchState) -> SearchState | None:
 
 
 def split_attention(now: SearchState) -> SearchState | None:
-    """Where the slack of bytes was spent on attention: with all its weights split.
+    """If the slack of bytes was spent on replicated attention, solve with its weights sharded.
 
-    But not where something says what a rank may hold.
+    This does not apply if there is a limit on the memory of a rank.
     """
     found = now.outcome
     if not isinstance(found, Solution) or found.objective.memory_bytes is not None:
@@ -111,12 +111,12 @@ def split_attention(now: SearchState) -> SearchState | None:
 
 
 def leave_attention(now: SearchState) -> SearchState | None:
-    """Where that cannot be had: back to what was found without."""
+    """If `split_attention` made the problem infeasible, go back to the solution before it."""
     return now.before if isinstance(now.outcome, InfeasibleError) else None
 
 
 def need_not_split_sequence(now: SearchState) -> SearchState | None:
-    """Where nothing holds with hidden states split over cp: they need not be."""
+    """If the problem is infeasible with hidden states sharded over cp, drop that requirement."""
     sequence, error = now.task.sequence, now.outcome
     if now.task.cp == 1 or not isinstance(error, InfeasibleError) or isinstance(error, OverMemory):
         return None
@@ -129,17 +129,17 @@ def need_not_split_sequence(now: SearchState) -> SearchState | None:
 
 
 def try_out(now: SearchState) -> SearchState | None:
-    """Run what was found on meta."""
+    """Run the solution's plan on meta."""
     if not isinstance(now.outcome, Solution):
         return None
     return replace(now, outcome=dry_run(now.task, now.outcome, now.conflicts))
 
 
 def forbid(now: SearchState) -> SearchState | None:
-    """Where that failed: start over without the splits that did.
+    """If the dry run failed, forbid the splits of its conflict and start over.
 
     Raises:
-        SolverError: too many failed.
+        SolverError: `ATTEMPTS` plans failed their dry run.
     """
     if not isinstance(now.outcome, Conflict):
         return None
@@ -153,7 +153,7 @@ def forbid(now: SearchState) -> SearchState | None:
 
 
 def split_along_sequence(now: SearchState) -> SearchState | None:
-    """Where nothing fits the memory: start over along the sequence, if nobody said whether to."""
+    """If nothing fits and the user left it open, start over with sequence parallelism."""
     if not isinstance(now.outcome, OverMemory) or now.task.along_sequence is None:
         return None
     try:
@@ -164,14 +164,14 @@ def split_along_sequence(now: SearchState) -> SearchState | None:
 
 
 class Step(NamedTuple):
-    """What may be done next, in words, and how: None where it does not apply."""
+    """A step of the search: a description, and the function, which may return None."""
 
     what: str
     take: Callable[[SearchState], SearchState | None]
 
 
 FREE_TABLES = Step("infeasible: token embeddings sharded as is cheapest", free_tables)
-"""Comes after each other step: that may have made a problem that cannot be solved with them."""
+"""Runs after each other step, because any may make the problem infeasible with this convention."""
 
 SOLVING = (
     Step("solve; for least memory, with token embeddings sharded by rows", solve_first),
@@ -184,7 +184,7 @@ SOLVING = (
     Step("attention is replicated without need: shard it", split_attention),
     Step("infeasible: go back to attention as it was", leave_attention),
 )
-"""The way to a solution, which is optimal and checked, but not yet tried."""
+"""The steps to a solution. It is checked, but had no dry run yet."""
 
 LADDER = (
     *SOLVING,
@@ -195,21 +195,21 @@ LADDER = (
         split_along_sequence,
     ),
 )
-"""The way to a plan."""
+"""The steps to a plan."""
 
 Tell = Callable[[str, SearchState], None]
-"""Is told of each step that was taken: what it is for, and what came of it (see `record.py`)."""
+"""Called after each step that applied, with its description and the new state (`record.py`)."""
 
 
 def climb(
     now: SearchState, ladder: Sequence[Step] = LADDER, tell: Tell | None = None
 ) -> SearchState:
-    """Take the steps of a ladder until they come to an outcome.
+    """Run the steps of a ladder until there is an outcome, and return the state.
 
     Raises:
         ModelError: the model itself cannot run on meta.
-        UsageError: a pin that cannot be meant.
-        SolverError: the solver found nothing in time, or what it found does not hold.
+        UsageError: a pin is invalid.
+        SolverError: the solver found nothing in time, or its answer does not hold.
     """
     while now.outcome is None:
         for what, take in (each for step in ladder for each in (step, FREE_TABLES)):
@@ -224,7 +224,7 @@ def climb(
 @apart
 @uncollected()
 def search(task: Task, asked: SolverOptions | None = None, tell: Tell | None = None) -> SearchState:
-    """Where a search ends: its `plan` is the cheapest that passes its dry run.
+    """Search, and return the last state; its `plan` is the cheapest that passes its dry run.
 
     Raises:
         ModelError, UsageError, SolverError: as `climb`.
@@ -233,11 +233,12 @@ def search(task: Task, asked: SolverOptions | None = None, tell: Tell | None = N
 
 
 def run(task: Task, asked: SolverOptions | None = None, tell: Tell | None = None) -> Plan:
-    """The cheapest plan that passes its dry run.
+    """Return the cheapest plan that passes its dry run.
 
     Raises:
-        InfeasibleError: none fits; where neither does along sequences, the message has the least
-            of both. Or the pins cannot hold, or hidden states cannot be split along the sequence.
+        InfeasibleError: no plan fits the memory (if sequence parallelism was tried too, the message
+            has the least of both), the pins cannot hold, or hidden states cannot be sharded along
+            the sequence.
         ModelError, UsageError, SolverError: as `climb`.
     """
     return search(task, asked, tell).plan

@@ -1,4 +1,4 @@
-"""The plan that a solution makes, for the whole model."""
+"""Builds the plan of a model from a solution."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from shardwright.planner.trace.runs.decoding import tokens_of, without_state
 UNPROVEN = (
     "calls with a mask for padding cannot be traced, and are refused: give one with example inputs"
 )
-"""The note of a plan of a model that takes such masks, where that is so."""
+"""The note of a plan if the model takes padding masks and the call with one was not traced."""
 
 IN_EVAL_MODE = (
     "refused in training mode: its code does something else there that cannot be traced, draws "
     "random numbers with Python or NumPy (draw them with torch), or drops unequal parts on ranks "
     "(plan it without dropout, or on a number of ranks that divides them)"
 )
-"""The note of a plan that is to train, where only eval mode is proven."""
+"""The note of a plan for training if only eval mode is proven."""
 
 BY_VALUE = "proven for what the code does with integers like those that it was given"
 """The note of a plan that was traced with the values of inputs."""
@@ -64,13 +64,13 @@ T = TypeVar("T")
 def make_plan(
     task: Task, solution: Solution, modules: Mapping[str, ModulePlan], earlier: Sequence[Conflict]
 ) -> Plan:
-    """The plan of the whole model, as it is tried: `finished` is what it is then.
+    """Return the plan of the model for the dry run; `finished` completes it afterwards.
 
     Args:
-        task: What was planned.
-        solution: How.
+        task: The task.
+        solution: Its solution.
         modules: Plans of the traced modules.
-        earlier: What dry runs of other solutions failed at: why some of it stays replicated.
+        earlier: Conflicts of earlier dry runs, which give reasons for replicated parameters.
     """
     source, layouts = task.source, solution.layouts
     failed = {name: conflict.text for conflict in earlier for name, _ in conflict.splits}
@@ -110,7 +110,7 @@ def make_plan(
 
 
 def finished(task: Task, plan: Plan, report: SolverReport) -> Plan:
-    """A plan that passed its dry run, with how far it is proven and what it is not for; sealed."""
+    """Return a plan that passed its dry run with the solver's report and its notes, sealed."""
     plan = plan.model_copy(update={"solver": report})
     if "train" in task.workload.phases and not any(call.training for call in plan.calls):
         plan = plan.noted(IN_EVAL_MODE)
@@ -119,13 +119,13 @@ def finished(task: Task, plan: Plan, report: SolverReport) -> Plan:
 
 
 def of_all_blocks(task: Task, modules: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:
-    """Plans of the traced modules as a plan has them: of all modules, like ones in one entry."""
+    """Return plans of all modules of the model, with one entry for modules that are alike."""
     every = {n: modules[t] for n, t in task.traced_names.items() if t in modules}
     return folded(task.source.module, every)
 
 
 def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
-    """The calls that the graph has: which of them are alike is said once."""
+    """Return the traced calls, without duplicates."""
     runs, graph = task.source.runs, task.graph
     numbers = [run for run, _ in graph.branch_paths] or range(len(graph.given))
     found: list[TracedCall] = []
@@ -162,7 +162,7 @@ def traced_calls(task: Task, layouts: Layouts) -> list[TracedCall]:
 
 
 def plain_values(forward: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, PlainValue]:
-    """Of what a call is given, what is no tensor and may decide what code does."""
+    """Return the arguments of a call that are not tensors and may change what the code does."""
     parameters = signature(forward).parameters
     left_out = {n for n, v in given.items() if v is None and _default(parameters, n) is None}
     plain = {n: v for n, v in given.items() if is_said(v) and n not in FREE | left_out}
@@ -175,10 +175,10 @@ def _default(parameters: Mapping[str, Parameter], name: str) -> Any:
 
 
 def draws_alike(task: Task, layouts: Layouts) -> bool:
-    """Whether ranks draw as many random numbers as each other, so that they go on drawing the same.
+    """Whether all ranks draw the same count of random numbers, so that their generators agree.
 
-    So they do where they draw those of a whole tensor, and each keeps its part (`draws_of`). Rows
-    that data selects are as many on each where no mask that selects them is split.
+    They do if each draws for the full tensor and keeps its part (`draws_of`). The count of rows
+    that data selects is the same on all ranks if no mask that selects them is sharded.
     """
     marks, tensors = layouts.graph.marks, layouts.graph.tensors
     by_data = any(layouts.assignment[n].shards for n in marks.loop_masks)
@@ -196,12 +196,12 @@ def draws_alike(task: Task, layouts: Layouts) -> bool:
 
 
 def _of_copies(task: Task, facts: Mapping[str, T]) -> dict[str, T]:
-    """Facts on tensors of the folded graph as facts on those of the unfolded one."""
+    """Map facts on tensors of the folded graph to their copies in the unfolded graph."""
     return {copy: facts[n] for copy, n in task.unfolded.origin.items() if n in facts}
 
 
 def without_rule(graph: Graph, axes: Axes) -> dict[str, int]:
-    """Ops without a rule, and how often each occurs in the run where it does most often."""
+    """Return the ops without a rule, each with its largest count in any run."""
     runs: dict[int, Counter[str]] = {}
     for op in graph.ops:
         if axes.rules.get(op.name) is None:

@@ -1,4 +1,4 @@
-"""What an attempt may choose from, and the problem that this makes of a task."""
+"""The restrictions of an attempt, and the solver's problem of a task under them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from shardwright.planner.strategies.states import States
 
 @dataclass(frozen=True)
 class Restrictions:
-    """What is forbidden or allowed besides what the model itself does.
+    """What is forbidden or allowed in addition to the rules of the ops.
 
     Attributes:
-        pins: How these parameters must be stored.
+        pins: Placements of parameters that the user asked for.
         forbidden: Splits that failed their dry run.
-        gathered: Stored tensors that may be gathered as they are read.
-        conventions: Which of `CONVENTIONS` are followed, where they can be; a search sets those
-            that it begins with.
+        gathered: Stored tensors that may be all-gathered at each use.
+        conventions: The `CONVENTIONS` to follow where possible. The search sets the first ones.
     """
 
     pins: tuple[Pin, ...] = ()
@@ -36,13 +35,13 @@ class Restrictions:
 
     @property
     def splits(self) -> tuple[Splits, frozenset[str]]:
-        """What prices and the problem without pins and conventions depend on."""
+        """The restrictions that `UnpinnedProblem` depends on."""
         return self.forbidden, self.gathered
 
 
 @dataclass(frozen=True, eq=False)
 class UnpinnedProblem:
-    """Prices, and the problem without pins and conventions; `splits` is what it depends on."""
+    """Prices, and the problem without pins and conventions, for the restrictions `splits`."""
 
     costs: Costs
     network: CostFunctionNetwork
@@ -56,10 +55,13 @@ class UnpinnedProblem:
 
 @dataclass(frozen=True, eq=False)
 class Formulation:
-    """A problem that can be solved: prices, the network, and what was left out of it.
+    """The problem to solve.
 
-    `pinned` has the pin of each stored tensor, `followed` the conventions that took choices away.
-    `unpinned` is the problem without both.
+    Attributes:
+        unpinned: The problem without pins and conventions.
+        network: The problem with them.
+        pinned: The pin of each pinned stored tensor.
+        followed: The conventions that restrict some parameter.
     """
 
     unpinned: UnpinnedProblem
@@ -82,7 +84,10 @@ class Formulation:
 def unpinned_problem(
     task: Task, restrictions: Restrictions, earlier: Formulation | None = None
 ) -> UnpinnedProblem:
-    """The problem of a task without pins and conventions; `earlier` is another of the same task."""
+    """Return the problem of a task without pins and conventions.
+
+    It is taken from `earlier`, another formulation of the same task, if that has the same splits.
+    """
     if earlier is not None and earlier.unpinned.splits == restrictions.splits:
         return earlier.unpinned
     forbidden, gathered = restrictions.forbidden, restrictions.gathered
@@ -96,11 +101,16 @@ def unpinned_problem(
 def formulate(
     task: Task, restrictions: Restrictions, earlier: Formulation | None = None
 ) -> Formulation:
-    """The problem of a task under restrictions; `earlier` is another of the same task.
+    """Return the problem of a task under restrictions.
+
+    Args:
+        task: The task.
+        restrictions: The restrictions.
+        earlier: Another formulation of the same task, whose parts may be reused.
 
     Raises:
-        UsageError: a pin names nothing, or two contradict each other.
-        InfeasibleError: a dim that is pinned cannot be split.
+        UsageError: a pin names nothing, or two pins contradict each other.
+        InfeasibleError: a pinned dim cannot be sharded.
     """
     stage("problem")
     found = unpinned_problem(task, restrictions, earlier)

@@ -1,4 +1,4 @@
-"""Where a search stands: what was tried last, under which restrictions, and what came of it."""
+"""The state of a search (`SearchState`), and the record of its steps (`Attempt`)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from shardwright.planner.wording import solver_in_words
 
 @dataclass(frozen=True, eq=False)
 class SearchState:
-    """What is known at one point of a search.
+    """The state of a search after a step.
 
     Attributes:
-        task: What is planned.
-        asked: How.
-        restrictions: Those of the last attempt, or of the next if there is no outcome.
-        outcome: What came of the last step; None before the first, and where all starts over.
+        task: The task.
+        asked: The options.
+        restrictions: Restrictions of the last attempt, or of the next if there is no outcome.
+        outcome: Outcome of the last step. None before the first step and when the search restarts.
         formulation: The problem that was solved last.
-        before: Where to go back to if what is tried now cannot be had.
-        conflicts: What dry runs failed at, in order.
-        over: How much too much every plan without sequence parallelism takes, if this is with.
-        beyond: How much every plan takes more than the device has, where that is so.
+        before: The state to go back to if the current attempt is infeasible.
+        conflicts: Conflicts of the dry runs that failed, in order.
+        over: The memory error without sequence parallelism, if the search now uses it.
+        beyond: The memory error of the device, if the search now looks for least memory.
     """
 
     task: Task
@@ -44,10 +44,10 @@ class SearchState:
 
     @property
     def solution(self) -> Solution:
-        """The solution that was found.
+        """The solution of the search.
 
         Raises:
-            InfeasibleError: there is none.
+            InfeasibleError: there is no solution.
         """
         assert isinstance(self.outcome, (Solution, InfeasibleError)), "no solution was looked for"
         if isinstance(self.outcome, InfeasibleError):
@@ -56,10 +56,10 @@ class SearchState:
 
     @property
     def plan(self) -> Plan:
-        """The plan that passed its dry run.
+        """The plan that passed its dry run, with the notes of the search.
 
         Raises:
-            InfeasibleError: there is none.
+            InfeasibleError: there is no plan.
         """
         assert isinstance(self.outcome, (Plan, InfeasibleError)), "no plan was looked for"
         if isinstance(self.outcome, InfeasibleError):
@@ -74,7 +74,7 @@ class SearchState:
         return plan
 
     def _refusal(self, error: InfeasibleError) -> InfeasibleError:
-        """What to say where nothing fits: of two ways, that which takes less."""
+        """Return the error to raise: with or without sequence parallelism, that of less memory."""
         if self.over is None:
             return error
         if not isinstance(error, OverMemory) or error.least >= self.over.least:
@@ -88,10 +88,13 @@ def start(
     restrictions: Restrictions | None = None,
     earlier: Formulation | None = None,
 ) -> SearchState:
-    """Nothing tried yet; by default the task's own pins are all that restricts it.
+    """Return the state of a search before its first step.
 
-    The conventions are those of what is asked for. Of an earlier problem of the same task what is
-    still true is not worked out again.
+    Args:
+        task: The task.
+        asked: The options; they set the first conventions.
+        restrictions: The restrictions. The default is the task's pins.
+        earlier: Another formulation of the same task, whose parts may be reused.
     """
     asked = asked or SolverOptions()
     given = replace(restrictions or Restrictions(task.pins), conventions=asked.conventions)
@@ -100,13 +103,13 @@ def start(
 
 @dataclass(frozen=True)
 class Attempt:
-    """One step of a search: what it was for, under which restrictions, and what came of it.
+    """The record of one step of a search.
 
     Attributes:
-        what: As `ladder.py` says it.
-        restrictions: Those of the problem that was solved, or, where all starts over, will be.
-        outcome: In words.
-        figures: Numbers of it, by name: bytes, nanoseconds, counts.
+        what: Description of the step, from `ladder.py`.
+        restrictions: Restrictions of the solved problem, or of the next one after a restart.
+        outcome: The outcome in words.
+        figures: Numbers of the outcome by name: bytes, nanoseconds, counts.
     """
 
     what: str
@@ -116,7 +119,7 @@ class Attempt:
 
 
 def attempted(what: str, now: SearchState) -> Attempt:
-    """The record of a step that was just taken."""
+    """Return the record of the step that led to the state `now`."""
     match now.outcome:
         case None:
             text, figures = "starts over", {"forbidden": len(now.restrictions.forbidden)}

@@ -1,4 +1,4 @@
-"""Ask a solver for the cheapest plan of a problem, and check its answer."""
+"""Asks a solver for the cheapest plan of a problem, and checks its answer."""
 
 from __future__ import annotations
 
@@ -37,10 +37,14 @@ from shardwright.planner.wording import memory_in_words
 
 @dataclass(frozen=True)
 class SolverOptions:
-    """How a plan is looked for: by which solver, within how many seconds, for what, in how much.
+    """Options of the search.
 
-    `memory` is what a rank may hold, in bytes. Where nothing is said, for least time it is what the
-    device has, and for least memory there is no such number.
+    Attributes:
+        solver: Name of the solver; None for the default.
+        seconds: Time limit of the solver.
+        memory: Bytes that a rank may hold. For least time the default is the device's memory; for
+            least memory there is no limit by default.
+        objective: What is minimised.
     """
 
     solver: str | None = None
@@ -49,26 +53,26 @@ class SolverOptions:
     objective: ObjectiveName = "time"
 
     def __post_init__(self) -> None:
-        """Refuse a time that is none.
+        """Check the time limit.
 
         Raises:
-            UsageError: it is not above 0; "not a number" is not, either.
+            UsageError: `seconds` is not above 0, or is NaN.
         """
         if not self.seconds > 0:
             raise UsageError(f"time_limit must be above 0 seconds, not {self.seconds}")
 
     @property
     def conventions(self) -> frozenset[str]:
-        """The conventions that are followed at first, where they can be."""
+        """The conventions that the first attempt follows."""
         return frozenset({TABLES} if self.objective == "memory" else ())
 
     @property
     def may_be_over(self) -> bool:
-        """Whether another plan is looked for, for least memory, where nothing fits the device."""
+        """Whether to look for a plan of least memory if nothing fits the device."""
         return self.objective == "time" and self.memory is None
 
     def room(self, task: Task) -> int | None:
-        """What a rank may hold, in bytes."""
+        """Return the bytes that a rank may hold; None for no limit."""
         if self.may_be_over:
             return device(task.workload.device).memory_bytes
         return self.memory
@@ -76,10 +80,18 @@ class SolverOptions:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A solution of the problem, not yet tried; `possible` says which tensors any could split.
+    """A checked solution of the problem, before its dry run.
 
-    `layouts` are those of the folded graph, `unfolded` and `bill` speak of that of all blocks.
-    `optimum` is what the solvers said, `solver` the one that was asked for.
+    Attributes:
+        layouts: Layouts of the folded graph.
+        unfolded: Layouts of the unfolded graph.
+        bill: Prices of the unfolded graph.
+        memory: Bytes that the fullest rank holds.
+        objective: What was minimised.
+        possible: Per tensor, whether any solution shards it.
+        pinned: The pin of each pinned stored tensor.
+        optimum: The answer of the solvers.
+        solver: Name of the requested solver.
     """
 
     layouts: Layouts
@@ -94,31 +106,31 @@ class Solution:
 
     @property
     def report(self) -> SolverReport:
-        """Who found it, and how far it is proven.
+        """Which solver found the solution, and how far it is proven.
 
         Raises:
-            SolverError: as `optimize` says of its proof, which may be made only now.
+            SolverError: the proof failed as described at `optimize`. It may run only now.
         """
         return reported(self.optimum, self.solver)
 
     @property
     def unproven(self) -> SolverReport:
-        """The same before anybody but backtracking is asked."""
+        """The report before the requested solver has proved anything."""
         return reported(replace(self.optimum, proven=lambda: False), "backtracking")
 
 
 def predicted(task: Task, solution: Solution) -> Prediction:
-    """What a solution should cost, per rank."""
+    """Return the predicted cost of a solution per rank."""
     layouts = solution.layouts
     return prediction(layouts, solution.bill, solution.memory, task.ranks(layouts.states))
 
 
 def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solution:
-    """Solve a problem of this task, and check the answer.
+    """Solve a problem of a task, and check the answer.
 
     Raises:
-        InfeasibleError: it has no solution, or none that fits the memory.
-        SolverError: none was found in time, or the checker refuses it.
+        InfeasibleError: there is no solution, or none that fits the memory.
+        SolverError: no solution was found in time, or the checker refuses it.
     """
     costs, network, pinned = formulation.costs, formulation.network, formulation.pinned
     solver = solvers.current(asked.solver)
@@ -155,7 +167,7 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
             ),
         )
     except SolverError:
-        refuse(network, task.graph, pinned)  # what has no solution need not end in time
+        refuse(network, task.graph, pinned)  # an infeasible problem may be why time ran out
         raise
     layouts = Layouts(task.graph, costs.states, network.assignment(optimum.assignment))
     unfolded, bill = checked(task, costs, layouts, optimum)
@@ -169,7 +181,7 @@ def solve(task: Task, formulation: Formulation, asked: SolverOptions) -> Solutio
 
 
 def _held(task: Task, formulation: Formulation, values: tuple[int, ...]) -> Memory:
-    """Bytes that a rank of the whole model holds."""
+    """Return the bytes that a rank of the full model holds under an assignment."""
     costs, network = formulation.costs, formulation.network
     layouts = Layouts(task.graph, costs.states, network.assignment(values))
     bill = unfolded_bill(task, unfolded_layouts(task, layouts), costs)
@@ -177,12 +189,12 @@ def _held(task: Task, formulation: Formulation, values: tuple[int, ...]) -> Memo
 
 
 def possible(network: CostFunctionNetwork, small: Presolved) -> dict[str, bool]:
-    """Per tensor, whether any solution splits it: whether a state but the first, whole, is left."""
+    """Return per tensor whether any solution shards it: presolve left a state but replicated."""
     return {n: any(small.source[v][1].values()) for n, v in network.variables.items()}
 
 
 def reported(optimum: Optimum, solver: str) -> SolverReport:
-    """Who found the plan, and how far it is proven; where `solver` could not, that is noted."""
+    """Return the report of an optimum. It has a note if `solver` could not prove it in time."""
     proven, note = optimum.proven(), ""
     if not proven and solver != "backtracking":
         note = f"{solver} ran out of time: planned with the backtracking solver"

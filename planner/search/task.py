@@ -1,4 +1,4 @@
-"""What is to be planned: a model traced and folded, its axes, a workload, a mesh."""
+"""`Task`: a traced and folded model with its axes, workload and mesh, ready to be planned."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One model for one workload on one mesh, and what follows from that alone.
+    """One model for one workload on one mesh, and everything that follows from these.
 
     Attributes:
         source: The model, and the runs that a plan must hold for.
-        folding: Its graph with one block of each kind, on which all is decided.
+        folding: The graph with one block of each kind, which the solver decides on.
         unfolded: The graph of all blocks, which is checked and priced.
         axes: Axes of the folded graph.
-        workload: What is priced.
+        workload: The priced workload.
         mesh: Mesh dims and their ranks.
-        pins: What the user wants of parameters; blocks with different pins are not folded into one.
-        sequence: Where hidden states are to be split along the sequence: its axes.
-        unmasked: Whether calls with a mask for padding could not be traced, though it takes one.
-        along_sequence: Where nobody said whether hidden states are to be split along the sequence:
-            traces the same so. Raises an InfeasibleError if it has no sequence to split.
+        pins: The user's pins. Blocks with different pins are not folded into one.
+        sequence: The sequence axes, if hidden states are to be sharded along the sequence.
+        unmasked: Whether the model takes a padding mask but calls with one could not be traced.
+        along_sequence: Traces the model for sequence parallelism, if the user left that open.
+            Raises an InfeasibleError if the model has no sequence to shard.
     """
 
     source: Source
@@ -59,7 +59,7 @@ class Task:
 
     @property
     def tp(self) -> int:
-        """Ranks that one copy of the model is split over."""
+        """Tensor-parallel ranks of one copy of the model."""
         return self.mesh[TP]
 
     @property
@@ -69,42 +69,42 @@ class Task:
 
     @cached_property
     def sub(self) -> SubAxes:
-        """What tensors may be split over."""
+        """The sub-axes of the mesh that tensors may be sharded over."""
         return find_sub_axes(self.graph, self.axes, self.tp, cp=self.cp)
 
     @property
     def graph(self) -> Graph:
-        """The folded graph, on which all is decided."""
+        """The folded graph, which the solver decides on."""
         return self.folding.graph
 
     @cached_property
     def untraced(self) -> Opaque:
-        """The modules of the whole model that are like one that was not traced."""
+        """The modules of the full model that are not traced, by their representatives."""
         found = {n: t for n, t in self.traced_names.items() if t in self.graph.untraced}
         return self._opaque(found)
 
     @cached_property
     def traced_names(self) -> dict[str, str]:
-        """Module of the whole model -> the traced one that stands for it."""
+        """Module of the full model -> the traced module that represents it."""
         names = (n for n, _ in self.source.module.named_modules())
         return {n: self.folding.traced_name(n) for n in names}
 
     @cached_property
     def caches(self) -> bool:
-        """Whether the model generates tokens, and keeps keys and values for that."""
+        """Whether the model generates tokens, and so has a KV cache."""
         return bool(getattr(self.source.module, "can_generate", bool)())
 
     @cached_property
     def lookups(self) -> frozenset[str]:
-        """Lookups that the runtime can replace."""
+        """Names of the embedding lookups that the runtime can replace."""
         return replaceable(self.graph, self.source.module)
 
     @cached_property
     def rigid(self) -> frozenset[str]:
-        """Modules at whose boundaries nothing may change: those that run by themselves.
+        """Modules at whose boundaries no tensor may be redistributed: the roots of the runs.
 
-        But for those in which no module could do that instead: where there is none, and where what
-        is made in passes of a loop of its own code, which may not be made, lies as it is.
+        Not included are roots without submodules, and roots whose own code changes tensors in loop
+        passes that may not run: no submodule could redistribute these.
         """
         root, graph = self.source.module, self.graph
         made = {after for _, after in graph.marks.changed_in_regions}
@@ -114,19 +114,19 @@ class Task:
 
     @cached_property
     def unfolded_states(self) -> States:
-        """Axes and domains of the unfolded graph, nothing forbidden: for checking and pricing."""
+        """Axes and domains of the unfolded graph for the check and the prices. Forbids no split."""
         sequence = self.sequence and self.sequence.unfolded(self.unfolded.origin, self.traced_names)
         return self._states(self.unfolded, sequence)
 
     @cached_property
     def short(self) -> tuple[Unfolded, States]:
-        """A graph with no more than three copies of a block in a row, for what passes."""
+        """A graph with at most three copies of a block in a row, for the peak of activations."""
         short = unfold(self.folding, alike=3)
         return short, self._states(short, self.sequence)
 
     @cached_property
     def dry_runs(self) -> list[DryRun]:
-        """The whole model; and for further calls, that with the traced blocks alone."""
+        """The dry runs: the full model, and with folded blocks the traced blocks for all runs."""
         root, runs, stacks = self.source.module, self.source.runs, self.folding.stacks
         brief = len(self.source.further) if stacks else 0
         origin = self.unfolded.origin
@@ -141,26 +141,26 @@ class Task:
 
     @property
     def numbered(self) -> bool:
-        """Whether what is done in or between folded blocks depends on which of them they are."""
+        """Whether the code in or between folded blocks depends on the index of a block."""
         stacks = self.folding.stacks
         if not stacks:
             return False
         full, brief = (run.unsharded(every_block=False) for run in self.dry_runs)
         if full.numbered or brief.calls is None:
             return full.numbered
-        # Where numbers that note questions are in the way of code, it does more than hand them on.
+        # No calls: the code failed on index objects that record reads, so it computes with them.
         return full.calls is None or not (
             calls_between_blocks(full.calls, stacks) <= calls_between_blocks(brief.calls, stacks)
         )
 
     def _opaque(self, alike: Mapping[str, str]) -> Opaque:
-        """The modules that are not traced, and how data was asked for in the trace."""
+        """The modules that are not traced, with the data queries of the trace."""
         graph = self.graph
         how = graph.stand_ins, graph.branch_paths, graph.skips
         return Opaque(self.source.module, alike, *how)
 
     def ranks(self, states: States) -> list[Coords]:
-        """Where each rank stands, on the sub-axes of tp too; the last mesh dim varies fastest."""
+        """Coordinates of each rank on mesh dims and sub-axes. The last mesh dim varies fastest."""
         table = states.sub.table()
         return [coords_of(self.mesh, table, rank) for rank in range(prod(self.mesh.values()))]
 
@@ -179,14 +179,14 @@ class Task:
 
 
 def of_copies(values: Mapping[str, T], unfolded: Unfolded) -> dict[str, T]:
-    """The values of the copies of tensors."""
+    """Map values of the folded graph's tensors to their copies in an unfolded graph."""
     names = unfolded.graph.tensors
     found = map(values.__getitem__, map(unfolded.origin.__getitem__, names))
     return dict(zip(names, found, strict=True))
 
 
 def replaceable(graph: Graph, root: nn.Module) -> frozenset[str]:
-    """Lookups of an `nn.Embedding` in its own weight: those the runtime can replace."""
+    """Return the lookups of an `nn.Embedding` in its own weight: the runtime can replace these."""
     owned = {u.used: u.fqn for u in graph.uses}
     return frozenset(
         op.name

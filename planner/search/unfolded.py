@@ -1,4 +1,4 @@
-"""A solution of the folded graph on the graph of all blocks: layouts, prices, memory, the check."""
+"""Carries a solution of the folded graph over to the unfolded graph: layouts, prices, the check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwright.planner.verify.recost import Bill
 
 
 def unfolded_layouts(task: Task, layouts: Layouts) -> Layouts:
-    """The same plan on the unfolded graph."""
+    """Return the layouts of the unfolded graph for layouts of the folded graph."""
     unfolded = task.unfolded
     if unfolded.graph is task.graph:
         return layouts
@@ -27,20 +27,20 @@ def unfolded_layouts(task: Task, layouts: Layouts) -> Layouts:
 
 
 def unfolded_bill(task: Task, layouts: Layouts, folded: Costs) -> Bill:
-    """What a plan costs on the unfolded graph, whose layouts these are."""
+    """Return the bill of a plan, given its layouts on the unfolded graph."""
     costs = unfolded_costs(task, task.unfolded, layouts.states, folded)
     return Bill(costs, layouts.assignment)
 
 
 def unfolded_costs(task: Task, unfolded: Unfolded, states: States, folded: Costs) -> Costs:
-    """Prices of an unfolded graph."""
+    """Return the prices of an unfolded graph."""
     sent = frozenset(copy for copy, n in unfolded.origin.items() if n in folded.gathered)
     keys = folded.sizes.keys.unfolded(unfolded.origin)
     return Costs(unfolded.graph, states.axes, states, task.workload, task.caches, sent, keys)
 
 
 def memory_of(task: Task, bill: Bill, layouts: Layouts, folded: Costs) -> Memory:
-    """Bytes that a rank holds in the first run, given the bill of the unfolded model."""
+    """Return the bytes that a rank holds in the first run, given the bill of the unfolded graph."""
     short, states = task.short
     costs = unfolded_costs(task, short, states, folded)
     first = of_first_run(bill)
@@ -49,23 +49,23 @@ def memory_of(task: Task, bill: Bill, layouts: Layouts, folded: Costs) -> Memory
 
 
 def checked(task: Task, costs: Costs, layouts: Layouts, optimum: Optimum) -> tuple[Layouts, Bill]:
-    """The layouts of all blocks, and their bill.
+    """Check a solution on the unfolded graph, and return its layouts and bill there.
 
     Args:
-        task: What is planned.
-        costs: Prices of its folded graph.
-        layouts: What was chosen for that.
-        optimum: The answer, with what the solver claims that it costs.
+        task: The task.
+        costs: Prices of the folded graph.
+        layouts: The chosen layouts of the folded graph.
+        optimum: The solver's answer, with the costs that it claims.
 
     Raises:
-        SolverError: it does not hold, or costs something else.
+        SolverError: the solution breaks a rule, or has other costs than the solver claims.
     """
     stage("check")
     unfolded = unfolded_layouts(task, layouts)
     bill = unfolded_bill(task, unfolded, costs)
     alike = [op for op, _ in bill.ops]
     check(unfolded.graph, unfolded.states, unfolded.assignment, task.rigid, alike)
-    if unfolded.graph is not task.graph:  # which has runs that are not unfolded
+    if unfolded.graph is not task.graph:  # the folded graph has runs that are not unfolded
         check(task.graph, costs.states, layouts.assignment, task.rigid)
         Bill(costs, layouts.assignment).redistributions()
     agree(bill.price, optimum)
@@ -76,7 +76,7 @@ def agree(found: tuple[int, int, int], optimum: Optimum) -> None:
     """Compare the checker's price with the solver's.
 
     Raises:
-        SolverError: they differ; such a plan is never written.
+        SolverError: they differ. A plan with wrong costs is never written.
     """
     claimed = (optimum.costs[BYTES], optimum.costs[TIME], optimum.costs[BACKWARD])
     if found != claimed:
