@@ -1,1 +1,1 @@
-"""Stacks of like blocks: traced and solved once for each kind, then copied to all of them."""
+"""Stacks of repeated blocks: each kind of block is traced and solved once, then copied."""

@@ -1,9 +1,10 @@
-"""Fold the blocks of a stack: one set of variables for each kind, counted as often as it stands.
+"""Fold the blocks of a stack: one set of variables per kind of block, with a count of its copies.
 
-The graph of a shortened model (`stacks.py`) is cut into segments, one for each traced block. Where
-two blocks are of one kind their segments must match item by item; then their tensors are alike.
-Each block of the whole stack is a copy of the segment of a block of its kind behind one of the
-same kind, so the whole graph follows, edges between blocks included, and is never traced.
+The graph of a shortened model (`stacks.py`) is cut into segments, one for each traced block.
+Segments of two blocks of one kind must match item by item; their tensors then share a state.
+Each block of the full stack is a copy of a traced segment: one of its own kind whose predecessor
+has the same kind too. The graph of the full model follows from the segments, edges between blocks
+included, without tracing it.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ Item = Op | Boundary
 
 
 class Unfoldable(Exception):
-    """The blocks are not as alike as they are made; all blocks must be traced."""
+    """Blocks that look the same differ in the graph; all blocks must be traced."""
 
 
 class Idle(Unfoldable):
-    """A block does nothing in some call: code may skip it."""
+    """A block does nothing in some call, so code may skip it."""
 
 
 @dataclass
 class Segment:
-    """What the graph holds of one traced block.
+    """The ops, boundaries and tensors of one traced block.
 
-    `keys` names each tensor that the block owns by where it stands in it, `tensors` is the inverse.
+    `keys` maps each tensor that the block owns to its position in the block; `tensors` is the
+    inverse.
     """
 
     stack: Stack
@@ -53,17 +55,17 @@ class Segment:
 
     @property
     def last(self) -> bool:
-        """Whether it is that of the last block."""
+        """Whether this is the segment of the last block."""
         return self.place == len(self.stack.picks) - 1
 
     @property
     def sole(self) -> bool:
-        """Whether the whole stack has one block of its kind."""
+        """Whether the full stack has exactly one block of this kind."""
         return self.stack.unique(self.kind)
 
     @property
     def blocks(self) -> list[int]:
-        """Numbers of the blocks of the whole stack that are copies of this one."""
+        """Numbers of the blocks of the full stack that are copies of this one."""
         return [i for i, place in enumerate(self.stack.traced) if place == self.place]
 
     def own(self, key: object, name: str) -> None:
@@ -74,23 +76,23 @@ class Segment:
 
 @dataclass
 class Folding:
-    """A graph whose stacks are folded: `graph.alike` and `graph.counts` say how."""
+    """A graph with folded stacks; `graph.alike` and `graph.counts` describe the folding."""
 
     graph: Graph
     segments: list[list[Segment]] = field(default_factory=list)
 
     @property
     def stacks(self) -> list[Stack]:
-        """What was folded."""
+        """The stacks that were folded."""
         return [row[0].stack for row in self.segments]
 
     @cached_property
     def owner(self) -> dict[str, Segment]:
-        """Tensor -> the segment that it belongs to."""
+        """Tensor -> segment that owns it."""
         return {n: s for row in self.segments for s in row for n in s.keys}
 
     def traced_name(self, name: str) -> str:
-        """The module or parameter of a traced block that stands for this one of any block."""
+        """Return the module or parameter of the traced block that represents `name`."""
         for stack in self.stacks:
             if (block := stack.block(name)) is not None:
                 pick = stack.picks[stack.traced[block]]
@@ -102,12 +104,12 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
     """Fold the graph of a model that was shortened to the picked blocks of `stacks`.
 
     Args:
-        graph: Traced from the shortened model; its `alike` and `counts` are filled in.
-        stacks: What was shortened.
+        graph: Graph of the shortened model; its `alike` and `counts` are filled in.
+        stacks: The stacks that were shortened.
         shared: Full names of parameters in traced blocks that modules outside of them hold too.
 
     Raises:
-        Unfoldable: the graph shows that blocks differ, or that one is used from afar.
+        Unfoldable: blocks differ in the graph, or code away from a block uses its tensors.
     """
     folding = Folding(graph)
     small = {n for n in graph.inputs if prod(graph.tensors[n].shape) <= 1}
@@ -138,13 +140,14 @@ def fold(graph: Graph, stacks: Sequence[Stack], shared: frozenset[str] = frozens
 
 
 def collected(folding: Folding) -> set[str]:
-    """What runs that cost nothing read from blocks, not the last, and make of it, or give out.
+    """Return what unpriced runs read from blocks other than the last, and compute from that.
 
-    In the whole model they read more of the same than in the trace, or that of another block: where
-    all of it is replicated, and so are its gradients, it does not matter how much, and of which.
+    Block tensors that the model returns are included. In the full model these runs read such
+    tensors from more blocks, or from other blocks, than in the trace. Neither matters if all of
+    them and their gradients are replicated.
 
     Raises:
-        Unfoldable: modules take what is made of it.
+        Unfoldable: a module takes a tensor that is computed from them.
     """
     graph, owner = folding.graph, folding.owner
     far = {n for n, segment in owner.items() if not segment.last and not segment.sole}
@@ -164,10 +167,10 @@ def collected(folding: Folding) -> set[str]:
 
 
 def _everywhere(folding: Folding, names: set[str]) -> set[str]:
-    """What all blocks give out in the places in which some give these out.
+    """Return the tensors of all blocks at the output slots where some block returns one of `names`.
 
     Raises:
-        Unfoldable: one is given out by no module.
+        Unfoldable: one of `names` is not an output of a module.
     """
     places: dict[tuple[str, str, str], set[str]] = {}
     for b in folding.graph.crossed:
@@ -182,7 +185,7 @@ def _everywhere(folding: Folding, names: set[str]) -> set[str]:
 
 
 def timeline(graph: Graph) -> list[Item]:
-    """Ops and boundaries in the order in which they ran."""
+    """Return ops and boundaries in execution order."""
     made: dict[str, Item] = {b.target: b for b in graph.boundaries}
     made |= {out: op for op in graph.ops for out in op.outputs}
     found = (made.get(name) for name in graph.tensors)
@@ -192,7 +195,7 @@ def timeline(graph: Graph) -> list[Item]:
 def segments_of(graph: Graph, stack: Stack, shared: frozenset[str]) -> list[Segment]:
     """Cut the timeline into the segments of the traced blocks of a stack.
 
-    What the module around does between two blocks belongs to the second of them.
+    Items between two blocks belong to the segment of the second block.
     """
     row = [Segment(stack, place) for place in range(len(stack.picks))]
     calls: dict[int, list[Item]] = {}
@@ -222,7 +225,7 @@ def segments_of(graph: Graph, stack: Stack, shared: frozenset[str]) -> list[Segm
 
 
 def _cut(items: Sequence[Item], row: Sequence[Segment]) -> None:
-    """Give the segments their items of one run."""
+    """Add the items of one traced call to the segments."""
     stack = row[0].stack
     places = [place_of(stack, item.module) for item in items]
     spans = []
@@ -240,28 +243,29 @@ def _cut(items: Sequence[Item], row: Sequence[Segment]) -> None:
 
 
 def place_of(stack: Stack, name: str) -> int | None:
-    """Place of the traced block that the module or parameter `name` is in."""
+    """Return the place among `picks` of the block that contains `name`; None if there is none."""
     block = stack.block(name)
     return None if block is None else stack.picks.index(block)
 
 
 def made_by(item: Item) -> tuple[str, ...]:
-    """The tensors that an item makes."""
+    """Return the tensors that an item produces."""
     return item.outputs if isinstance(item, Op) else (item.target,)
 
 
 def taken_by(item: Item) -> tuple[str, ...]:
-    """The tensors that an item takes."""
+    """Return the tensors that an item takes."""
     return item.inputs if isinstance(item, Op) else (item.source,)
 
 
 def match(one: Segment, other: Segment, row: Sequence[Segment], small: Collection[str]) -> None:
     """Compare two segments of blocks of one kind.
 
-    Each may begin with its own of the tensors `small`, which nothing splits: with empty caches.
+    The segments may read different tensors of `small` (for example empty caches); these are too
+    small to be sharded.
 
     Raises:
-        Unfoldable: they do different things, or take different tensors.
+        Unfoldable: the segments differ in their ops or in the tensors that they take.
     """
     if len(one.items) != len(other.items) or one.tensors.keys() != other.tensors.keys():
         raise Unfoldable(f"{one.module} and {other.module} differ in length")
@@ -280,7 +284,7 @@ def match(one: Segment, other: Segment, row: Sequence[Segment], small: Collectio
 
 
 def _behind(name: str, segment: Segment, row: Sequence[Segment]) -> bool:
-    """Whether `name` comes from the block before that of `segment`."""
+    """Return whether `name` belongs to the block before the block of `segment`."""
     return segment.place > 0 and name in row[segment.place - 1].keys
 
 

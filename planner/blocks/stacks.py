@@ -1,9 +1,9 @@
-"""Stacks of like blocks in a module, and which of their blocks are enough to trace.
+"""Find stacks of repeated blocks in a module, and choose the blocks to trace.
 
-Blocks of a `ModuleList` are of one kind where they are made alike: same classes, shapes and plain
-attributes, but for those that count the blocks. One block of each kind must be traced, and each
-kind behind each that it stands behind in the whole stack: then every block, and every edge between
-two of them, looks like one that was traced.
+Blocks of a `ModuleList` are of one kind if they have the same classes, shapes and plain attributes,
+apart from attributes that number the blocks. The traced blocks must contain every kind, and every
+pair of kinds that are neighbors in the full stack. Every block, and every edge between two blocks,
+then corresponds to a traced one.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from torch import nn
 from shardwright.planner.contract.names import is_within
 
 PLAIN = frozenset((type(None), bool, int, str, torch.dtype))
-"""Types of attributes that are compared as they are."""
+"""Types of attributes that are compared by value."""
 
 BLOCKS = "num_hidden_layers"
-"""The entry of a config that is the number of blocks, by which caches are made."""
+"""The config entry that holds the number of blocks; caches are created by it."""
 
 JUNCTIONS = 10
-"""Stacks with more kinds of junctions than this are traced whole."""
+"""Stacks with more distinct pairs of neighboring kinds than this are traced in full."""
 
 
 @dataclass(frozen=True)
 class Stack:
     """A `ModuleList` of which only the blocks `picks` are traced, in that order.
 
-    `counters` are the attributes that number the blocks: (module within the block, name).
+    `kinds` has the kind of every block of the full stack. `counters` are the attributes that number
+    the blocks: (module within the block, name).
     """
 
     path: str
@@ -45,7 +46,10 @@ class Stack:
 
     @cached_property
     def traced(self) -> tuple[int, ...]:
-        """For each block, the place among `picks` of one of its kind behind one of the same."""
+        """For each block, the place among `picks` of the traced block that represents it.
+
+        Both have the same kind, and so have their predecessors.
+        """
         kinds = [self.kinds[i] for i in self.picks]
         first: dict[tuple[int, int], int] = {}
         for place, junction in enumerate(pairwise(kinds), 1):
@@ -53,12 +57,12 @@ class Stack:
         return (0, *(first[junction] for junction in pairwise(self.kinds)))
 
     def block(self, name: str) -> int | None:
-        """Number of the block that the module or parameter `name` is in."""
+        """Return the number of the block that contains `name`; None if there is none."""
         rest = name.removeprefix(f"{self.path}.")
         return int(rest.partition(".")[0]) if rest != name else None
 
     def unique(self, kind: int) -> bool:
-        """Whether the whole stack has one block of this kind."""
+        """Return whether the full stack has exactly one block of this kind."""
         return self.kinds.count(kind) == 1
 
 
@@ -68,11 +72,15 @@ def find_stacks(
     label: Callable[[str], object] | None = None,
     owners: Mapping[int, list[str]] | None = None,
 ) -> list[Stack]:
-    """The outermost lists of blocks in `root` of which it is enough to trace some.
+    """Return the outermost lists of blocks in `root` that need not be traced in full.
 
-    With `ends`, the first and the last block of each are kinds of their own: for models that do
-    something else with what these take or give. Blocks are of one kind only where their parameters
-    have the same labels. `owners` are the holders of all tensors, if they are known.
+    Args:
+        root: The model.
+        ends: Whether the first and the last block are kinds of their own, for models that treat
+            inputs or outputs of these blocks differently.
+        label: Returns the label of a parameter, by name. Blocks are of one kind only if the labels
+            of their parameters are equal.
+        owners: The result of `holders(root)`, if it is known already.
     """
     out: list[Stack] = []
     configs = _configs(root)
@@ -96,9 +104,10 @@ def find_stacks(
 
 @contextmanager
 def shortened(root: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
-    """Within, `root` has only the blocks that are to be traced, and so its config says.
+    """Context manager in which `root` and its configs have only the blocks to trace.
 
-    Blocks count themselves by their places then: they find their own in a cache for as many.
+    Attributes that number blocks are the places among these blocks, so that each block finds its
+    entry in a shortened cache.
     """
     undo: list[tuple[dict[str, Any], str, Any]] = []
     lists: list[tuple[nn.Module, dict[str, Any]]] = []
@@ -109,7 +118,7 @@ def shortened(root: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
             lists.append((module, blocks))
             module._modules.clear()
             module._modules.update({str(i): blocks[str(i)] for i in stack.picks})
-            # Blocks keep their names; `layers[1]` is still the second of those that are there.
+            # Blocks keep their names, but `layers[1]` must return the second block present.
             module.__dict__["_get_abs_string_index"] = lambda i, n=stack.picks: str(n[i])
             for place, i in enumerate(stack.picks):
                 for path, key in stack.counters:
@@ -137,7 +146,7 @@ def shortened(root: nn.Module, stacks: Sequence[Stack]) -> Iterator[None]:
 
 
 def _shortened(value: Any, picks: Sequence[int]) -> Any:
-    """A list with an entry for each block, or the number of blocks, for these alone."""
+    """Shorten a config value to `picks`: a list with one entry per block, or their number."""
     return len(picks) if type(value) is int else type(value)(value[i] for i in picks)
 
 
@@ -146,13 +155,13 @@ def _by_block(value: Any, blocks: int) -> bool:
 
 
 def _configs(root: nn.Module) -> list[Any]:
-    """The configs of all modules of `root`."""
+    """Return the distinct configs of all modules of `root`."""
     found = (m.__dict__.get("config") for m in root.modules())
     return [c for c in {id(c): c for c in found}.values() if hasattr(c, "to_dict")]
 
 
 def holders(root: nn.Module) -> Mapping[int, list[str]]:
-    """Id of each parameter and buffer -> the modules that hold it."""
+    """Map the id of each parameter and buffer to the modules that hold it."""
     out: dict[int, list[str]] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -168,7 +177,7 @@ def _beyond(owners: Sequence[str], block: str) -> bool:
 def shared_beyond(
     root: nn.Module, stacks: Sequence[Stack], owners: Mapping[int, list[str]]
 ) -> frozenset[str]:
-    """Names of tensors in a traced block that are held outside of it too."""
+    """Return the names of tensors in traced blocks that modules outside of the block hold too."""
     out = set()
     for stack in stacks:
         for i in stack.picks:
@@ -186,7 +195,7 @@ def _kinds(
     label: Callable[[str], object] | None,
     configs: Sequence[Any],
 ) -> tuple[tuple[int, ...], frozenset[tuple[str, str]]]:
-    """A number for each block, the same for blocks that are made alike; and what counts them."""
+    """Return the kind of each block, and the attributes that number the blocks."""
     blocks = [_description(f"{path}.{n}", block, owners) for n, block in enumerate(stack)]
     counters = {
         key
@@ -209,7 +218,7 @@ def _kinds(
 def _description(
     name: str, block: nn.Module, owners: Mapping[int, list[str]]
 ) -> dict[tuple[str, str], Any]:
-    """Everything in a block that may decide what its forward does, by (module, name)."""
+    """Return everything in a block that may affect its forward, by (module, attribute)."""
     out: dict[tuple[str, str], Any] = {}
     for path, module in block.named_modules(remove_duplicate=False):
         out[path, ""] = type(module)
@@ -228,8 +237,11 @@ def _description(
 
 
 def _plain(value: Any) -> Any:
-    """What tells two attributes apart; of a float only whether it is 0: it decides no shape."""
-    kind = type(value)  # a config, asked for its class, takes its time
+    """Return a comparable form of an attribute.
+
+    Floats are reduced to whether they are 0, because they decide no shape.
+    """
+    kind = type(value)  # `value.__class__` is slow for configs
     if kind in PLAIN:
         return value
     if issubclass(kind, float):
@@ -248,7 +260,7 @@ def _plain(value: Any) -> Any:
 
 
 def _picks(kinds: Sequence[int]) -> tuple[int, ...] | None:
-    """The fewest blocks to trace, first to last; None where that would be all of them."""
+    """Return a short list of blocks to trace, first to last; None if all must be traced."""
     walk = _walk(kinds)
     if walk is None or len(walk) >= len(kinds):
         return None
@@ -263,7 +275,10 @@ def _picks(kinds: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def _walk(kinds: Sequence[int]) -> list[int] | None:
-    """The shortest sequence from the first kind to the last that has every junction of `kinds`."""
+    """Return the shortest sequence of kinds, first to last, with every neighboring pair of `kinds`.
+
+    Returns None if there are more than `JUNCTIONS` distinct pairs.
+    """
     junctions = {j: 1 << n for n, j in enumerate(dict.fromkeys(pairwise(kinds)))}
     if len(junctions) > JUNCTIONS:
         return None

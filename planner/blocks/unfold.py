@@ -1,4 +1,4 @@
-"""The whole graph from the folded one: copies of the traced blocks, edges between them included."""
+"""Unfold a folded graph: copy the traced blocks, and the edges between them, to all blocks."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from shardwright.planner.graph.marks import Names
 
 @dataclass
 class Unfolded:
-    """The whole graph, and which tensor or op of the folded one each of its own is a copy of."""
+    """An unfolded graph; `origin` maps its tensors and ops to those of the folded graph."""
 
     graph: Graph
     origin: dict[str, str]
 
 
 def unfold(folding: Folding, alike: int | None = None) -> Unfolded:
-    """Copy the segments of the traced blocks for every block of the whole stacks.
+    """Copy the segments of the traced blocks for every block of the full stacks.
 
-    Runs that cost nothing are left out: in each block they do what they do in the traced one.
+    Unpriced runs are left out: in each block they do what they do in the traced block.
 
     Args:
         folding: The folded graph.
-        alike: Of blocks in a row that are copies of one, at most so many; by default all. With 3,
-            what is true of any three blocks in a row of the whole is true of three of these.
+        alike: The most consecutive copies of one block to write; by default all. With 3, any three
+            consecutive blocks of the full stack have a counterpart in the result.
 
     Raises:
-        Unfoldable: a block is read from afar.
+        Unfoldable: code away from a block reads its tensors.
     """
     if not folding.segments:
         graph = folding.graph
         return Unfolded(graph, {n: n for n in (*graph.tensors, *(op.name for op in graph.ops))})
     graph = folding.graph
-    if graph.unpriced:  # in these blocks read no others from afar either
+    if graph.unpriced:  # unpriced runs must not read blocks from afar either
         _Unfolder(folding, graph, 3, graph.marks.collected).run()
     return _Unfolder(folding, graph.priced_runs(), alike).run()
 
 
 class _Names(dict[str, str]):
-    """Names in the folded graph -> names in the whole one, worked out when first asked for."""
+    """Names in the folded graph -> names in the unfolded graph, computed on first access."""
 
     def __init__(self, known: Mapping[str, str], find: Callable[[str], str]) -> None:
         super().__init__(known)
@@ -56,7 +56,7 @@ class _Names(dict[str, str]):
 
 
 class Columns:
-    """Ops and boundaries, field by field."""
+    """Ops and boundaries as one column per field."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         ops = [item for item in items if isinstance(item, Op)]
@@ -68,7 +68,10 @@ class Columns:
 
 
 class _Copy:
-    """Names as block number `block`, a copy of `segment`, has them; without one, as all else."""
+    """Names of tensors and modules in block number `block`, a copy of `segment`.
+
+    Without a segment: the names outside of all blocks.
+    """
 
     def __init__(self, naming: _Naming, segment: Segment | None, block: int) -> None:
         self.segment, self.at = segment, f"@{block}" if segment else ""
@@ -79,9 +82,9 @@ class _Copy:
 
 
 class _Naming:
-    """What stands for a name of the folded graph in a block of the whole one.
+    """Translates names of the folded graph to names in a block of the unfolded graph.
 
-    Of what is `collected` from all blocks it gives one to those who read it.
+    A reader outside of the blocks that reads a `collected` tensor gets the copy of one block.
     """
 
     def __init__(
@@ -96,13 +99,17 @@ class _Naming:
 
     @staticmethod
     def module(module: str, segment: Segment | None, block: int) -> str:
-        """Name of a module or parameter as it stands in block number `block`."""
+        """Return the name of a module or parameter in block number `block`."""
         if segment is None or not is_within(module, segment.module):
             return module
         return f"{segment.stack.path}.{block}{module.removeprefix(segment.module)}"
 
     def tensor(self, tensor: str, segment: Segment | None, block: int) -> str:
-        """The copy of `tensor` that block number `block` takes or makes."""
+        """Return the copy of `tensor` that block number `block` takes or produces.
+
+        Raises:
+            Unfoldable: the tensor belongs to a block that is read from afar.
+        """
         owner = self.owner.get(tensor)
         if owner is None:
             return tensor
@@ -124,7 +131,7 @@ class _Naming:
 
 
 class _Unfolder:
-    """Writes the unfolded graph, of all runs of the folded one or of some."""
+    """Writes the unfolded graph of `graph`: the folded graph, or only some of its runs."""
 
     def __init__(
         self,
@@ -146,7 +153,7 @@ class _Unfolder:
             self.copies.setdefault(id(copy.segment), []).append(copy)
 
     def run(self) -> Unfolded:
-        """The whole graph."""
+        """Return the unfolded graph."""
         g, out = self.folded, self.out
         self.add_tensors({n: n for n in g.tensors if n not in self.folding.owner})
         within = {id(i): s for row in self.folding.segments for s in row for i in s.items}
@@ -174,21 +181,24 @@ class _Unfolder:
         return Unfolded(out, self.origin)
 
     def add_blocks(self, path: str, traced_call: int, first: bool) -> None:
-        """Add the copies of all blocks of a stack as they ran in a traced call, maybe the first."""
+        """Add the copies of all blocks of a stack in one traced call.
+
+        `first` says whether it is the first call, in which the tensors are added too.
+        """
         columns = [
             Columns([i for i in s.items if i.traced_call == traced_call]) for s in self.rows[path]
         ]
         for copy in self.blocks[path]:
             assert copy.segment is not None
             if first:
-                self.add_tensors(copy.tensors)  # its own: those of others are not known yet
+                self.add_tensors(copy.tensors)  # so far these are only the block's own tensors
             start = len(self.out.ops)
             self.add_items(columns[copy.segment.place], copy)
             tensors, kind = tuple(copy.tensors.values()), hash((id(copy.segment), traced_call))
             self.out.blocks.append(Block(kind, tensors, start, len(self.out.ops)))
 
     def add_tensors(self, names: Mapping[str, str]) -> None:
-        """Add copies of tensors, by the names of these."""
+        """Add copies of tensors; `names` maps folded names to names of the copies."""
         found = map(self.folded.tensors.__getitem__, names)
         self.out.tensors.update(zip(names.values(), found, strict=True))
         self.origin.update(zip(names.values(), names, strict=True))
@@ -208,16 +218,16 @@ class _Unfolder:
         out.boundaries += map(Boundary, map(module, modules), sides, slots, *ends, flags, numbers)
 
     def everywhere(self, names: Names) -> list[Names]:
-        """Tensors of the folded graph as all copies of the block that makes the last have them."""
+        """Return `names` in every copy of the block that owns the last of them."""
         copies = self.copies_of(self.folding.owner.get(names[-1]))
         return [tuple(copy.tensors[n] for n in names) for copy in copies]
 
     def copies_of(self, segment: Segment | None) -> list[_Copy]:
-        """The blocks that are copies of `segment`, or what is outside of all."""
+        """Return the copies of `segment`; without one, the code outside of blocks."""
         return [self.outside] if segment is None else self.copies.get(id(segment), [])
 
     def around(self, module: str) -> Segment | None:
-        """The traced block that `module` is in."""
+        """Return the segment of the traced block that contains `module`."""
         for row in self.folding.segments:
             place = place_of(row[0].stack, module)
             if place is not None:

@@ -1,1 +1,1 @@
-"""The traced model as the planner sees it, and facts that hold of it whatever is split."""
+"""The traced model as the planner sees it, and facts that do not depend on placements."""

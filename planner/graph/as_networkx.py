@@ -1,4 +1,4 @@
-"""The graph for networkx, which has the algorithms: reachability, paths, components, drawing."""
+"""Convert the graph to networkx, for reachability, paths, components and drawing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from shardwright.planner.graph.graph import Graph, Op
 
 
 def as_networkx(graph: Graph) -> nx.DiGraph:
-    """Tensors, and what takes and makes them, in the order in which they come.
+    """Return a directed graph of tensors, uses, ops and boundaries, in execution order.
 
-    A tensor is a node by its name, the rest are ("use", tensor as its module sees it), ("op", name)
-    and ("boundary", tensor behind it). All have the attributes `kind` ("tensor" and those three),
-    `call` (what it does in a word: the ATen op, the side of a module), `module` and `source`, the
-    line of code; they are texts, and empty where there is nothing to say.
+    A tensor's node is its name. The other nodes are ("use", tensor that the module sees),
+    ("op", name) and ("boundary", target tensor). All nodes have the attributes `kind` ("tensor",
+    "use", "op" or "boundary"), `call` (the ATen op, the parameter's name or the side and slot),
+    `module` and `source` (the line of code). Attributes are strings; empty if they do not apply.
     """
     out = nx.DiGraph()
     for name in graph.tensors:
@@ -38,10 +38,11 @@ def as_networkx(graph: Graph) -> nx.DiGraph:
 
 
 def sources(graph: Graph, operand: Callable[[Op, str], str | None]) -> nx.DiGraph:
-    """From each tensor to the one that it comes from, by a boundary or by its op.
+    """Return a graph with an edge from each tensor to the tensor that it comes from.
 
-    `operand` says which operand of an op a result comes from, if any. An edge has the `op`, or None
-    for a boundary. A tensor has one source at most: its descendants are a chain.
+    `operand` returns the operand that a result of an op comes from, or None. The attribute `op` of
+    an edge is the op, or None for a boundary. A tensor has at most one source, so its descendants
+    form a chain.
     """
     out = nx.DiGraph()
     out.add_nodes_from(graph.tensors)

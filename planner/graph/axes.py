@@ -1,10 +1,9 @@
-"""Refine every tensor dim into axes: the atoms that may be split, and how dims are made of them.
+"""Refine tensor dims into axes: the atoms that may be sharded, and how dims are composed of them.
 
-A dim is an atom, a product of dims (major to minor) or a sum (concatenation) of dims. Rules say
-which dims are the same; unifying two dims refines both until they agree. Union-find carries a
-refinement to every tensor that shares the dim, so that one pass over the graph is enough, in
-whatever order. Dims with no common refinement stay replicated, and the place of the conflict is
-kept.
+A dim is an atom, a product of dims (major to minor) or a concatenation (sum) of dims. Rules say
+which dims are the same. Unifying two dims refines both until they agree. Union-find carries a
+refinement to every tensor that shares the dim, so one pass over the graph in any order is enough.
+Dims without a common refinement stay replicated, and the op of the conflict is recorded.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ class Conflict(Exception):
 
 
 class Dim:
-    """A node of union-find; after `find`, an atom, a product or a sum. Not hashable by value.
+    """A union-find node; after `find` it is an atom, a product or a concatenation.
 
-    A `solid` atom stays one: what would refine it is a conflict.
+    Dims are compared and hashed by identity. A `solid` atom is never refined: an attempt to refine
+    it is a conflict.
     """
 
     __slots__ = ("children", "id", "kind", "parent", "size", "solid", "unshardable")
@@ -51,7 +51,7 @@ class Dim:
 
 
 def find(dim: Dim) -> Dim:
-    """The node that stands for `dim` now."""
+    """Return the union-find root of `dim`."""
     root = dim
     while root.parent is not None:
         root = root.parent
@@ -61,7 +61,7 @@ def find(dim: Dim) -> Dim:
 
 
 def leaves_of(dim: Dim) -> list[Dim]:
-    """The atoms of `dim`, left to right (an atom may come twice)."""
+    """Return the atoms of `dim`, left to right. An atom may occur twice."""
     dim = find(dim)
     if dim.kind == ATOM:
         return [dim]
@@ -72,7 +72,7 @@ def leaves_of(dim: Dim) -> list[Dim]:
 
 
 def factors_of(dim: Dim) -> Iterator[Dim]:
-    """The atoms and sums that `dim` is a product of, major to minor."""
+    """Yield the atoms and concatenations that `dim` is a product of, major to minor."""
     dim = find(dim)
     if dim.kind == PRODUCT:
         for child in dim.children:
@@ -82,12 +82,12 @@ def factors_of(dim: Dim) -> Iterator[Dim]:
 
 
 def atoms_of(dim: Dim) -> list[Dim]:
-    """The atoms of `dim` that are longer than 1: those that could be split."""
+    """Return the atoms of `dim` that are longer than 1 and could be sharded."""
     return [atom for atom in leaves_of(dim) if atom.size > 1]
 
 
 def product(factors: Sequence[Dim]) -> Dim:
-    """A product, or its only factor."""
+    """Return the product of `factors`, or the only factor that is longer than 1."""
     kept = [f for f in factors if f.size > 1]
     return kept[0] if len(kept) == 1 else Dim(prod(f.size for f in kept), PRODUCT, kept)
 
@@ -106,12 +106,12 @@ def _link(dim: Dim, target: Dim) -> None:
 
 
 def _factors(dim: Dim) -> list[Dim]:
-    """Those that are longer than 1."""
+    """Return the factors of `dim` that are not of length 1."""
     return [f for f in factors_of(dim) if f.size != 1]
 
 
 def _split_minor(dim: Dim, minor: int) -> tuple[Dim | None, Dim]:
-    """Refine `dim` into major * minor; major is None where nothing is left."""
+    """Refine `dim` into major * minor. Major is None if `dim` has the size of minor."""
     dim = find(dim)
     if dim.size == minor:
         return None, dim
@@ -165,7 +165,11 @@ def _unify_factors(left: list[Dim], right: list[Dim]) -> None:
 
 
 def split_concat(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
-    """Refine `dim` into a concatenation of parts of these sizes and return the parts."""
+    """Refine `dim` into a concatenation of parts of these sizes and return the parts.
+
+    Raises:
+        Conflict: `dim` cannot be cut at these places.
+    """
     dim = find(dim)
     if len(sizes) == 1:
         return [dim]
@@ -205,7 +209,7 @@ def split_concat(dim: Dim, sizes: Sequence[int]) -> list[Dim]:
 
 
 def unify(a: Dim, b: Dim) -> None:
-    """Make `a` and `b` the same dim, refining both.
+    """Make `a` and `b` the same dim by refining both.
 
     Raises:
         Conflict: they have no common refinement.
@@ -237,7 +241,7 @@ def _unify_product_concat(a: Dim, b: Dim) -> None:
     factors = _factors(a)
     outer, rest = factors[0], product(factors[1:])
     if len(b.children) == outer.size and all(t.size == rest.size for t in b.children):
-        for term in list(b.children):  # the outer factor counts equal terms
+        for term in list(b.children):  # the outer factor is the number of equal terms
             unify(term, rest)
         if find(outer).kind == ATOM:
             outer = find(outer)
@@ -254,7 +258,7 @@ def _unify_product_concat(a: Dim, b: Dim) -> None:
 
 @dataclass
 class Axes:
-    """Dims of every tensor, and of every axis of every op's rule."""
+    """Dims of every tensor and of every axis of every op's rule, by tensor name and op name."""
 
     dims: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
     axes: dict[str, dict[str, Dim]] = field(default_factory=dict)
@@ -262,7 +266,7 @@ class Axes:
     conflicts: list[tuple[Op, str]] = field(default_factory=list)
 
     def sides(self, op: Op) -> list[tuple[str, Dims]]:
-        """The operands and results of an op, with their dims as its rule has them; none without."""
+        """Return (tensor, dims in the op's rule) per operand and result; empty without a rule."""
         rule = self.rules.get(op.name)
         if rule is None:
             return []
@@ -273,12 +277,12 @@ class Axes:
 
 
 def refine(graph: Graph, solid: int | None = None) -> Axes:
-    """Refine all dims of `graph`; run-time sizes (those of the inputs) come out as whole.
+    """Refine all dims of `graph`; atoms with run-time sizes (those of inputs) are unshardable.
 
     Args:
         graph: The traced model.
-        solid: A run-time size that may be split: dims of it are not cut into parts (positions
-            without the last one, say), which would leave nothing to split.
+        solid: A run-time size that may be sharded. Dims of this size are never cut into parts
+            (for example all positions but the last), because nothing could be sharded then.
     """
     out = Axes()
     shared = {u.used: u.stored for u in graph.uses} | {b.target: b.source for b in graph.boundaries}
@@ -316,13 +320,13 @@ def refine(graph: Graph, solid: int | None = None) -> Axes:
 
 
 def _copy(op: Op, like: Op, out: Axes) -> None:
-    """The axes of an op of a folded block are those of its like: their tensors have the same."""
+    """Give `op` of a folded block the rule and axes of `like`: their tensors share dims."""
     out.rules[op.name], out.axes[op.name] = out.rules[like.name], out.axes[like.name]
     out.conflicts += [(op, text) for of, text in out.conflicts if of is like]
 
 
 def _follow(op: Op, inputs: Sequence[str], out: Axes) -> None:
-    """What an op without a rule makes varies at run time as what goes in, where it is as long."""
+    """Unify outputs of an op without a rule with input dims of run-time size, by length."""
     given = (find(d) for name in (*op.inputs, *inputs) for d in out.dims[name])
     varying: dict[int, Dim] = {}
     for dim in given:
@@ -331,12 +335,12 @@ def _follow(op: Op, inputs: Sequence[str], out: Axes) -> None:
     for name in op.outputs:
         for dim in out.dims[name]:
             if dim.size in varying:
-                with suppress(Conflict):  # of parts that are known better already
+                with suppress(Conflict):  # the dim is refined already
                     unify(dim, varying[dim.size])
 
 
 def _unify_repeated_slots(graph: Graph, out: Axes) -> None:
-    """A module that is called twice redistributes a slot in one way: the same axes if it can."""
+    """Unify the dims of tensors in one slot where sizes agree: calls share one reshard."""
     first: dict[Slot, str] = {}
     for boundary in graph.boundaries:
         slot = graph.slot(boundary)

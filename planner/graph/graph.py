@@ -15,10 +15,7 @@ from shardwright.rules.call import OpCall
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value in the graph.
-
-    `run_time` marks inputs of the model: their sizes vary, so their axes may not be split.
-    """
+    """A tensor of the traced model, with its unsharded shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,8 +26,8 @@ class Tensor:
 class Op(NamedTuple):
     """One ATen call; `inputs` and `outputs` are tensor names in the order of the call.
 
-    `literals` names the slice bounds that the model's code states as bare numbers; `traced_call` is
-    the number of that which made it.
+    `literals` names the slice bounds that the model's code states as bare numbers. `traced_call` is
+    the number of the traced call that recorded the op.
     """
 
     name: str
@@ -44,7 +41,10 @@ class Op(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """A tensor that enters or leaves a module, the only places where it may be resharded."""
+    """A tensor that enters or leaves a module: the only places where tensors may be resharded.
+
+    `source` is the tensor before the reshard, `target` the tensor after it.
+    """
 
     module: str
     side: str  # "in", "out", ATTENDS or KEEPS
@@ -56,9 +56,9 @@ class Boundary(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Where a module takes or gives tensors; all of its calls change them in the same way.
+    """An input or output position of a module. All calls of the module reshard it in the same way.
 
-    Those of another number of dims are told apart while the model runs: theirs is another change.
+    Tensors with a different `ndim` form a separate slot, because the runtime can tell them apart.
     """
 
     module: str
@@ -68,10 +68,10 @@ class Slot(NamedTuple):
 
 
 class Passing(NamedTuple):
-    """A tensor of integers or complex numbers that enters or leaves a module: as it is, always.
+    """An integer or complex tensor that enters or leaves a module. It is never resharded there.
 
-    `name` is None where nobody takes it: then there is no such tensor in the graph, only those that
-    it was `made_of`.
+    `name` is None if nothing reads the tensor. It is then absent from the graph, and `made_of`
+    names the graph tensors that it was computed from.
     """
 
     slot: Slot
@@ -80,15 +80,18 @@ class Passing(NamedTuple):
 
 
 ATTENDS = "attention"
-"""The side of what a module gives to attention: no boundary of a module, but handled as one."""
+"""Side of a tensor that a module passes to attention: not a module boundary, but handled as one."""
 
 KEEPS = "keeps"
-"""The side of tensors that a module sets as its attributes: users may read them behind the call."""
+"""Side of a tensor that a module sets as its attribute: users may read it after the call."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """A parameter or buffer as stored, and as its module sees it; tied ones share `stored`."""
+    """A parameter or buffer: the stored tensor, and the tensor that its module sees.
+
+    Tied parameters share `stored`.
+    """
 
     fqn: str
     stored: str
@@ -97,19 +100,20 @@ class Use:
 
 
 EQUAL = "equal"
-"""The bound of a `SizeArgument` that is 0 on each rank."""
+"""The bound of a `SizeArgument` that must be 0 on each rank."""
 
 
 @dataclass(frozen=True)
 class SizeArgument:
-    """An integer argument computed from attributes, and the tensor dim whose size it must be.
+    """An integer argument computed from attributes, and the tensor dim whose size it must equal.
 
     `expression` is a nested tuple: ("attribute", module, name, value), ("constant", n),
     ("read", n, number, dim) for a size read off a tensor, or (operator, left, right).
     For a slice bound, `tensor` is the result of the slice and `bound` says start or stop.
-    With the bound EQUAL it is the difference of two integers that code found equal, near `tensor`.
-    `place` says which of the sizes it is of a call, and `caller` (of `trace/sizes/callers.py`)
-    which call of a module's own code that was, where it is known.
+    With the bound EQUAL, the expression is the difference of two integers that code found equal;
+    `tensor` is a tensor near that code.
+    `place` is the position among the sizes of the call. `caller` (see `trace/sizes/callers.py`)
+    is the call in the module's own code, if it is known.
     """
 
     expression: tuple[Any, ...]
@@ -121,10 +125,10 @@ class SizeArgument:
 
 
 class Block(NamedTuple):
-    """One of several copies of a block: ops number `start` to `stop` of the graph are its own.
+    """One of several copies of a block. Its ops are `graph.ops[start:stop]`.
 
-    `kind` says what it is a copy of, and `tensors` all that its ops take or make, in one order for
-    all copies.
+    Copies of one traced block share `kind`. `tensors` names every tensor that the ops take or make,
+    in the same order for all copies.
     """
 
     kind: int
@@ -135,7 +139,7 @@ class Block(NamedTuple):
 
 @dataclass
 class Graph:
-    """A whole model, in execution order."""
+    """A traced model: tensors, ops and boundaries in execution order."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
@@ -144,102 +148,108 @@ class Graph:
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     marks: Marks = field(default_factory=Marks)
-    """What else is known of tensors."""
+    """Further facts about tensors."""
 
     stand_ins: bool = True
-    """Whether numbers that only data has were replaced by stand-ins in the trace."""
+    """Whether the trace replaced numbers that depend on data by stand-ins."""
 
     branch_paths: tuple[tuple[int, tuple[bool, ...]], ...] = ()
-    """Which runs were made (see `trace/data_queries/branch_paths.py`)."""
+    """The run and branch answers of each traced call (see `trace/data_queries/branch_paths.py`)."""
 
     skips: bool = False
-    """Whether code that a test may skip was traced as if it always ran."""
+    """Whether conditional code was traced as if it always ran."""
 
     trained: bool = False
-    """Whether its runs do the same in training mode."""
+    """Whether the runs also hold for training mode."""
 
     left: bool = False
     """Whether runs change attributes of modules."""
 
     kept: bool = False
-    """Whether code goes on with what a run before it left there."""
+    """Whether code reads attributes that an earlier run left."""
 
     draws: bool = False
-    """Whether random numbers are drawn in eval mode, too."""
+    """Whether the model draws random numbers in eval mode too."""
 
     asks_autocast: bool = False
     """Whether code reads the autocast mode, and may compute something else under autocast."""
 
     numbers: frozenset[str] = frozenset()
-    """Arguments of the model that are numbers of which any other would do."""
+    """Number arguments of the model that may have any value."""
 
     flags: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
-    """Of each module that was called, its flags: the values that they had."""
+    """Module that was called -> flag -> the values that the flag had."""
 
     unpriced: frozenset[int] = frozenset()
-    """Traced calls that cost nothing: they only constrain the plan."""
+    """Traced calls without a cost: they only constrain the plan."""
 
     sizes: list[SizeArgument] = field(default_factory=list)
     equal: list[SizeArgument] = field(default_factory=list)
-    """Integers that code compared, or took for one key of a cache: see `SizeArgument`."""
+    """Integers that code compared, or used as one key of a cache: see `SizeArgument`."""
 
     reads: dict[int, str] = field(default_factory=dict)
-    """Number in a "read" expression -> the tensor whose size was read."""
+    """Number in a "read" expression -> tensor whose size was read."""
 
     pinned: set[tuple[str, str]] = field(default_factory=set)
-    """Attributes of modules, with their names, that must stay as they are."""
+    """(module, attribute) pairs whose values the plan must not change."""
 
     untraced: frozenset[str] = frozenset()
-    """Modules that stand in it as one op each."""
+    """Modules that the graph represents by one op each."""
 
     watched: list[tuple[str, str, str]] = field(default_factory=list)
-    """(module, slot, tensor) of every module output, in the order of the calls."""
+    """(module, slot, tensor) of each module output, in the order of the calls."""
 
     crossed: list[Boundary] = field(default_factory=list)
-    """Every tensor that enters or leaves a module, in the order of the calls, those included that
-    cannot change there."""
+    """Every floating tensor that enters or leaves a module, in the order of the calls.
+
+    Unlike `boundaries` this includes places where the tensor is never resharded.
+    """
 
     places: list[str] = field(default_factory=list)
-    """Of each of those, where the code of a model calls that module."""
+    """For each entry of `crossed`, the place in the model's code that calls the module."""
 
     passed: list[tuple[int, Passing]] = field(default_factory=list)
-    """Those that are not floating, each with the number of those in `crossed` before it."""
+    """Integer and complex tensors that cross, each with the number of `crossed` entries before it.
+    """
 
     given: list[list[str]] = field(default_factory=list)
-    """Of each traced call, the slots of the tensors that it returns."""
+    """For each traced call, the slots of the tensors that it returns."""
 
     states: list[dict[str, str]] = field(default_factory=list)
-    """Of each traced call, the classes of the state that it takes, by argument: of its cache."""
+    """For each traced call: argument -> class of the state (the cache) that it takes."""
 
     taken: list[list[str]] = field(default_factory=list)
-    """Of each traced call, the arguments that are its state."""
+    """For each traced call, the arguments that are its state."""
 
     alike: dict[str, str] = field(default_factory=dict)
-    """Tensor of a folded block -> its like in the first block of the kind: in the same state."""
+    """Tensor of a folded block -> corresponding tensor in the first block of its kind.
+
+    Both have the same placement.
+    """
 
     blocks: list[Block] = field(default_factory=list)
-    """Where a folded graph was unfolded: the copies, in the order of their ops."""
+    """In an unfolded graph: the block copies, in the order of their ops."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    """Op or tensor of a folded block -> how many of it the unfolded model has."""
+    """Op or tensor of a folded block -> number of copies in the unfolded model."""
 
     def times(self, name: str) -> int:
-        """How many copies of the op or tensor `name` the unfolded model has."""
+        """Return the number of copies of the op or tensor `name` in the unfolded model."""
         return self.counts.get(name, 1)
 
     def priced(self, item: Op | Boundary) -> bool:
-        """Whether an op or a change of placement costs what it takes."""
+        """Return whether the plan pays for an op or a reshard."""
         return item.traced_call not in self.unpriced
 
     def one(self, name: str) -> str:
-        """The tensor whose state `name` has."""
+        """Return the tensor that decides the placement of `name`: itself, or the one in `alike`."""
         return self.alike.get(name, name)
 
     def outer(self) -> dict[str, Boundary]:
-        """Boundaries into a module whose tensor just came into one around it, by target.
+        """Map the target of an inner input boundary to the input boundary just outside of it.
 
-        Such a boundary can still take the tensor as it was before the outer one changed it: but
-        not where what it does depends on the tensor.
+        The inner boundary may reshard from the placement before the outer boundary. Boundaries
+        whose reshard depends on the number of dims of the tensor are left out.
         """
         entered = {b.target: b for b in self.boundaries if b.side == "in"}
         inner = [b for b in entered.values() if b.source in entered]
@@ -250,12 +260,12 @@ class Graph:
         return {b.target: entered[b.source] for b in inner if several[b[:3]] == 1}
 
     def slot(self, boundary: Boundary) -> Slot:
-        """The slot of a boundary: tensors there with one number of dims have one redistribution."""
+        """Return the slot of a boundary. All tensors of a slot are resharded in the same way."""
         ndim = len(self.tensors[boundary.source].shape)
         return Slot(boundary.module, boundary.side, boundary.slot, ndim)
 
     def readings(self) -> Counter[str]:
-        """How often priced ops of the unfolded model read each tensor."""
+        """Count how often priced ops of the unfolded model read each tensor."""
         ops = [op for op in self.ops if self.priced(op)]
         if not self.counts:
             return Counter(n for op in ops for n in {*op.inputs})
@@ -266,11 +276,14 @@ class Graph:
         return out
 
     def first_run(self) -> Graph:
-        """The graph of the first run alone, with everything that is stored; this one if it is."""
+        """Return the graph of the first traced call only, with all parameters and buffers.
+
+        Returns this graph itself if it has no other call.
+        """
         return self._only(lambda item: not item.traced_call)
 
     def priced_runs(self) -> Graph:
-        """The graph of the runs that cost something, with everything that is stored."""
+        """Return the graph of the priced runs only, with all parameters and buffers."""
         return self._only(self.priced)
 
     def _only(self, kept: Callable[[Op | Boundary], bool]) -> Graph:
@@ -294,5 +307,5 @@ class Graph:
         )
 
     def producers(self) -> dict[str, Op]:
-        """Tensor name -> the op that makes it."""
+        """Map each tensor name to the op that makes it."""
         return {out: op for op in self.ops for out in op.outputs}

@@ -1,16 +1,16 @@
-"""Which dims count the tokens that attention looks at, and which tensors a KV cache holds.
+"""Find the dims that count the keys of attention, and the tensors that a KV cache holds.
 
-In the trace queries and keys are one sequence and have one axis; when one new token is decoded,
-there is one query and as many keys as tokens so far. Two places tell them apart: scaled dot product
-attention names its keys, and a tensor with two dims of that axis is a table of scores, of which the
-later dim counts keys. What such an op reads with keys but no queries was made for earlier tokens:
-it comes from a cache. The cache holds it before it is repeated over groups of heads, so the tensor
-in question is the smallest on the way back over views and copies.
+In the trace, queries and keys are one sequence and share an axis. In decoding there is one query
+and one key per token so far. Two places tell them apart: scaled dot product attention names its
+keys, and a tensor with two dims of that axis is a table of scores whose later dim counts keys. An
+operand of such an op with a key axis but no query axis holds values of earlier tokens: it comes
+from a cache. The cache holds it before it is repeated over groups of heads, so the cached tensor is
+the smallest one on the way back over views and copies.
 
-This is an approximation where a model does it otherwise. A sliding window is not seen (its cache is
-counted at full length), nor is a cache of latents from which keys and values are made anew (these
-are counted), nor are states of recurrences (not counted at all), and the encoder of an
-encoder-decoder is taken to cache, too.
+This is an approximation. A sliding window is not recognized: its cache is counted at full length.
+For a cache of latents, the keys and values computed from the latents are counted. States of
+recurrences are not counted at all. The encoder of an encoder-decoder model is counted as if it
+had a cache.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ATTENTION = frozenset({"scaled_dot_product_attention", "shardwright::attention_r
 
 @dataclass
 class Keys:
-    """Letters of ops that count keys, and the tensors that a KV cache holds."""
+    """Op name -> letters of its rule that count keys, and the tensors that a KV cache holds."""
 
     letters: dict[str, frozenset[str]] = field(default_factory=dict)
     cached: list[str] = field(default_factory=list)
 
     def unfolded(self, origin: Mapping[str, str]) -> Keys:
-        """The same for a graph whose ops and tensors are copies of those of this one."""
+        """Return the keys of an unfolded graph; `origin` maps its names to names of this graph."""
         cached = set(self.cached)
         return Keys(
             {copy: self.letters[n] for copy, n in origin.items() if n in self.letters},
@@ -46,7 +46,7 @@ class Keys:
         )
 
     def within(self, graph: Graph) -> Keys:
-        """Those of a part of that graph."""
+        """Return the keys of `graph`, a part of the original graph."""
         ops = {op.name for op in graph.ops}
         return Keys(
             {n: x for n, x in self.letters.items() if n in ops},
@@ -55,18 +55,21 @@ class Keys:
 
 
 def last_of_two(dims: Sequence[Dim], counts: Callable[[Dim], bool]) -> frozenset[int]:
-    """The dim of a table of scores that counts keys; `counts` says which dims count tokens."""
+    """Return the dim of a table of scores that counts keys: the last of two or more token dims.
+
+    `counts` says which dims count tokens. The set is empty for other tensors.
+    """
     found = [i for i, dim in enumerate(dims) if counts(dim)]
     return frozenset(found[-1:] if len(found) > 1 else ())
 
 
 def counts_tokens(dim: Dim, run_time: Mapping[int, str]) -> bool:
-    """Whether the length of `dim` depends on that of the sequence."""
+    """Return whether the length of `dim` depends on the sequence length."""
     return any(run_time.get(d.id) == "seq" for d in (find(dim), *leaves_of(dim)))
 
 
 def find_keys(graph: Graph, axes: Axes, counts: Callable[[Dim], bool]) -> Keys:
-    """Keys and caches of a graph; `counts` says which dims count tokens."""
+    """Find the keys and cached tensors of a graph; `counts` says which dims count tokens."""
     out, moves = Keys(), sources(graph, moved)
     for op in graph.ops:
         sides = axes.sides(op)
@@ -98,7 +101,10 @@ def _trace_back(
     moves: nx.DiGraph,
     out: Keys,
 ) -> None:
-    """Follow what attention reads back to where it was computed; note the ops on the way."""
+    """Follow an attention operand back to where it was computed.
+
+    Adds the letters of the ops on the way and the cached tensor to `out`.
+    """
     way = [*nx.dfs_edges(moves, name)]
     for op in (moves[after][before]["op"] for after, before in way):
         if op is not None:

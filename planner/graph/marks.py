@@ -1,8 +1,8 @@
-"""Marks: what is known of tensors beside what they are, each kind of mark one entry of `Marks`.
+"""Marks: facts about tensors of a graph. Each kind of mark is one field of `Marks`.
 
-Whatever goes over a graph (renames, leaves runs out, folds and unfolds blocks) treats all kinds
-alike and names none. So a new kind is an entry here, a line where it is found (`trace/`) and, if
-none of the `Demand`s says it, one where it matters.
+Code that rewrites a graph (renames tensors, drops runs, folds and unfolds blocks) handles all kinds
+in the same way and names none of them. A new kind needs a field here and a line in `trace/` that
+sets it. If no `Demand` expresses its meaning, it also needs a line where it is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Names = tuple[str, ...]
 
 
 class Demand(Enum):
-    """What a mark wants of its tensors; the problem and the checker each say which states do."""
+    """What a mark demands of its tensors. Problem and checker decide which states fulfil it."""
 
     NOTHING = "nothing"
     REPLICATED = "every rank has the tensor, and its whole gradient"
@@ -27,15 +27,15 @@ class Demand(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """How entries of one kind name tensors, and what that means for plans.
+    """How entries of one kind name tensors, and what the kind demands of plans.
 
     Attributes:
-        names: The tensors that an entry names.
-        naming: The same entry of other tensors.
-        demand: What it wants of their states.
-        reason: That in words, of the first of them, for what cannot be.
-        stays: It is known of a place, and goes with the tensor there; other kinds go over to the
-            tensor that is taken instead.
+        names: Returns the tensors that an entry names.
+        naming: Returns the same entry for other tensors.
+        demand: The demand on the states of the tensors.
+        reason: The demand as text for error messages; {0} is the first tensor.
+        stays: Whether the mark belongs to a place and is dropped with the tensor there. Marks of
+            other kinds move to the tensor that replaces it.
     """
 
     names: Callable[[Any], Names]
@@ -46,13 +46,13 @@ class Kind:
 
 
 class Draw(NamedTuple):
-    """Where code draws random numbers for the elements of a tensor.
+    """A place where code draws random numbers for the elements of a tensor.
 
     Attributes:
-        module: Whose code does.
-        call: Which call of that module it is in.
-        number: Which draw of that call; -1 where numbers are drawn in another way than by dropout.
-        weights: Whether they are for what attention makes of the tensor, its queries.
+        module: The module whose code draws.
+        call: The number of the call of that module.
+        number: The number of the draw in that call; -1 if numbers are drawn other than by dropout.
+        weights: Whether the numbers are for attention weights; the tensor is then the queries.
     """
 
     module: str = ""
@@ -62,135 +62,140 @@ class Draw(NamedTuple):
 
 
 def _tensors(demand: Demand = Demand.NOTHING, reason: str = "", stays: bool = False) -> Any:
-    """A kind whose entries are tensors."""
+    """Declare a kind whose entries are tensors."""
     kind = Kind(lambda entry: (entry,), lambda _, names: names[0], demand, reason, stays)
     return field(default_factory=set, metadata={"kind": kind})
 
 
 def _dims() -> Any:
-    """A kind whose entries are (tensor, number of the dim), or what else is said of a tensor."""
+    """Declare a kind whose entries are (tensor, number of the dim or another value)."""
     kind = Kind(lambda entry: entry[:1], lambda entry, names: (*names, entry[1]))
     return field(default_factory=set, metadata={"kind": kind})
 
 
 def _several(demand: Demand, reason: str) -> Any:
-    """A kind whose entries are several tensors."""
+    """Declare a kind whose entries are tuples of tensors."""
     kind = Kind(lambda entry: entry, lambda _, names: names, demand, reason)
     return field(default_factory=set, metadata={"kind": kind})
 
 
 @dataclass
 class Marks:
-    """Every kind of mark, and its entries."""
+    """All marks of a graph: one field per kind, with its entries."""
 
     joined: set[str] = _tensors(Demand.REPLICATED, "what the model gives out is replicated")
-    """Tensors that code which is not traced may join with what a part of the model gives."""
+    """Tensors that untraced code may join with the output of a part of the model."""
 
     read_values: set[str] = _tensors(
         Demand.READABLE, "every rank reads the same numbers off a tensor"
     )
-    """Tensors that code reads numbers off."""
+    """Tensors that code reads numbers from."""
 
     own_gradients: set[str] = _tensors(
         Demand.REPLICATED, "code computes with the full gradient of a tensor"
     )
-    """Tensors whose gradient code changes, by a hook or by a function with its own backward."""
+    """Tensors whose gradient code changes, by a hook or by a custom autograd function."""
 
     linear_gradients: set[str] = _tensors(
         Demand.READABLE, "a function with a backward of its own takes and gives whole tensors"
     )
-    """Those where it is linear in the gradient, so that a term of that will do."""
+    """Tensors whose gradient code is linear: a partial gradient is enough for it."""
 
     written: set[tuple[str, str, str]] = _several(
         Demand.ONE_STATE, "what is written into a parameter has its placement: {0}"
     )
-    """(Parameter as stored, as its module sees it, tensor that is written into it.)
+    """(stored parameter, tensor that its module sees, tensor that is written into it).
 
-    So twice as its module sees it: what is written there only when the model trains, statistics of
-    batches say.
+    The last two are the same for a tensor that is only written in training, for example batch
+    statistics.
     """
 
     in_place: set[tuple[str, str]] = _several(
         Demand.ONE_STATE, "what a module changes in place is the tensor that it was given: {0}"
     )
-    """Tensors around a module and within it, where code reads behind it what that has changed."""
+    """(tensor outside of a module, tensor inside it): the module changes the tensor in place, and
+    code after the module reads it."""
 
     changed_in_regions: set[tuple[str, str]] = _several(
         Demand.ONE_STATE, "code that may not run changes no placement"
     )
-    """Tensors before and after code changes them that may not run, as data says."""
+    """Tensors before and after conditional code (which data may skip) changes them."""
 
     resumed: set[tuple[str, str]] = _several(
         Demand.ONE_STATE, "what a call leaves for the next has the placement of what it found: {0}"
     )
-    """Tensors in a cache, or in attributes, before and after a call that goes on with them."""
+    """Tensors in a cache or in attributes, before and after a call that continues from them."""
 
     modes: set[tuple[str, str]] = _several(
         Demand.ONE_STATE,
         "modules take and give the same in training mode: any of them may be in it",
     )
-    """Tensors that a module takes or gives in eval mode, and in the same call in training mode."""
+    """(tensor at a module in eval mode, tensor in the same call in training mode)."""
 
     collected: set[str] = _tensors(Demand.REPLICATED, "what is made of all blocks is replicated")
-    """Tensors that code reads from every block of a stack, and what it makes of them."""
+    """Tensors that code reads from every block of a stack, and tensors computed from them."""
 
     logits: set[str] = _tensors(Demand.SUMMED, "the scores of a loss are not Partial")
-    """Tensors that become the scores of a loss, which then gathers nothing."""
+    """Tensors that become the scores of a loss. The loss then needs no all-gather."""
 
     reused_outputs: set[str] = _tensors(
         Demand.REPLICATED, "what the model gives out, and goes on with itself, is one tensor"
     )
-    """Tensors that the model returns and that modules read, too: the gradient of such a tensor is
-    that of everything that is made of it."""
+    """Tensors that the model both returns and reads in a module. The gradient of each sums the
+    gradients from all of its uses."""
 
     carried: set[str] = _tensors()
-    """Tensors that one block of a stack hands to the next: users see them as hidden states."""
+    """Tensors that one block of a stack passes to the next; users see them as hidden states."""
 
     overwritten: set[str] = _tensors()
-    """Tensors that code changes in place: autograd lets nobody do that to what only looks new."""
+    """Tensors that code changes in place. Autograd forbids this for some views."""
 
     drawn: set[tuple[str, Draw]] = _dims()
-    """Tensors for whose elements random numbers are drawn, and where."""
+    """(tensor, `Draw`): the tensors for whose elements random numbers are drawn."""
 
     in_regions: set[str] = _tensors(stays=True)
-    """Parameters that such code reads, and tensors behind boundaries in it: no rank sends there."""
+    """Parameters read in conditional code that ranks may run alone, and boundary targets in it.
+
+    No rank communicates there.
+    """
 
     loop_masks: set[str] = _tensors()
-    """Masks for whose true elements a loop makes a pass each."""
+    """Masks of loops that make one pass per true element."""
 
     data_sized: set[tuple[str, int]] = _dims()
-    """Dims that are as long as data says."""
+    """Dims whose length depends on data."""
 
     sized: set[tuple[str, int]] = _dims()
-    """Dims of inputs that are as long as the model is made, in each call."""
+    """Dims of inputs whose length is a size of the model, the same in each call."""
 
     fixed: set[tuple[str, int]] = _dims()
-    """Dims that the code gives a bare number, or computes with: never split."""
+    """Dims whose length the code states as a bare number or computes with; never sharded."""
 
     counted: set[tuple[str, int]] = _dims()
-    """Dims whose length makes new tensors (positions, masks): those would be of a part's length."""
+    """Dims whose length sizes new tensors (positions, masks). If such a dim were sharded, these
+    tensors would get the length of the shard."""
 
     def entries(self) -> Iterator[tuple[str, set[Any]]]:
-        """Every kind by its name, with its entries."""
+        """Yield the name and the entries of every kind."""
         return ((name, getattr(self, name)) for name in KINDS)
 
     def names(self) -> set[str]:
-        """Every tensor that has a mark."""
+        """Return every tensor that has a mark."""
         return {n for kind, found in self.entries() for e in found for n in KINDS[kind].names(e)}
 
     def demands(self) -> Iterator[tuple[str, Demand, Names]]:
-        """Kind, demand and tensors of each entry that wants something, in a fixed order."""
+        """Yield kind, demand and tensors of each entry with a demand, in a fixed order."""
         for name, found in self.entries():
             kind = KINDS[name]
             if kind.demand is not Demand.NOTHING:
                 yield from ((name, kind.demand, n) for n in sorted(map(kind.names, found)))
 
     def copied(self, copies: Callable[[Names], Iterable[Names]]) -> Marks:
-        """For each entry those of other tensors: one or many, or none; `copies` says which."""
+        """Return the marks with each entry copied to the tensors that `copies` returns, if any."""
         return self._each(lambda _, names: copies(names))
 
     def renamed(self, others: Mapping[str, str]) -> Marks:
-        """The marks once some tensors are gone, and `others` are taken instead."""
+        """Return the marks after the tensors in `others` were replaced by their values."""
 
         def follow(kind: Kind, names: Names) -> list[Names]:
             if kind.stays and any(n in others for n in names):
@@ -200,14 +205,14 @@ class Marks:
         return self._each(follow)
 
     def spread(self, like: Callable[[str], Iterable[str]]) -> Marks:
-        """What holds for one tensor holds for those like it.
+        """Copy each mark of one tensor to the tensors like it.
 
-        These are in one state, so what several tensors are to each other need not be said again.
+        Tensors that are alike have one state, so marks of several tensors are not copied.
         """
         return self.copied(lambda e: [(n,) for n in like(e[0])] if len(e) == 1 else [e])
 
     def kept(self, names: Container[str]) -> Marks:
-        """The marks of these tensors alone."""
+        """Return the marks of these tensors only."""
         return self.copied(lambda each: [each] if all(n in names for n in each) else [])
 
     def _each(self, others: Callable[[Kind, Names], Iterable[Names]]) -> Marks:

@@ -1,7 +1,8 @@
-"""Modules that are called more than once: what may happen to a slot of theirs in each call.
+"""Slots of modules that are called more than once.
 
-The runtime has one change of placement for a slot and a number of dims. So calls make the same
-change, or none at all: a dropout for attention weights and for the output may leave heads split.
+The runtime keeps one reshard per slot and number of dims. Each call therefore makes the same
+reshard or none: a dropout module that is used for attention weights and for the output may leave
+heads sharded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from shardwright.planner.graph.graph import Boundary, Graph, Slot
 
 
 def repeats(graph: Graph) -> Iterator[tuple[Boundary, Boundary]]:
-    """The first boundary of each slot with each later one."""
+    """Yield the first boundary of each slot with each later one."""
     first: dict[Slot, Boundary] = {}
     for boundary in graph.boundaries:
         before = first.setdefault(graph.slot(boundary), boundary)
@@ -22,19 +23,19 @@ def repeats(graph: Graph) -> Iterator[tuple[Boundary, Boundary]]:
 
 
 class Sizes:
-    """Which sizes a plan states: those of parameters; all others it leaves open."""
+    """The sizes that a plan states: sizes of parameters. All other sizes stay open."""
 
     def __init__(self, graph: Graph, axes: Axes) -> None:
         self.graph, self.axes = graph, axes
         self.known = {a.id for u in graph.uses for d in axes.dims[u.stored] for a in leaves_of(d)}
-        # A table of positions has the length of the sequence, too.
+        # The length of a position table is also a sequence length: input sizes are not known.
         given = ((n, k, d) for n in graph.inputs for k, d in enumerate(axes.dims[n]))
         self.known -= {
             a.id for n, k, d in given if (n, k) not in graph.marks.sized for a in leaves_of(d)
         }
 
     def same(self, a: str, b: str) -> bool:
-        """Whether one change of placement, as a plan states it, is for both tensors."""
+        """Return whether one reshard, as a plan states it, applies to both tensors."""
         return all(
             x.size == y.size or not (self._stated(x) or self._stated(y))
             for x, y in zip(self.axes.dims[a], self.axes.dims[b], strict=True)

@@ -1,7 +1,7 @@
-"""What ties parameters together: the shortest chain of ops through tensors that share an axis.
+"""Find why parameters are sharded together: the shortest chain of ops that ties their dims.
 
-Two dims have one axis because rules say so, op by op (`axes.py`). Ops in a row which do, from one
-parameter to another, are why neither can be split without the other.
+Two dims share an axis because the rule of an op says so (`axes.py`). A chain of ops from one
+parameter to another explains why neither can be sharded without the other.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Place = tuple[str, int]
 """A tensor and the number of a dim."""
 
 OP = 1
-"""Length of the way from a dim to an axis of an op's rule."""
+"""Weight of an edge from a dim to an axis of an op's rule."""
 
 
 def ties(graph: Graph, axes: Axes, start: Place, atoms: Iterable[int]) -> dict[Place, list[Op]]:
-    """The shortest chain of ops from a dim of a stored parameter to each that has an axis of it.
+    """Return the shortest chain of ops from a parameter's dim to each parameter dim that shares it.
 
-    Those of the dim itself, and of tied parameters, have none. Where blocks are folded a chain goes
-    over from one to another only if there is no other way.
+    The chain is empty for the dim itself and for tied parameters. In a folded graph a chain moves
+    from one copy of a block to another only if there is no other path.
 
     Args:
         graph: The traced model.
         axes: Its axes.
-        start: A parameter, as stored, and the number of a dim.
-        atoms: Ids of axes of that dim.
+        start: A stored parameter and the number of a dim.
+        atoms: Ids of atoms of that dim.
     """
     ops = {op.name: op for op in graph.ops}
     stored = {use.stored for use in graph.uses}
@@ -47,7 +47,7 @@ def ties(graph: Graph, axes: Axes, start: Place, atoms: Iterable[int]) -> dict[P
 
 
 def having(graph: Graph, axes: Axes, atom: int) -> nx.Graph:
-    """Dims of tensors, and axes of ops, (name, letter), that have this atom; edges tie them."""
+    """Return the graph of tensor dims and op axes (name, letter) that contain this atom."""
 
     def has(name: str, at: int | str) -> bool:
         dim = axes.dims[name][at] if isinstance(at, int) else axes.axes[name][at]
@@ -69,7 +69,7 @@ def having(graph: Graph, axes: Axes, atom: int) -> nx.Graph:
 
 
 def _same(graph: Graph) -> Iterator[tuple[str, str, bool]]:
-    """Tensors of one shape that have the same axes, and whether only as another copy has them."""
+    """Yield pairs of tensors with the same axes, and whether they are only copies of each other."""
     yield from ((u.stored, u.used, False) for u in graph.uses)
     yield from ((b.source, b.target, False) for b in graph.boundaries)
     yield from ((one, name, True) for name, one in graph.alike.items())

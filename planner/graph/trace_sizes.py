@@ -1,19 +1,19 @@
-"""Sizes with which models are traced: primes, so that nothing splits them by accident."""
+"""Sizes with which models are traced. They are primes, so that nothing divides them by accident."""
 
 from collections.abc import Iterable
 
 TRACE_BATCH, TRACE_SEQ = 3, 19
 
 TRACE_SOURCE = 23
-"""The length of a sequence that another model encoded."""
+"""Length of a sequence that another model encoded."""
 
 TRACE_STEP = 5
-"""How many tokens go on behind a cache, where it is not one."""
+"""Number of new tokens after a cache, if it is not 1."""
 
 TRACE_ROWS = 1009
-"""How many rows data selects of tokens."""
+"""Number of rows that data selects of the tokens."""
 
 
 def has_rows(sizes: Iterable[int]) -> bool:
-    """Whether one of these sizes is a number of rows that data selects."""
+    """Return whether one of these sizes is a number of rows that data selects."""
     return any(n and n % TRACE_ROWS == 0 for n in sizes)

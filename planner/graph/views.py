@@ -1,4 +1,4 @@
-"""Ops that compute nothing: views, which share their operand's memory, and plain copies."""
+"""Ops that compute nothing: views, which share the memory of their operand, and plain copies."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from shardwright.rules.call import OpCall, packet_named
 
 COPIES = frozenset("_to_copy clone contiguous lift_fresh_copy repeat".split())
 UNDECLARED = frozenset({"_unsafe_view"})
-"""Views whose schema does not say so."""
+"""Views that are not declared as views in their schema."""
 
 
 def is_view(call: OpCall) -> bool:
-    """Whether an op gives back memory of its operand, by its schema.
+    """Return whether a result of an op shares the memory of an operand, by its schema.
 
-    A clone in no stated format is what becomes of dropout when it drops nothing: the operand.
+    A clone without a memory format counts as a view: it is what dropout becomes in eval mode.
     """
     if call.op == "clone":
         return call.arguments.get("memory_format") is None
@@ -35,10 +35,10 @@ def _shares(op: str) -> bool:
 
 
 def moved(op: Op, _: str) -> str | None:
-    """The operand whose values the results of an op hold, if they hold nothing else."""
+    """Return the operand whose values the results of an op hold; None if the op computes."""
     return op.inputs[0] if is_move(op.call) else None
 
 
 def is_move(call: OpCall) -> bool:
-    """Whether the results hold the operand's values and nothing else."""
+    """Return whether an op is a view or a copy: its results hold the values of the operand."""
     return call.op in COPIES or is_view(call)
