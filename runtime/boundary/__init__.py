@@ -1,1 +1,1 @@
-"""The boundary of each module of a split model: who sees a rank's parts, and who full tensors."""
+"""The boundary of each module of a split model: which code sees local and which full tensors."""

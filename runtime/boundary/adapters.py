@@ -1,7 +1,7 @@
-"""peft's adapters that are added to a split model: they are made for the sizes of the unsplit one.
+"""Makes peft create adapters with the full sizes when they are added to a split model.
 
-peft takes a DTensor for a sign that a layer computes with its part alone. What comes in the place
-of a layer of a split model computes with full tensors (`changes.py`), so it is told the full sizes.
+peft takes a DTensor for a sign that a layer computes with local tensors, and asks for local sizes.
+But a module that replaces a layer of a split model computes with full tensors (`changes.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LORA = "peft.tuners.lora.layer"
 
 
 def tell_full_sizes() -> None:
-    """Let peft, if it is imported, ask layers of split models for their sizes."""
+    """Patch peft, if it is imported, to use the full sizes of layers of split models."""
     lora: Any = getattr(sys.modules.get(LORA), "LoraLayer", None)
     own = getattr(lora, "_get_in_out_features", None)
     if own is None or hasattr(own, "_shardwright"):
@@ -36,10 +36,10 @@ def tell_full_sizes() -> None:
 
 
 def check_full_sizes(adapter: Any, layer: Any, path: str) -> None:
-    """Check that an adapter that comes in the place of a `layer` is made for its full sizes.
+    """Check that an adapter that replaces `layer` has the full sizes of `layer`.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it has other sizes.
     """
     for name in ("in_features", "out_features"):
         if getattr(adapter, name, None) != getattr(layer, name, None):

@@ -1,8 +1,8 @@
-"""What code sees of a module's parameters, split buffers and local integers.
+"""Properties by which code reads a module's parameters, sharded buffers and local integers.
 
-In a planned call a parameter is this rank's local tensor, whose gradient comes back as a DTensor,
-and an integer such as `num_heads` is that of this rank. Other code sees DTensors and the numbers of
-the unsplit model. For that the class of a module has a property for each such name.
+In a planned call, a parameter reads as this rank's local tensor, whose gradient becomes a DTensor,
+and an integer such as `num_heads` has its local value. Other code sees DTensors, and the integers
+of the unsplit model. The class of a module has one property for each such name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardwright.runtime.tensors.to_local import ToLocal
 
 
 def seen_attribute(name: str) -> property:
-    """The parameter, buffer or number `name` of a module, as the code that asks should see it."""
+    """Make the property for the parameter, buffer or integer `name` of a module."""
 
     def get(self: Any) -> Any:
         own = self.__dict__
@@ -35,7 +35,7 @@ def seen_attribute(name: str) -> property:
             return _outside_of_planned_calls(stored, state, name)
         if isinstance(stored, DTensor):
             if len(stored._spec.placements) != state.model.axes:
-                return stored  # FSDP2 has it, takes what it reads here for the parameter
+                return stored  # FSDP2 manages it, and takes what it reads here for the parameter
             trains = torch.is_grad_enabled() and stored.requires_grad
             stored = _with_gradient(stored, state) if trains else stored._local_tensor
         elif stored is not None and state.model is not None and state.model.changes is not None:
@@ -60,16 +60,16 @@ def _with_gradient(stored: Any, state: Any) -> Tensor:
     try:
         return ToLocal.apply(stored, state.model.copies)  # type: ignore[return-value]
     except RuntimeError:
-        check_no_transform()  # in a model's own code
+        check_no_transform()  # the model's own code may use torch.func
         raise
 
 
 def _outside_of_planned_calls(stored: Any, state: Any, name: str) -> Any:
-    """A parameter for code that runs in no planned call.
+    """A parameter as code outside of planned calls sees it.
 
     Raises:
-        UsageError: a backward pass runs code again that is in no module's forward, so that nobody
-            can tell whether it was in a planned call.
+        UsageError: a backward pass recomputes code that is in no module's forward. Nothing says
+            whether that code first ran in a planned call.
     """
     if not isinstance(stored, DTensor) or len(stored._spec.placements) != state.model.axes:
         return stored

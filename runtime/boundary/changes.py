@@ -1,12 +1,12 @@
-"""What changes of a model after it was split: it computes with full tensors, or is refused.
+"""Detects changes to a model after it was split: supports them with full tensors, or refuses them.
 
-Code may do something else with another value, which no traced call ran. So a module notes what is
-set on it from outside of calls, and the root looks at that at its next call; configs, lists and
-the like (`kept_objects.py`), and classes, are compared then, as nothing tells of their changes.
-What the model's own code sets in a call is its own business.
+With a changed value, code may take a path that no traced call took. Each module notes attributes
+that are set on it outside of calls, and the root checks them at its next call. Nothing reports
+changes to classes and to configs, lists and other kept objects (`kept_objects.py`): the root
+compares them at each call. Attributes that the model's own code sets during a call are ignored.
 
-A module that comes in the place of another (an adapter around a layer) is given full tensors, and
-calls what it has of the split model directly; its parameters are full on each rank.
+A module that replaces another (an adapter around a layer) is given full tensors. Its parameters
+are full on each rank, and it calls modules of the split model directly.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from shardwright.runtime.ranks.agreement import agree
 from shardwright.runtime.tensors.parameters import mark_replaced
 
 IN_TURN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-"""What runs all modules in it, whatever they are called."""
+"""Containers whose forward may run any module in them, whatever its name."""
 
 WRAPPERS = ("torch.distributed.", "torch._dynamo.")
-"""Packages whose modules wrap others, and give on what they are given: checkpointing, compiling."""
+"""Packages whose modules only wrap others and pass tensors on: checkpointing, compiling."""
 
 CHANGED = (
     "a split model was changed, and is compiled whole (fullgraph=True): call it once as it is, not "
@@ -55,11 +55,11 @@ CHANGED = (
 
 
 class MISSING:
-    """Stands for what is not there."""
+    """Marks an attribute that does not exist."""
 
 
 class Setting(NamedTuple):
-    """An attribute that was set, and what it was when the model was split."""
+    """An attribute that was set, and its value before that."""
 
     module: nn.Module
     name: str
@@ -67,13 +67,13 @@ class Setting(NamedTuple):
 
 
 class ChangeDetection:
-    """What a split model was made of when it was last looked at.
+    """The state of a split model at its last check, and the changes since.
 
     Attributes:
-        changed: Whether something was put into the model since its last call.
-        switching: Whether modules are told to train, or not to.
+        changed: Whether the root must check the model at its next call.
+        switching: Whether `train()` or `eval()` is running.
         settings: Attributes of modules that were set since the model was split.
-        arrived: Digests of full parameters that were put into the model since its last call.
+        arrived: Digests of full parameters that were put into the model since its last check.
     """
 
     def __init__(self, model: ModelBoundary) -> None:
@@ -93,10 +93,10 @@ class ChangeDetection:
         self.members = [vars(kind) for kind in self.kinds]
         self.had_members = [snapshot(members) for members in self.members]
 
-    # --- what is set
+    # --- attributes, parameters and modules that are set
 
     def note(self, module: nn.Module, name: str, value: Any) -> None:
-        """Note that an attribute of a module is set, but by the model's own code."""
+        """Note that an attribute of a module is set, unless the model's own code sets it."""
         if torch.compiler.is_compiling() or may_change(name) or name.startswith(OWN):
             return
         before = _now(module, name)
@@ -114,17 +114,19 @@ class ChangeDetection:
             self.settings.append(Setting(module, name, before))
             came = before is MISSING
         if not came or asked or isinstance(module, IN_TURN):
-            self.changed = True  # else no code asks for it: torch.compile leaves its notes so
+            self.changed = True  # else no code reads it: torch.compile leaves such attributes
 
     def note_deleted(self, module: nn.Module, name: str) -> None:
-        """Note that an attribute of a module goes."""
+        """Note that an attribute of a module is deleted."""
         self.note(module, name, MISSING)
 
     def set_forward(self, module: Any, forward: Any) -> None:
-        """Put a `forward` on a module: on the root, which is called with full tensors anyway.
+        """Replace the `forward` of the root on the instance: it is called with full tensors.
+
+        Setting a module's own `forward` again removes the replacement.
 
         Raises:
-            UsageError: it is put on a module within.
+            UsageError: `forward` is another one, and the module is not the root.
         """
         own = isinstance(forward, MethodType) and forward.__self__ is module
         own = own and forward.__func__ is type(module).forward  # pyright: ignore
@@ -139,12 +141,12 @@ class ChangeDetection:
             vars(module)["forward"] = forward
 
     def set_parameter(self, module: nn.Module, name: str, new: Any) -> Any:
-        """What is kept where `new` is registered as the parameter `name`: its part of a full one.
+        """Return what to store when `new` is registered as the parameter `name`.
 
-        One of another shape is kept as it is.
+        For a full parameter this is its shard. A parameter of another shape is stored as it is.
 
         Raises:
-            UsageError: `new` is a DTensor that is laid out differently, or has hooks.
+            UsageError: `new` is a DTensor with other placements, or has hooks.
         """
         self.changed = True
         stored: Any = module._parameters.get(name)
@@ -179,10 +181,11 @@ class ChangeDetection:
         return part
 
     def set_module(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
-        """Note that `new` is put into `parent`; in the place of another it sees full tensors.
+        """Note that `new` is put into `parent`. If it replaces a module, it sees full tensors.
 
         Raises:
-            UsageError: it is in another place, too, or has a forward that is not its class's.
+            UsageError: `new` is already in a split model, or its forward was replaced on the
+                instance.
         """
         self.changed = True
         old = parent._modules.get(name)
@@ -192,9 +195,9 @@ class ChangeDetection:
             self._replace(old, new, name)
 
     def _replace(self, old: nn.Module, new: nn.Module, name: str) -> None:
-        """Let `new` see full tensors in the place of `old`. What only wraps modules stays as it is.
+        """Let `new` see full tensors in the place of `old`. Wrappers stay as they are.
 
-        Of a list of modules each member comes in the place of the one of that name.
+        For a container without a forward, each member replaces the member of the same name.
         """
         state = boundary_of(new)
         of_model = state is not None and state.model is self.model and not state.computes_with_full
@@ -224,27 +227,32 @@ class ChangeDetection:
         state.take_place_of(place)
         put_class(new, state, LocalModule, type(new), named=type(new))
         wrap_hooks(new)
-        for within in new.modules():  # whence they were called says nothing of what runs again
+        for within in new.modules():  # earlier calls do not say what a backward pass repeats
             if (inner := boundary_of(within)) is not None:
                 inner.was_planned = inner.was_direct = False
 
-    # --- looked at by the root
+    # --- checked by the root
 
     def differs(self) -> bool:
-        """Whether what a class or the model keeps is not what it was."""
+        """Whether a class or an object that the model keeps has changed."""
         return any(map(ne, self.members, self.had_members)) or self.kept.changed()
 
     def keep_own(self) -> None:
-        """Take configs as they are, which the model's own code has changed; the rest is its own."""
+        """Accept what the model's own code changed in a call.
+
+        Configs are compared with their new content from now on; other objects
+        that changed are no longer compared.
+        """
         every = self.kept.every
         known = (o for o in every if is_config(o.kept) or not KeptObjects([o]).changed())
         self.kept = KeptObjects(o._replace(before=snapshot(o.now)) for o in known)
 
     def look(self) -> None:
-        """Look whether the model is what was split, and take all as it is then.
+        """Check that all changes to the model are supported, and accept them.
 
         Raises:
-            UsageError: it is not, and its code may do what nobody has proven.
+            UsageError: a change is not, and code may do something that is not proven.
+            DistributedError: ranks put different things into the model.
         """
         model, root = self.model, self.model.root
         self._check_settings()
@@ -286,9 +294,9 @@ class ChangeDetection:
                 raise _refused(f"{kept.path}.{name.removesuffix('_internal')}", was, is_now)
 
     def _check_modules(self, replaced: list[tuple[str, nn.Module]]) -> None:
-        """Look for modules that went, and parameters that came.
+        """Refuse modules that were removed and parameters that were added.
 
-        What only wraps modules of the model (checkpointing, `torch.compile`) may come.
+        Wrappers around modules of the model (checkpointing, `torch.compile`) are allowed.
         """
         root = self.model.root
         there = set(map(id, root.modules()))
@@ -309,7 +317,7 @@ class ChangeDetection:
                 )
 
     def _is_in_its_place(self, path: str) -> bool:
-        """Whether `path` leads to what came in the place of another module, or is just like it."""
+        """Whether `path` leads to a replaced module, or to an unsplit one of the same class."""
         module: Any = self.model.root
         for name in path.split("."):
             module = module._modules.get(name)
@@ -320,11 +328,14 @@ class ChangeDetection:
         return boundary_of(module) is None and type(module) is self.classes[path]
 
     def _compare_ranks(self, replaced: list[tuple[str, nn.Module]]) -> None:
-        """Look whether all ranks have what came into the model alike, and let them draw alike.
+        """Check that what was put into the model is the same on all ranks.
+
+        If modules were replaced, all ranks draw the same random numbers from now on.
 
         Raises:
-            DistributedError: they do not.
-            UsageError: copies of the model would not average its gradients.
+            DistributedError: it differs between ranks.
+            UsageError: a replaced module has parameters, whose gradients the copies of the model
+                would not average.
         """
         model, came = self.model, [*self.arrived]
         if replaced:
@@ -351,7 +362,7 @@ class ChangeDetection:
                 groups=groups,
             )
         self.arrived.clear()
-        # What was not there when the model was split is known as such from then on.
+        # Attributes that did not exist when the model was split stay in the list.
         self.settings[:] = [s for s in self.settings if s.before is MISSING]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ChangeDetection:
@@ -361,31 +372,31 @@ class ChangeDetection:
         return twin
 
     def _asks(self, name: str) -> bool:
-        """Whether code that a forward may run asks for what has this name."""
+        """Whether code that a forward may run reads an attribute of this name."""
         return name in self.asked.in_forwards
 
     def _matters(self, name: str, before: Any, now: Any) -> bool:
-        """Whether code may do something else with another value; what is new it must ask for."""
+        """Whether code may behave differently with the new value. It must read a new attribute."""
         if before is MISSING and (name not in self.asked.names or now is None):
             return False
         if "drop" in name and is_plain(now) and now == 0:
-            return False  # nothing is dropped then, as in eval mode
+            return False  # dropout of 0 does nothing, as in eval mode
         plain = all(one is MISSING or is_plain(one) for one in (before, now))
         return (plain or self._asks(name)) and _differ(before, now)
 
 
 def check_compiled(root: Any) -> None:
-    """Check that a model that is compiled is what was split.
+    """Check that a model that is being compiled has not changed since its last check.
 
     Raises:
-        UsageError: it may not be; dynamo then goes on without compiling, if it may.
+        UsageError: it may have; dynamo then continues without compiling, if it may.
     """
     if root._shardwright.model.changes.changed or _differs(root):
         raise UsageError(CHANGED)
 
 
 def _differs(root: Any) -> bool:
-    """Whether what a model keeps is not what it was: asked whenever it is compiled anew."""
+    """Whether what a model keeps has changed. Dynamo calls it at each new compilation."""
     return root._shardwright.model.changes.differs()
 
 
@@ -394,13 +405,13 @@ _differs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _is_replaced(module: nn.Module) -> bool:
-    """Whether it came in the place of a module that was split."""
+    """Whether `module` replaces a module of the split model."""
     state = boundary_of(module)
     return state is not None and state.computes_with_full
 
 
 def _now(module: nn.Module, name: str) -> Any:
-    """What an attribute is: of the module, or of its class."""
+    """The value of an attribute of `module` or of its class, or `MISSING`."""
     own = vars(module)
     for store in (own, own["_modules"], own["_parameters"], own["_buffers"]):
         if name in store:
@@ -411,7 +422,7 @@ def _now(module: nn.Module, name: str) -> Any:
 def _differences(
     before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Entries of two tables that are not the same: their names, and what they were and are."""
+    """The entries that differ between two tables: name, old value, new value."""
     for name in {**before, **now}:
         was, is_now = before.get(name, MISSING), now.get(name, MISSING)
         if was is not is_now:
@@ -419,22 +430,22 @@ def _differences(
 
 
 def _differ(before: Any, now: Any) -> bool:
-    """Whether code may do something else with one than with the other."""
+    """Whether code may behave differently with the two values."""
     if before is now:
         return False
     if type(before) is not type(now):
         return True
-    if is_config(now):  # a copy is like it
+    if is_config(now):  # a copy counts as equal
         entries = _differences(vars(before), vars(now))
         return any(_differ(a, b) for name, a, b in entries if not may_change(name))
     try:
         return bool(before != now)
-    except (TypeError, ValueError, RuntimeError):  # of arrays, say
+    except (TypeError, ValueError, RuntimeError):  # arrays, for example
         return True
 
 
 def _refused(name: str, before: Any, now: Any) -> UsageError:
-    """What to say of a change."""
+    """The error for a change that is not supported."""
     was = "not there" if before is MISSING else repr(before)
     return UsageError(
         f"'{name}' is {now!r:.60}, and was {was:.60} when the model was split: its code may do "
@@ -443,7 +454,7 @@ def _refused(name: str, before: Any, now: Any) -> UsageError:
 
 
 def _is_of_framework(kind: type) -> bool:
-    """Whether it is a class that all models have in common: nobody changes those for one."""
+    """Whether `kind` is a class that all models share: nobody changes it for one model."""
     home = f"{kind.__module__}."
     return kind in (object, nn.Module) or home.startswith(
         tuple(place for place in NOT_MODELS if place != "torch.")

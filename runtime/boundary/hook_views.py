@@ -1,4 +1,8 @@
-"""What a hook is shown in the place of what the model goes on with, and may not do to it."""
+"""Checks on the full tensors that hooks see while the model continues with local ones.
+
+The model would not see that a hook writes to such a tensor or asks for its gradient, and the hook
+would not see that the model then changes its local tensor in place. All three are refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from shardwright.runtime.slots import tensors
 
 
 class HookView(NamedTuple):
-    """What a hook on the module `path` was shown, and what the model goes on with in its place."""
+    """A tensor that a hook on `path` saw, and the local tensor that the model continues with."""
 
     path: str
     shown: StorageWeakRef
@@ -25,7 +29,7 @@ class HookView(NamedTuple):
 
 
 def note_hook_views(call: PlannedCall | AlwaysPlanned, path: str, shown: Any, model: Any) -> None:
-    """Note what a hook was shown in the place of what the model goes on with."""
+    """Note the tensors that a hook saw in place of those that the model continues with."""
     if isinstance(call, AlwaysPlanned) or not call.active or torch.compiler.is_compiling():
         return
     views = [view for view in call.hook_views if not view.shown.expired()]
@@ -37,10 +41,10 @@ def note_hook_views(call: PlannedCall | AlwaysPlanned, path: str, shown: Any, mo
 
 
 def check_hook_views(call: PlannedCall) -> None:
-    """Check that what hooks keep is as the unsplit model would show it, when a call ends.
+    """Check, when a call ends, that tensors that hooks keep were not changed by the model.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the model changed its local tensor in place, so the hook's copy is stale.
     """
     views, call.hook_views = call.hook_views, ()
     for view in views:
@@ -53,12 +57,18 @@ def check_hook_views(call: PlannedCall) -> None:
 
 @contextmanager
 def unchanged_views(path: str, before: Any, shown: Any) -> Iterator[None]:
-    """Check that no tensor that is `shown` in another's place is changed within.
+    """Check that the hook that runs inside does not change what it is shown.
 
-    Nor asked for its gradient, which is that of what this module makes of it, and not of others.
+    The hook must not ask for the gradient of such a tensor either: it would get only the gradient
+    by way of this module, without that of others that use the tensor.
+
+    Args:
+        path: The name of the module with the hook.
+        before: The local tensors.
+        shown: The same values with full tensors.
 
     Raises:
-        UsageError: one was: the model would not see that.
+        UsageError: the hook does either, and the model would not see it.
     """
     views = [] if torch.compiler.is_compiling() else others(before, shown)
     stamps = [_stamp(x) for x in views]
@@ -73,10 +83,10 @@ def unchanged_views(path: str, before: Any, shown: Any) -> Iterator[None]:
 
 
 def check_no_gradient_asked(path: str, x: Tensor) -> None:
-    """Check that nobody asks for the gradient of `x`, which stands for what others have, too.
+    """Check that the gradient of `x`, which a hook saw, is not asked for.
 
     Raises:
-        UsageError: somebody does.
+        UsageError: it is (`retain_grad`, or a hook on the tensor).
     """
     if x.retains_grad or x._backward_hooks:
         raise UsageError(
@@ -86,9 +96,10 @@ def check_no_gradient_asked(path: str, x: Tensor) -> None:
 
 
 def passed_through(given: Any, output: Any, of: Any = None) -> list[Tensor]:
-    """The tensors that a module gives as it was given them; or those in their places in `of`.
+    """The tensors of `output` that the module was given and returns unchanged.
 
-    Where the plan changes how one enters, the module has an alias of it.
+    With `of`, a value of the same structure as `output`, its tensors at those places. An alias of
+    an input counts as the input: redistributions may make one.
     """
     known = {_memory(x) for _, x in tensors(given)}
     pairs = zip(tensors(output), tensors(output if of is None else of), strict=True)
@@ -96,26 +107,26 @@ def passed_through(given: Any, output: Any, of: Any = None) -> list[Tensor]:
 
 
 def others(before: Any, shown: Any) -> list[Tensor]:
-    """The tensors in `shown` that are not those of `before`, which is made alike."""
+    """The tensors in `shown` that differ from those of `before`, which has the same structure."""
     pairs = zip(tensors(before), tensors(shown), strict=True)
     return [new for (_, old), (_, new) in pairs if new is not old]
 
 
 def _memory(x: Tensor) -> tuple[int, torch.Size]:
-    """What tensors have in common that are one, made full."""
+    """A key that is equal for a tensor and its views of the same shape."""
     base = None if torch.compiler.is_compiling() else x._base
     return id(x if base is None else base), x.shape
 
 
 def _stamp(x: Tensor) -> int | Tensor:
-    """What `_changed` compares a tensor with."""
+    """The version of a tensor; a copy if it is an inference tensor, which has none."""
     return x.clone() if x.is_inference() else x._version
 
 
 def _changed(x: Tensor, before: int | Tensor) -> bool:
-    """Whether somebody wrote into a tensor since its stamp was made."""
+    """Whether a tensor was written to since its stamp was made."""
     if isinstance(before, Tensor):
-        return not torch.equal(_bytes(x), _bytes(before))  # NaN is like itself
+        return not torch.equal(_bytes(x), _bytes(before))  # NaN equals itself by its bytes
     return x._version != before
 
 

@@ -1,9 +1,9 @@
-"""Hooks on modules of a split model: they are given full tensors, and may give full ones.
+"""Hooks on modules of a split model: they see full tensors, and may return full tensors.
 
-In a planned call what a module takes and gives is laid out as planned. A hook that somebody puts on
-a module sees it full, value and gradient; what it gives in its place is made a part again. Caches
-are sealed while it runs. Hooks of torch itself (of FSDP) and of transformers (which note what the
-model then gives out) see all as it is.
+In a planned call, the inputs and outputs of a module have the planned placements. A user's hook
+sees them gathered, values and gradients. If it returns other tensors, these are sharded again.
+Caches are sealed while it runs. Hooks of torch itself (of FSDP) and of transformers (which collect
+outputs of the model) see local tensors.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from shardwright.runtime.slots import tensors
 Hook = Callable[..., Any]
 
 TRUSTED = ("torch.", "transformers.")
-"""Packages whose own hooks know what they see."""
+"""Packages whose hooks may see local tensors."""
 
 BEFORE_ALL, BEHIND_ALL = modules._global_forward_pre_hooks, modules._global_forward_hooks
-"""Where torch keeps hooks that are on all modules at once."""
+"""Torch's tables of hooks on all modules: forward pre hooks, and forward hooks."""
 
 
 def check_hooks_on_all() -> None:
-    """Check that nobody has put forward hooks on all modules at once.
+    """Check that there are no forward hooks on all modules at once, except trusted ones.
 
     Raises:
-        UsageError: somebody has: they would see parts.
+        UsageError: there is one: it would see local tensors.
     """
     for hook in (*BEFORE_ALL.values(), *BEHIND_ALL.values()):
         if not _trusted(hook):
@@ -51,7 +51,7 @@ def check_hooks_on_all() -> None:
 
 
 def is_hooked(module: Any) -> bool:
-    """Whether somebody has put hooks on `module`: those of torch and transformers do not count."""
+    """Whether `module` has hooks, other than those of torch and transformers."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(not _trusted(hook) for kind in kinds for hook in getattr(module, kind).values())
 
@@ -72,7 +72,7 @@ class HookedModule:
         return super().register_forward_pre_hook(hook, with_kwargs=with_kwargs, **how)  # type: ignore[misc]
 
     def _get_backward_hooks(self) -> tuple[list[Hook], list[Hook]]:
-        """As in torch, for one call; those of a planned call see full gradients."""
+        """As in torch, for one call. In a planned call, the hooks see full gradients."""
         full, old = super()._get_backward_hooks()  # type: ignore[misc]
         interface = _interface(self)
         if interface is None:
@@ -85,7 +85,7 @@ class HookedModule:
         return [_gradient_hook(hook, interface, "in") for hook in full], old
 
     def _get_backward_pre_hooks(self) -> list[Hook]:
-        """The same for hooks that run before the module's own backward pass."""
+        """As `_get_backward_hooks`, for hooks that run before the module's backward pass."""
         found = super()._get_backward_pre_hooks()  # type: ignore[misc]
         interface = _interface(self)
         if interface is None:
@@ -94,7 +94,7 @@ class HookedModule:
 
 
 def wrap_hooks(module: Any) -> None:
-    """Let the hooks that were on `module` before it was split see full tensors."""
+    """Let forward hooks that `module` had before it was split see full tensors."""
     for key, hook in module._forward_hooks.items():
         with_kwargs = key in module._forward_hooks_with_kwargs
         module._forward_hooks[key] = _forward_hook(hook, with_kwargs)
@@ -104,7 +104,7 @@ def wrap_hooks(module: Any) -> None:
 
 
 def _interface(module: Any) -> ModuleInterface | None:
-    """The placements around a module in a planned call; None where all is full as it is."""
+    """The interface of a module in a planned call; None if the plan has no entry or none runs."""
     state = module._shardwright
     return state.interface if state.is_planned() else None
 
@@ -171,14 +171,14 @@ def _pre_hook(hook: Hook, with_kwargs: bool) -> Hook:
 
 
 def _gradient_hook(hook: Hook, interface: ModuleInterface, side: str) -> Hook:
-    """A hook on gradients that is given full ones, and whose result is made a part again."""
+    """Wrap a hook on gradients: it is given full ones, and its result is sharded again."""
     if _trusted(hook):
         return hook
     interface.check_alike()
 
     @functools.wraps(hook)
     def with_full_gradients(module: Any, *grads: Any) -> Any:
-        sides = ("in", "out")[-len(grads) :]  # one before its backward pass has no gradients in
+        sides = ("in", "out")[-len(grads) :]  # a pre hook is given only the last
         given = [interface.gradients_as(g, s, full=True) for g, s in zip(grads, sides, strict=True)]
         with in_hook(module._shardwright.call):
             found = hook(module, *given)

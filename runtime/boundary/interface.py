@@ -1,8 +1,8 @@
-"""The tensors around one module, made full and made parts again, as its plan lays them out.
+"""`ModuleInterface`: converts the inputs and outputs of a module between full and local tensors.
 
-Whoever calls a module from outside has full tensors, and so has a hook on it. `AROUND` is how the
-rest of the model has the tensors, which hooks see made full; `WITHIN` is how the module's own code
-has them, which a direct call makes of full ones.
+Hooks on a module and its direct callers see full tensors. `AROUND` are the placements in the rest
+of the model, from which tensors are made full for hooks. `WITHIN` are the placements in the
+module's own code, to which a direct call shards full tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardwright.runtime.redistribution.reshard import Reshard
 from shardwright.runtime.slots import map_slots, parameters_of
 
 Table = dict[str, dict[int, Placement]]
-"""Slot, with * for numbers in it -> number of dims -> placement."""
+"""Slot (with * for its numbers) -> number of dims -> placement."""
 
 AROUND, WITHIN = "around", "within"
 
@@ -34,11 +34,11 @@ class ModuleInterface:
     """The placements of a module's arguments and outputs.
 
     Args:
-        forward: The module's own, before its class is changed.
-        leaf: Whether there is no module in it.
-        spec: What the plan says of it.
-        mesh: Where this rank stands.
-        path: Its name.
+        forward: The module's own forward, before its class is changed.
+        leaf: Whether the module has no children.
+        spec: The plan's entry for the module.
+        mesh: The mesh, with the coordinates of this rank.
+        path: The name of the module.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class ModuleInterface:
         self.no_gradient, self.unknown = frozenset(spec.no_gradient), frozenset(spec.unknown)
 
     def names(self, args: tuple[Any, ...]) -> list[str]:
-        """The names of the arguments that are given by position."""
+        """The names of the positional arguments; "*0" is the first of *args."""
         names = list(self.arguments)[1:]
         rest = (i for i, n in enumerate(names) if self.arguments[n].kind is _VAR_POSITIONAL)
         more = next(rest, len(names))
         return [names[i] if i < more else f"*{i - more}" for i in range(len(args))]
 
     def check_alike(self) -> None:
-        """Check that tensors are laid out alike in all calls of the module.
+        """Check that tensors have the same placements in all calls of the module.
 
         Raises:
-            UsageError: they are not.
+            UsageError: they differ.
         """
         if self.spec.varies:
             raise UsageError(
@@ -81,23 +81,23 @@ class ModuleInterface:
     def arguments_as(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], at: str, full: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with each tensor made full, or this rank's part of a full one."""
+        """Gather each tensor of the arguments (`full`), or shard full ones."""
         change = self.change(at, "in", full)
         found = [map_slots(v, n, change) for n, v in zip(self.names(args), args, strict=True)]
         return tuple(found), {n: map_slots(v, n, change) for n, v in kwargs.items()}
 
     def output_as(self, output: Any, at: str, full: bool) -> Any:
-        """The same for what the module gives."""
+        """Gather each tensor of the output (`full`), or shard full ones."""
         return map_slots(output, "", self.change(at, "out", full))
 
     def change(self, at: str, side: str, full: bool) -> Callable[[Tensor, str], Tensor]:
-        """What makes a tensor in a slot full, or this rank's part of it.
+        """A function of a tensor and its slot that gathers the tensor (`full`), or shards it.
 
-        Around the module, what shares memory with what was given is copied: a hook may write into
-        what it sees, and the model into what it gets back.
+        `AROUND` the module, a result that shares memory with the tensor is copied: a hook may write
+        to what it sees, and the model to what it gets back.
 
-        Raises:
-            UsageError: ranks make that tensor of their parts of others.
+        The function raises:
+            UsageError: each rank computes that tensor from its shards of others.
         """
 
         def change(x: Tensor, slot: str) -> Tensor:
@@ -112,7 +112,7 @@ class ModuleInterface:
                 out = x
             elif at == WITHIN:
                 out = reshard(x)
-            else:  # what was made with gradients keeps them, also where code goes on without
+            else:  # a tensor with a gradient keeps it, even if gradients are off here
                 with torch.set_grad_enabled(x.requires_grad or torch.is_grad_enabled()):
                     out = reshard(x)
                     out = out.clone() if out is not x and _shares_memory(out, x) else out
@@ -123,11 +123,10 @@ class ModuleInterface:
         return change
 
     def reshard(self, at: str, side: str, full: bool, slot: str, x: Tensor) -> Reshard | None:
-        """What makes `x` full, or a part of it. None where an index or a mask is not in the plan.
+        """The redistribution of `x`. None for an integer or bool tensor that the plan lacks.
 
         Raises:
-            UsageError: the plan does not say how such a tensor is laid out, or it is a part of a
-                sequence.
+            UsageError: the plan has no placement for `x`, or `x` is a shard of a sequence.
         """
         key = at, side, full, slot, x.ndim
         if key not in self.reshards:
@@ -142,13 +141,13 @@ class ModuleInterface:
                     "direct calls can have full tensors: call the whole model, or plan without "
                     "sequence_parallel or cp"
                 )
-            part = part.of_any_size()  # that of the trace may have been made up
+            part = part.of_any_size()  # sizes of the trace may be those of example inputs
             ends = (part, part.replicated()) if full else (part.replicated(), part)
             self.reshards[key] = Reshard(*ends, self.mesh)
         return self.reshards[key]
 
     def not_known(self, side: str, slot: str) -> UsageError:
-        """What to raise for a tensor that no call of the plan has."""
+        """The error for a tensor that is in no call of the plan."""
         return UsageError(
             f"tensor '{slot}' {side} '{self.path}': that is in no call which the plan was made "
             "for, so nothing is known of it: call the whole model, or plan with example inputs "
@@ -156,9 +155,11 @@ class ModuleInterface:
         )
 
     def placement(self, at: str, side: str, slot: str, ndim: int) -> Placement | None:
-        """How a tensor is laid out in a slot; for a layer, with any number of dims before the last.
+        """The placement of a tensor in a slot; None if the plan has none.
 
-        Of a list the plan may know fewer elements than are given, if they are all alike.
+        A list may have more elements than in the plan, if all have the same placement there. For a
+        leaf module, the number of dims before the last may differ from the plan, if the plan shards
+        none of them.
         """
         placed = self.tables[at, side]
         pattern = slot_pattern(slot)
@@ -176,18 +177,18 @@ class ModuleInterface:
         return found.pop() if len(found) == 1 else None
 
     def gradients_as(self, grads: Sequence[Any], side: str, full: bool) -> tuple[Any, ...]:
-        """Gradients of arguments ("in") or outputs ("out") as hooks are given them, or back."""
+        """Gradients of arguments ("in") or outputs ("out"): gathered (`full`), or sharded again."""
         if side == "in":
             slots = self.names(tuple(grads))
         elif len(grads) == 1 and "" in self.tables[AROUND, "out"]:
             slots = [""]
         else:
-            slots = [str(i) for i in range(len(grads))]  # torch makes a tuple of outputs
+            slots = [str(i) for i in range(len(grads))]  # torch passes outputs as a tuple
         pairs = zip(grads, slots, strict=True)
         return tuple(g if g is None else self._gradient(g, side, slot, full) for g, slot in pairs)
 
     def _gradient(self, grad: Tensor, side: str, slot: str, full: bool) -> Tensor:
-        """A gradient at the near end of a redistribution, given that at its far end."""
+        """Convert a gradient, by the backward pass of the opposite redistribution."""
         reshard = self.reshard(AROUND, side, not full, slot, grad)
         if reshard is None or not reshard.steps:
             return grad
@@ -197,7 +198,7 @@ class ModuleInterface:
             whole = dim_size(resolve(target, size, coords))
             sizes.append(dim_size(resolve(source, whole or 0), coords) or 0)
         with torch.enable_grad():
-            # Of integers torch makes gradients, too: zeros of their kind.
+            # Integer tensors get gradients from torch, too: integer zeros.
             real = grad if grad.is_floating_point() or grad.is_complex() else grad.float()
             near = real.new_zeros(sizes).requires_grad_()
             far = reshard(near)
@@ -206,7 +207,7 @@ class ModuleInterface:
 
 
 def table(placed: Iterable[tuple[str, str]]) -> Table:
-    """A table of slots and placements as text."""
+    """Parse pairs of slot and placement."""
     out: Table = {}
     for slot, text in placed:
         placement = parse(text)
@@ -219,24 +220,24 @@ def _is_among(found: frozenset[str], side: str, slot: str) -> bool:
 
 
 def _shares_memory(out: Tensor, x: Tensor) -> bool:
-    """Whether `out` is a view, of `x` or for autograd."""
+    """Whether `out` shares memory with `x`, or is a view for autograd."""
     if torch.compiler.is_compiling() or (out.requires_grad and out._is_view()):
         return out.requires_grad and out._is_view()
     return out.untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
 class _NoGradient(torch.autograd.Function):
-    """A tensor that had no gradient in any call of the plan."""
+    """Identity for a tensor that had no gradient in any call of the plan: refuses one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, name: str) -> Tensor:  # type: ignore[override]
-        """The tensor."""
+        """Return a view of the tensor."""
         ctx.name = name
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        """Refuse it."""
+        """Refuse the gradient."""
         raise UsageError(
             f"the gradient of {ctx.name}: it had none in any call which the plan was made for, so "
             "a rank may have but a term of it: detach it there, or give the whole model example "

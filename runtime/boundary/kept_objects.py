@@ -1,7 +1,8 @@
-"""Configs, other objects, lists and dicts that a model keeps: what was in them when it was split.
+"""The configs, other objects, lists and dicts that a model keeps, with snapshots of their content.
 
-Nothing tells when what is in them changes, so the root compares them at each call. Of lists and
-objects those matter that hold plain values alone, and that code asks for.
+Nothing reports changes to their content, so the root compares them at each call. Lists, dicts and
+sets are compared if they hold only plain values and code reads them; objects other than configs, if
+they hold only plain values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CONTAINERS = (list, dict, set)
 
 
 class KeptObject(NamedTuple):
-    """Something that a model keeps: where, the object, and what was in it."""
+    """An object that a model keeps: its path, the object, and a snapshot of its content."""
 
     path: str
     kept: Any
@@ -30,12 +31,12 @@ class KeptObject(NamedTuple):
 
     @property
     def now(self) -> Any:
-        """What is in it."""
+        """The current content."""
         return self.kept if type(self.kept) in CONTAINERS else vars(self.kept)
 
 
 class KeptObjects:
-    """All that a model keeps, in columns: no Python runs for each where they are compared."""
+    """All objects that a model keeps, in columns: comparing them needs no Python loop."""
 
     def __init__(self, every: Iterable[KeptObject]) -> None:
         self.every = [*every]
@@ -45,23 +46,28 @@ class KeptObjects:
         self.others, self.had = [c.kept for c in others], [c.before for c in others]
 
     def changed(self) -> bool:
-        """Whether something else is in one of them."""
+        """Whether the content of any of them differs from its snapshot."""
         tables = map(object.__getattribute__, self.others, repeat("__dict__"))
         try:
             return any(map(ne, self.containers, self.were)) or any(map(ne, tables, self.had))
-        except (TypeError, ValueError, RuntimeError):  # of tensors that came into one
+        except (TypeError, ValueError, RuntimeError):  # a tensor was put into one
             return True
 
 
 def snapshot(content: Any) -> Any:
-    """A copy of a list, or of a table and the lists in it, as far as they hold plain values."""
+    """A copy of a container or table; containers that hold other than plain values are shared."""
     if not isinstance(content, Mapping):
         return _copied(content)
     return {name: _copied(value) for name, value in content.items()}
 
 
 def kept_objects(model: nn.Module, asks: Callable[[str], bool]) -> Iterator[KeptObject]:
-    """What modules of a model keep, of which code `asks` by name; each once."""
+    """The objects that modules of `model` keep, each once.
+
+    Args:
+        model: The model.
+        asks: Whether code reads an attribute of this name.
+    """
     found: set[int] = set()
     for path, module in model.named_modules():
         own: dict[str, Any] = vars(module)
@@ -74,7 +80,7 @@ def kept_objects(model: nn.Module, asks: Callable[[str], bool]) -> Iterator[Kept
 def _within(
     value: Any, path: str, asks: Callable[[str], bool], found: set[int]
 ) -> Iterator[KeptObject]:
-    """What is kept at `path`, and in it."""
+    """The object at `path`, and the objects in it."""
     if id(value) in found or isinstance(value, CODE):
         return
     found.add(id(value))
@@ -89,7 +95,7 @@ def _within(
 
 
 def _is_of_plain_values(value: Any, depth: int = 0) -> bool:
-    """Whether it is an object whose attributes are plain values, and such objects."""
+    """Whether `value` is an object with only plain values, also in objects that it holds."""
     if is_plain(value) or isinstance(value, CODE) or not getattr(value, "__dict__", None):
         return False
     return depth < DEEPEST and all(
@@ -99,7 +105,7 @@ def _is_of_plain_values(value: Any, depth: int = 0) -> bool:
 
 
 def _is_plain_throughout(value: Any) -> bool:
-    """Whether it is a plain value, or has but such in it, and not too many."""
+    """Whether `value` is a plain value, or a container of few enough plain values."""
     leaves = list(islice(_leaves(value), LARGEST + 1))
     return len(leaves) <= LARGEST and all(map(is_plain, leaves))
 

@@ -1,4 +1,4 @@
-"""What the modules of one split model share."""
+"""`ModelBoundary`: the state that all modules of one split model share."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ if TYPE_CHECKING:
 
 
 class ModelBoundary:
-    """What the modules of one split model share.
+    """The state that all modules of one split model share.
 
     Attributes:
         root: The model.
-        mesh: Where this rank stands.
+        mesh: The mesh, with the coordinates of this rank.
         call: Whether a planned call runs.
-        modules: All modules of the model: to walk over them takes long.
+        modules: All modules of the model, as walking over it is slow.
         proven: The calls that the plan is proven for.
         draws: When random numbers are drawn: "", "training" or "always".
-        positions: The arguments of the model by position.
-        own_rows: The ranks of `cp`, where each of them is given its own rows only.
-        copies: Of the model, if it averages its gradients over them.
-        changes: What was changed of the model since it was split; None before its parameters are
-            DTensors.
+        positions: The index of each argument of the model that may be given by position.
+        own_rows: The ranks of `cp`, if each of them is given only its own rows.
+        copies: The copies of the model over which it averages its gradients, if it does.
+        changes: Changes to the model since it was split; None before its parameters are DTensors.
     """
 
     def __init__(self, root: nn.Module, mesh: Mesh, lengths: Lengths) -> None:
@@ -50,23 +49,23 @@ class ModelBoundary:
         self.copies: Copies | None = None
         self.changes: ChangeDetection | None = None
         self.axes = 0
-        """Dims of the mesh of parameters: FSDP2 stores them over more."""
+        """Number of mesh dims of parameters. FSDP2 stores parameters over more dims."""
         self.parametrizes = False
-        """Whether code of the model parametrizes modules while it runs."""
+        """Whether code of the model may parametrize modules while it runs."""
 
     def distribute(self, changes: ChangeDetection) -> None:
         """Note that parameters are DTensors from now on."""
         self.changes, self.axes = changes, len(axes_of(self.mesh))
 
     def has(self, parameter: Tensor | None) -> bool:
-        """Whether it is a parameter of the model that FSDP2 has not taken over."""
+        """Whether `parameter` is a DTensor over the plan's mesh, so not managed by FSDP2."""
         return isinstance(parameter, DTensor) and len(parameter.placements) == self.axes
 
     def cut(self, value: Tensor, stored: DTensor, name: str) -> Tensor:
-        """This rank's part of a full `value`, laid out as `stored`; a DTensor stays as it is.
+        """Shard a full `value` as `stored` is; a DTensor is returned as it is.
 
         Raises:
-            UsageError: it is a DTensor of another rank.
+            UsageError: `value` is a DTensor that another rank saved.
         """
         if not isinstance(value, DTensor):
             return cut(value, stored)
@@ -75,7 +74,7 @@ class ModelBoundary:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelBoundary:
         if id(self.root) not in memo:
-            return self  # a copy of a part goes on with what the model's modules share
+            return self  # the copy of a submodule shares the model's state
         twin = memo[id(self)] = copy.copy(self)
         twin.root, twin.call = memo[id(self.root)], PlannedCall()
         twin.loss = LossScope(self.loss.traceable)

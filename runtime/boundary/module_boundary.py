@@ -1,7 +1,7 @@
-"""The boundary of one module: what enters it, what leaves it, and what its code sees.
+"""`ModuleBoundary`: what enters a module, what leaves it, and what its code sees.
 
-A module of a split model has one `ModuleBoundary`, as its attribute `_shardwright`, and one class
-in front of its own (`module_class.py`). All in which modules differ is data in this object.
+Each module of a split model has one, as its attribute `_shardwright`, and one class in front of its
+own (`module_class.py`). All differences between modules are data in this object.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OF_EACH_COPY = (
     *("model", "kept", "keeps", "inputs", "taken_before", "outputs", "attributes"),
     *("full_values", "draws"),
 )
-"""What copies of a module have each their own of."""
+"""Attributes of a boundary that are copied with a module. Copies share the others."""
 
 
 def _nothing() -> None:
@@ -54,7 +54,7 @@ def _nothing() -> None:
 
 @dataclass
 class SlotChange:
-    """A tensor on its way in or out, and what becomes of it."""
+    """A tensor that enters or leaves a module, and its redistribution."""
 
     slot: str
     name: str
@@ -65,23 +65,23 @@ class SlotChange:
     before: str | None = None
     origin: dict[str, Any] | None = None
     made: Callable[[], Tensor | None] = _nothing
-    """What was made of an attribute that the last call has set."""
+    """The last result for an attribute (`leave_attributes`), or None."""
 
     @property
     def original(self) -> Any:
-        """The tensor as it was before the module around that `before` names changed it."""
+        """The tensor before the enclosing module that `before` names changed it."""
         assert self.origin is not None
         assert self.before is not None
         return self.origin[self.before.lstrip(".")]
 
     @property
     def only_in_backward(self) -> bool:
-        """Whether it leaves every tensor as it is where no gradient is wanted."""
+        """Whether it changes no tensor when no gradient is needed."""
         plain = self.head is None and self.before is None
         return plain and isinstance(self.reshard, Reshard) and not self.reshard.forward
 
     def find(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Where the argument is: its key, or None, and what it is the key of."""
+        """The key of the argument, or None if it is not given, and `args` or `kwargs`."""
         if self.name in kwargs:
             return self.name, kwargs
         given = self.index is not None and self.index < len(args)
@@ -89,13 +89,13 @@ class SlotChange:
 
 
 class ModuleBoundary:
-    """What the plan says of one module, compiled for this rank.
+    """The plan's entry for one module, prepared for this rank.
 
     Args:
-        mesh: Where this rank stands.
+        mesh: The mesh, with the coordinates of this rank.
         module: The module, before its class is changed.
-        path: Its name.
-        spec: What the plan says of it; None where it says nothing.
+        path: The name of the module.
+        spec: The plan's entry for the module; None if there is none.
     """
 
     def __init__(
@@ -105,73 +105,72 @@ class ModuleBoundary:
         self.original = self.named = type(module)
         self.bases: tuple[type, ...] = ()
         self.code: Callable[..., Any] = type(module).forward
-        """What the module computes with: its own forward, maybe compiled anew."""
+        """The module's own forward, perhaps recompiled with local sizes."""
         self.leaf = next(module.children(), None) is None
         self.changes_tensors = spec is not None and spec.layer != UNCHANGED
-        """Whether calls from outside make full tensors parts; else modules within do."""
+        """Whether a direct call shards full tensors here. If not, the modules inside do it."""
         self.computes_with_full = False
-        """Whether the module came in the place of another: it takes and gives full tensors."""
+        """Whether the module replaces another: it takes and returns full tensors."""
         self.model: ModelBoundary | None = None
         self.call: PlannedCall | AlwaysPlanned = ALWAYS
         self.was_planned = self.was_direct = False
-        """Whether the model called the module so far, and whether somebody else did."""
+        """Whether the model has called the module so far, and whether other code has."""
 
         self.placements: dict[str, Placement] = {}
-        """Of parameters and buffers."""
+        """Placements of parameters and buffers."""
         self.uses: dict[str, Callable[[Tensor], Tensor]] = {}
-        """Parameters that its code sees otherwise than they are stored."""
+        """Redistributions of parameters that the code sees in another placement than is stored."""
         self.full_values: dict[str, Any] = {}
-        """Attributes with sizes of the unsplit model, in whose place code in a call finds local
-        ones."""
+        """Sizes of the unsplit model, by attribute. In a planned call code sees local sizes."""
         self.sizes: dict[str, Any] = {}
-        """Of calls in its code, by name (`GivenSizes`)."""
+        """Local sizes of calls in the module's code (`GivenSizes`), by name of the call."""
         self.attention: AttentionRows | None = None
-        """Around the code of a module that attends with its part of a sequence."""
+        """Mode around the code of a module whose attention sees a shard of the sequence."""
         self.draws: list[Part] | None = None
-        """For what its code draws random numbers of which a rank has a part."""
+        """What the module's code draws random numbers for, where each rank holds a shard."""
         self.draws_apart = False
-        """Whether the module does, or is in one that does, and draws for itself."""
+        """Whether this module or one around it has `draws`: it then draws for itself."""
         self.inputs: list[SlotChange] = []
         self.outputs: list[SlotChange] = []
         self.attributes: list[SlotChange] = []
-        """Of tensors that the module's code sets as its attributes."""
+        """Redistributions of tensors that the module's code sets as its attributes."""
         self.group: Group | None = None
-        """The ranks over which gradients may be summed beside other work."""
+        """The ranks over which a gradient may be summed while other work runs."""
         self.linear = False
-        """Whether the module's own forward is that of `nn.Linear`, as of most."""
+        """Whether the module's own forward is that of `nn.Linear`, as in most modules."""
 
         self.taken_before: list[SlotChange] = []
-        """Inputs that the module takes as they were before a module around changed them."""
+        """Inputs that the module takes as they were before an enclosing module changed them."""
         self.keeps: set[str] = set()
         self.kept: dict[str, Any] = {}
-        """Arguments as they came in, while the module runs: modules within may want them so."""
+        """Arguments before redistribution, while the module runs, for the modules inside."""
         self.has_originals = False
-        """Whether this call of the module was given the arguments before a module around."""
+        """Whether this call was already given the original arguments."""
 
         self.rows: tuple[Range, ...] = ()
-        """Of a table of tokens that is split by rows: those that this rank has."""
+        """The rows of this rank, if the module is a token table that is sharded by rows."""
         self.other_rows: tuple[Range, ...] = ()
         self.padding: int | None = None
         self.settle()
 
     def settle(self) -> None:
-        """See what `inputs` and `outputs` come to, when all of them are there."""
+        """Derive flags for a fast call, once `inputs` and `outputs` are complete."""
         alone = not self.keeps
         self.apart = self.attention is not None or self.draws_apart or self.computes_with_full
-        """Whether more than calling it is needed to run the module's code."""
+        """Whether the module's code needs `compute`, rather than a plain call."""
         self.idle_in = alone and all(change.only_in_backward for change in self.inputs)
         self.idle_out = alone and all(change.only_in_backward for change in self.outputs)
         self.idle_out = self.idle_out and not self.attributes
         self.leaves = bool(self.outputs or self.keeps or self.attributes)
         self.sole_output: Reshard | None = None
-        """Of an output that is one tensor, where that is all that becomes of it."""
+        """The redistribution of the output, if that is one tensor and nothing else is changed."""
         if alone and len(self.outputs) == 1 and not self.attributes:
             (sole,) = self.outputs
             if isinstance(sole.reshard, Reshard) and not sole.keys and sole.head is None:
                 self.sole_output = sole.reshard
 
     def take_place_of(self, place: ModuleBoundary) -> None:
-        """Let the module, which came in the place of another, take and give full tensors there."""
+        """Let this module, which replaces the one of `place`, take and return full tensors."""
         self.computes_with_full, self.changes_tensors = True, False
         self.model, self.call, self.taken_before = place.model, place.call, place.taken_before
         vars(self)["interface"] = place.interface
@@ -179,7 +178,7 @@ class ModuleBoundary:
 
     @cached_property
     def interface(self) -> ModuleInterface | None:
-        """The placements of what enters and leaves the module; None where all is full as it is."""
+        """The placements of the inputs and outputs; None if the plan has no entry."""
         if self.spec is None:
             return None
         return ModuleInterface(self.original.forward, self.leaf, self.spec, self.mesh, self.path)
@@ -187,9 +186,9 @@ class ModuleBoundary:
     # --- a planned call
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments as the module's code should see them.
+        """Redistribute the arguments as the module's code should see them.
 
-        One is changed as it comes, or as it was before a module around changed it.
+        Inputs in `taken_before` start from the tensor before an enclosing module changed it.
         """
         given = list(args)
         for change in self.inputs:
@@ -204,7 +203,7 @@ class ModuleBoundary:
         return given, kwargs
 
     def originals(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments, those that a module around changed as before; `kwargs` in place."""
+        """Undo changes of enclosing modules to arguments; `kwargs` is changed in place."""
         given = list(args)
         for change in self.taken_before:
             at, where = change.find(given, kwargs)
@@ -213,7 +212,7 @@ class ModuleBoundary:
         return tuple(given)
 
     def leave(self, output: Any, module: nn.Module) -> Any:
-        """The output of `module` as the rest of the model should see it, and its attributes."""
+        """Redistribute the output, and the attributes that `module` has set."""
         if self.keeps:
             self.kept.clear()
         if self.attributes:
@@ -223,7 +222,7 @@ class ModuleBoundary:
         return output
 
     def leave_attributes(self, module: nn.Module) -> None:
-        """Change those that the code of `module` has set in this call."""
+        """Redistribute the attributes that the code of `module` has set in this call."""
         for change in self.attributes:
             value = vars(module).get(change.slot)
             if isinstance(value, Tensor) and value is not change.made():
@@ -231,7 +230,7 @@ class ModuleBoundary:
                 change.made = weakref.ref(value)
 
     def apply(self, change: SlotChange, value: Any) -> Any:
-        """`value` with one slot changed; errors name the module and the slot."""
+        """Return `value` with one slot redistributed. Errors name the module and the slot."""
         reshard = change.reshard
         if change.head is not None and self.model is not None and self.model.loss.seal is not None:
             reshard = change.head.using(self.model.loss.seal)
@@ -244,12 +243,12 @@ class ModuleBoundary:
             raise PlanError(f"tensor {where}: {error}") from None
 
     def compute(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the module's own code gives, where it draws numbers or attends with its rows."""
+        """Run the module's own code, with what its random draws and its attention need."""
         if self.computes_with_full:
             return self.compute_with_full(module, args, kwargs)
         always = self.model is not None and self.model.draws == "always"
         draws = self.draws if module.training or always else None
-        # Compiled, it drops of each rank's part alike.
+        # Compiled code uses the same dropout mask on the shard of each rank.
         apart = self.draws_apart and not torch.compiler.is_compiling()
         drawing = drawing_for(module, draws) if apart else nullcontext()
         with self.attention or nullcontext(), drawing:
@@ -258,10 +257,10 @@ class ModuleBoundary:
     def compute_with_full(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What a module that came in the place of another gives, on full tensors.
+        """Run a module that replaces another on full tensors, and shard its output again.
 
         Raises:
-            UsageError: it is compiled, or the plan does not say how tensors are laid out here.
+            UsageError: it is compiled, or the plan does not know the placements here.
         """
         if torch.compiler.is_compiling():
             raise UsageError(
@@ -276,13 +275,13 @@ class ModuleBoundary:
         output = self.run_with_full_tensors(module, args, kwargs)
         return interface.output_as(output, AROUND, full=False)
 
-    # --- calls from outside of a planned call
+    # --- direct calls, from outside of a planned call
 
     def is_planned(self) -> bool:
-        """Whether the module is called by the model, so that tensors are laid out as planned.
+        """Whether the model calls the module, with tensors in the planned placements.
 
         Raises:
-            UsageError: it runs again for a backward pass, and nobody can tell what that repeats.
+            UsageError: a backward pass recomputes it, and it is unknown which call that repeats.
         """
         call = self.call
         if call.active:
@@ -295,10 +294,10 @@ class ModuleBoundary:
         return False
 
     def runs_again(self) -> bool:
-        """Whether a backward pass runs a planned call again, to make what it did not keep.
+        """Whether a backward pass runs a planned call again (gradient checkpointing).
 
         Raises:
-            UsageError: there were direct calls, too, so that nobody can tell.
+            UsageError: there were planned and direct calls, and it is unknown which is repeated.
         """
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
             return False
@@ -312,7 +311,7 @@ class ModuleBoundary:
     def call_directly(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What the module gives of full tensors: full ones, value and gradient."""
+        """Call the module by itself, with full tensors: values and gradients are full."""
         call, model = self.call, self.model
         assert isinstance(call, PlannedCall)
         assert model is not None
@@ -366,7 +365,7 @@ class ModuleBoundary:
     def run_with_full_tensors(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What code gives that takes full tensors, and whose modules are called directly."""
+        """Run the module's code on full tensors; it calls the modules inside directly."""
         call: Any = self.call
         outer, call.active, call.full = (call.active, call.full), False, True
         try:
@@ -383,15 +382,15 @@ class ModuleBoundary:
 
 
 def boundary_of(module: nn.Module) -> ModuleBoundary | None:
-    """The boundary of a module; None where it is in no split model."""
+    """The boundary of a module; None if it is in no split model."""
     return vars(module).get("_shardwright")
 
 
 def link_origins(model: nn.Module) -> None:
-    """Show each redistribution of what a module around was given where that tensor is.
+    """Connect inputs in `taken_before` to the enclosing module that keeps the original tensor.
 
     Raises:
-        PlanError: that module changes no such argument.
+        PlanError: the enclosing module has no such input.
     """
     modules = dict(model.named_modules())
     for path, module in modules.items():
@@ -410,7 +409,7 @@ def link_origins(model: nn.Module) -> None:
 
 
 def placements(model: nn.Module) -> dict[str, Placement]:
-    """Placement of each parameter and buffer that a plan speaks of, by its name in `model`."""
+    """The placement of each parameter and buffer in the plan, by its name in `model`."""
     out = {}
     for path, module in model.named_modules(remove_duplicate=False):
         state = boundary_of(module)
@@ -420,7 +419,7 @@ def placements(model: nn.Module) -> dict[str, Placement]:
 
 
 def mesh_of(model: nn.Module) -> Mesh | None:
-    """The mesh that a plan was applied to `model` over, be it of one rank; None if none was."""
+    """The mesh over which a plan was applied to `model`, even of one rank; None if none was."""
     if (mesh := model.__dict__.get("_shardwright_mesh")) is not None:
         return mesh
     return next((s.mesh for m in model.modules() if (s := boundary_of(m)) is not None), None)

@@ -1,7 +1,7 @@
-"""The one class that a module of a split model gets in front of its own.
+"""The class that each module of a split model gets in front of its own.
 
-It is made once for each original class, and has its name. All in which modules differ is data in
-their `ModuleBoundary`.
+`boundary_class` makes it, with the name of the original class, and caches it. All other differences
+between modules are data in their `ModuleBoundary`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from shardwright.runtime.tensors.split_tensor import SplitTensor
 
 
 class BoundaryModule(HookedModule):
-    """In front of the class of each module of a split model."""
+    """Base class in front of the class of each module of a split model."""
 
     _shardwright: ModuleBoundary
 
-    # --- what is set, and what goes
+    # --- attributes that are set or deleted
 
     def __setattr__(self, name: str, value: Any) -> None:
         if (changes := _changes(self)) is None:
@@ -43,7 +43,7 @@ class BoundaryModule(HookedModule):
         if isinstance(value, nn.Parameter) and isinstance(value, DTensor):
             stored = self.__dict__["_parameters"].get(name)
             if not (changes.model.has(value) and changes.model.has(stored)):
-                # FSDP2 puts its own in and out: plain DTensors, made of SplitTensors.
+                # FSDP2 sets its own parameters: plain DTensors, made from SplitTensors.
                 self.__dict__["_parameters"][name] = SplitTensor.adopt(value)
                 return None
         elif isinstance(value, nn.Module):
@@ -59,14 +59,14 @@ class BoundaryModule(HookedModule):
         return super().__setattr__(name, value)
 
     def register_parameter(self, name: str, param: Any) -> None:
-        """As in torch; of a full parameter in the place of a split one its part is kept."""
+        """As in torch. If a full parameter replaces a sharded one, its shard is stored."""
         if (changes := _changes(self)) is not None:
             param = changes.set_parameter(self, name, param)
         super().register_parameter(name, param)  # type: ignore[misc]
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
-        """As in torch; what comes in the place of another module computes with full tensors."""
-        # A slice of a list of modules is a list of this class, too, and of no model.
+        """As in torch. A module that replaces another computes with full tensors."""
+        # A slice of a ModuleList has this class, too, but belongs to no model.
         changes = _changes(self) if "_shardwright" in self.__dict__ else None
         if changes is not None:
             changes.set_module(self, name, module)
@@ -86,7 +86,7 @@ class BoundaryModule(HookedModule):
         super().__delattr__(name)
 
     def train(self, mode: bool = True) -> Any:
-        """As the module has it: what its own code sets then is what it set while it was traced."""
+        """As in the module's own class. What its code sets here, it also set while traced."""
         changes = _changes(self)
         if changes is None or changes.switching:
             return super().train(mode)  # type: ignore[misc]
@@ -135,16 +135,16 @@ class BoundaryModule(HookedModule):
         return twin
 
     def _lost_in(self, twin: Any) -> list[str]:
-        """What splitting put into a module, and a copy that its own class makes does not have."""
+        """Names that splitting put into the module and a copy by its own class lacks."""
         lost = [n for n in vars(self) if n.startswith(OWN) and n not in vars(twin)]
         return [*lost, *self._shardwright.full_values] if OWN in lost else lost
 
     def _shardwright_sizes(self, call: str, *given: Any) -> tuple[Any, ...]:
-        """The local sizes of a call in the module's code, which asks for them."""
+        """The local sizes of a call in the module's code. Recompiled methods call this."""
         return self._shardwright.sizes[call].local(given)
 
     def extra_repr(self) -> str:
-        """What the module says of itself, and the local and full sizes of what is split."""
+        """The module's own `extra_repr`, and local and full sizes of what is sharded."""
         parts = [super().extra_repr()]  # type: ignore[misc]
         parts += [
             f"{name}: {list(p.local_shape(self._shardwright.mesh.coords))} of {list(p.shape)}"
@@ -161,13 +161,13 @@ def _changes(module: Any) -> Any:
 
 
 class LocalModule(BoundaryModule):
-    """In front of the class of a module that the plan changes, or that has parameters."""
+    """Class in front of that of a module that the plan changes, or that has parameters."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward between the redistributions in and out.
+        """Redistribute the inputs, run the module's own forward, redistribute the outputs.
 
-        It runs for each module and token, so what most modules need is done here, and no function
-        is called for what a module does not need.
+        This runs for each module and token. What most modules need is inlined, and no function is
+        called for what a module does not need.
         """
         state = self._shardwright
         call: Any = state.call
@@ -199,7 +199,7 @@ class LocalModule(BoundaryModule):
                 or "parametrizations" in own
             ):
                 weight, bias = self.weight, bias if bias is None else self.bias
-            else:  # what a look-up would give, without the frame of one
+            else:  # the same as reading the attributes, without a Python frame for each
                 weight, bias = weight._local_tensor, bias if bias is None else bias._local_tensor
             output: Any = (
                 overlap.linear(args[0], weight, bias, state.group)
@@ -227,10 +227,10 @@ class LocalModule(BoundaryModule):
 
 
 def call_with_originals(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`nn.Module._call_impl` of a module that takes a tensor as it was outside of one around.
+    """`nn.Module._call_impl` of a module that takes inputs before an enclosing module changed them.
 
-    The module's code takes it so as it begins. Hooks come earlier, and what was put in the place of
-    a module knows nothing of it: they are given the originals here.
+    Usually `enter` restores the originals. Hooks run earlier, and a module that replaces another
+    does not call `enter`: for both, the originals are restored here.
     """
     state = self._shardwright
     hooks = self._forward_hooks or self._forward_pre_hooks
@@ -255,7 +255,7 @@ REFUSED = {
     "init_continuous_batching": "it keeps a cache for all heads, of which a rank has some, and "
     "ranks would take requests each for itself: use generate()",
 }
-"""Methods of models that would take local tensors for full ones, and what to do instead."""
+"""Methods of models that would mistake local tensors for full ones, and what to do instead."""
 
 
 def _refusing(name: str) -> Any:
@@ -266,10 +266,13 @@ def _refusing(name: str) -> Any:
 
 
 def put_class(module: nn.Module, state: ModuleBoundary, *bases: type, named: type) -> None:
-    """Give `module` its boundary, and the one class that stands in front of its own.
+    """Give `module` its boundary, and a class in front of its own.
 
-    `bases` are the front, the module's own class, and what may stand behind it. The class is called
-    as `named` is.
+    Args:
+        module: The module; its class is changed in place.
+        state: Its boundary.
+        bases: The front class, the module's own class, and any classes after it.
+        named: The class whose name, module and so on the new class takes.
     """
     names = {n for n, p in module._parameters.items() if p is not None}
     names |= {n for n, p in state.placements.items() if n in module._buffers and p.meshes}
@@ -296,7 +299,16 @@ def boundary_class(
     local_sizes: tuple[str, ...],
     before: bool,
 ) -> type:
-    """`original` behind `bases`, whose attributes `names` are seen as `seen_attribute` has it."""
+    """Make the class with `bases`, in which `names` are properties (`seen_attribute`).
+
+    Args:
+        original: The module's own class.
+        bases: The front class, the module's own class, and any classes after it.
+        named: The class whose name the new one takes.
+        names: Parameters, buffers and integers that code may see in two ways.
+        local_sizes: Calls in the module's code that are given local sizes.
+        before: Whether the module takes inputs before an enclosing module changed them.
+    """
     front: Any = bases[0]
     members: dict[str, Any] = {name: getattr(named, name) for name in ITS_OWN}
     members |= {name: seen_attribute(name) for name in names}
@@ -314,16 +326,16 @@ def boundary_class(
     metaclass: Any = type(original)
     made = metaclass(named.__name__, bases, members)
     if "forward" in vars(made) and "forward" not in members:
-        del made.forward  # a class that wraps those of its subclasses has wrapped this one before
+        del made.forward  # a parent's `__init_subclass__` has wrapped a forward that is wrapped
     return made
 
 
 @functools.cache
 def methods_with_local_sizes(original: type, calls: tuple[str, ...]) -> dict[str, FunctionType]:
-    """The methods of `original` compiled anew, so that `calls` in them are given local sizes.
+    """Recompile the methods of `original` that contain `calls`, which then get local sizes.
 
     Raises:
-        PlanError: the source of one does not have them.
+        PlanError: the source of a method cannot be read, or does not have one of the calls.
     """
     methods: dict[str, list[str]] = {}
     for call in calls:

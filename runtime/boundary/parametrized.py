@@ -1,9 +1,9 @@
-"""Modules that are parametrized while they run, as adapters on parameters do it.
+"""Supports modules that are parametrized while they run, for example by adapters on parameters.
 
-`torch.nn.utils.parametrize` takes a parameter out of its module, and puts it in again afterwards:
-another name, and maybe another object, which neither a trace nor a split model could follow. Here
-it stays where it is. The module gets a class for a while that reads it through the parametrization;
-that sees what the module's code would: a local tensor.
+`torch.nn.utils.parametrize` moves a parameter out of its module and puts it back afterwards, with
+another name and perhaps as another object. Neither a trace nor a split model could follow that.
+Here the parameter stays in its module. The module temporarily gets a class that reads the parameter
+through the parametrization, which sees what the module's code would see: a local tensor.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from shardwright.runtime.code.names_in_code import names_in
 from shardwright.runtime.subclasses import subclass_with
 
 TABLE = "parametrizations"
-"""The attribute in which torch, too, keeps those of a module, by parameter."""
+"""The attribute with the parametrizations of a module, by parameter; torch uses the same name."""
 
 _in_place: ContextVar[bool] = ContextVar("in_place", default=False)
 _register, _remove = parametrize.register_parametrization, parametrize.remove_parametrizations
 
 
 class InPlace(parametrize.ParametrizationList):
-    """The parametrizations of a parameter that stays in its module; `see` gives it."""
+    """The parametrizations of a parameter that stays in its module; `see` returns it."""
 
     def __init__(self, see: Callable[[], Tensor]) -> None:
         nn.ModuleList.__init__(self)
@@ -46,7 +46,7 @@ class InPlace(parametrize.ParametrizationList):
         return self.see()
 
     def value(self) -> Tensor:
-        """What code reads: one for all reads in `cached()`, whose table is another in the next."""
+        """What code reads for the parameter. Inside torch's `cached()` it is computed once."""
         if not parametrize._cache_enabled:
             return self()
         table, kept = parametrize._cache, self.kept
@@ -57,13 +57,13 @@ class InPlace(parametrize.ParametrizationList):
 
 @functools.cache
 def _reading(plain: type, names: tuple[str, ...]) -> type:
-    """`plain` whose parameters `names` are read through their parametrizations."""
+    """A subclass of `plain` that reads the parameters `names` through their parametrizations."""
     reads = {n: property(lambda self, n=n: self.__dict__[TABLE][n].value()) for n in names}
     return subclass_with(plain, {**reads, "_shardwright_plain": plain})
 
 
 def _read(module: nn.Module) -> None:
-    """Give `module` the class that goes with its table, or its own where that is empty."""
+    """Give `module` the class for its table of parametrizations; its own if that is empty."""
     plain = getattr(type(module), "_shardwright_plain", type(module))
     names = tuple(module.__dict__[TABLE])
     if not names:
@@ -72,12 +72,12 @@ def _read(module: nn.Module) -> None:
 
 
 def values(module: nn.Module) -> list[Tensor]:
-    """What code of `module` reads in the place of parameters."""
+    """What code of `module` reads for its parametrized parameters."""
     return [each.value() for each in module.__dict__.get(TABLE, {}).values()]
 
 
 def _stored(module: nn.Module, name: str) -> Tensor:
-    """What the class that is its own sees of a parameter or buffer."""
+    """A parameter or buffer as the module's class without parametrizations reads it."""
     found = getattr(getattr(type(module), "_shardwright_plain", type(module)), name, None)
     if isinstance(found, property):
         assert found.fget is not None
@@ -87,7 +87,7 @@ def _stored(module: nn.Module, name: str) -> Tensor:
 
 
 def _stays(module: nn.Module) -> bool:
-    """Whether parameters of `module` stay where they are: it is traced, or a split model runs."""
+    """Whether parameters of `module` stay in place: it is traced, or its split model runs."""
     if _in_place.get():
         return True
     state = boundary_of(module)
@@ -97,11 +97,12 @@ def _stays(module: nn.Module) -> bool:
 def _registered(
     module: nn.Module, tensor_name: str, parametrization: nn.Module, *, unsafe: bool = False
 ) -> nn.Module:
-    """`register_parametrization`, for parameters that stay where they are.
+    """`register_parametrization` that keeps parameters in place while a model is traced or runs.
 
     Raises:
-        ModelError: it would write to the parameter, or some other is parametrized for good.
-        ValueError: as torch's.
+        ModelError: the parametrization would write to the parameter (`right_inverse`), or the
+            module was parametrized before the model ran.
+        ValueError: the parametrization changes dtype or shape, as in torch.
     """
     there = tensor_name in module._parameters or tensor_name in module._buffers
     if not _stays(module) or not there:
@@ -131,10 +132,10 @@ def _registered(
 
 
 def _removed(module: nn.Module, tensor_name: str, leave_parametrized: bool = True) -> nn.Module:
-    """`remove_parametrizations`, of those.
+    """`remove_parametrizations` for parameters that `_registered` kept in place.
 
     Raises:
-        ModelError: the parameter would be written to.
+        ModelError: the parameter would be written to (`leave_parametrized`).
     """
     table = module.__dict__.get(TABLE)
     if table is None or tensor_name not in table:
@@ -150,7 +151,7 @@ def _removed(module: nn.Module, tensor_name: str, leave_parametrized: bool = Tru
 
 
 def parametrizes(model: nn.Module) -> bool:
-    """Whether methods of its modules name `register_parametrization`."""
+    """Whether methods of modules of `model` name `register_parametrization`."""
     return any(map(_names_it, {kind for m in model.modules() for kind in type(m).__mro__}))
 
 
@@ -164,15 +165,15 @@ def _names_it(kind: type) -> bool:
 
 
 _lock, _within = threading.Lock(), 0
-"""How many threads are in `patched()`."""
+"""A lock, and the number of `patched()` contexts that are open in all threads."""
 
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """Within, parameters of modules that are traced, or in a planned call, stay where they are.
+    """Inside, parameters that are parametrized in a trace or a planned call stay in place.
 
-    torch's two functions are others for that long, in all threads; for all other modules they do
-    what torch's do. torch.nn.utils.parametrize (2.13) has no hook that a module could have instead.
+    This patches two functions of torch, in all threads. For all other modules they do the same as
+    torch's. torch.nn.utils.parametrize (2.13) has no hook that a module could use instead.
     """
     global _within
     with _lock:
@@ -191,7 +192,7 @@ def patched() -> Iterator[None]:
 
 @contextmanager
 def in_place() -> Iterator[None]:
-    """Within, in this context, those of all modules do."""
+    """Inside, in this context, parametrized parameters of all modules stay in place."""
     token = _in_place.set(True)
     try:
         with patched():

@@ -1,8 +1,8 @@
-"""Whether a planned call of a split model runs in this thread: who sees parts, who full tensors.
+"""Whether a planned call of a split model runs in this thread, which decides what code sees.
 
-There are three answers. In a planned call code sees this rank's parts. Code that knows of no parts
-but runs in the place of a module, or is the own code of a module that is called directly and that
-the plan says nothing of, sees full plain tensors. All other code, hooks among it, sees DTensors.
+There are three cases. In a planned call, code sees local tensors. Full plain tensors are seen by
+modules that replace others, and by a module that is called directly and that the plan does not
+change. All other code, hooks included, sees DTensors.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from typing import Any
 
 
 class PlannedCall(threading.local):
-    """Shared by the modules of one split model.
+    """What runs in this thread; shared by the modules of one split model.
 
-    Who sets `active` or `full` sets it back in its own frame: that is done for each step.
+    Code that sets `active` or `full` restores it in the same function. A context manager would be
+    too slow, as this happens at each step.
     """
 
     active = False
-    """Whether a planned call runs: modules exchange tensors as the plan has them."""
+    """Whether a planned call runs: modules exchange tensors in the planned placements."""
     full = False
-    """Whether code runs that sees full tensors, and calls modules directly."""
+    """Whether code runs that sees full tensors and calls modules directly."""
     in_hook = False
-    """Whether a hook of a user runs."""
+    """Whether a user's hook runs."""
     hook_views: tuple[Any, ...] = ()
-    """What hooks were shown in this call in the place of what the model goes on with."""
+    """The full tensors that hooks saw in this call (`HookView`)."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedCall:
         return memo.setdefault(id(self), PlannedCall())
@@ -36,7 +37,7 @@ class PlannedCall(threading.local):
 
 
 class AlwaysPlanned:
-    """In its place for a layer that was made by itself: it takes parts, whoever calls it."""
+    """Replaces `PlannedCall` for a layer in no split model, which always takes local tensors."""
 
     active = True
     full = in_hook = False
@@ -47,7 +48,7 @@ ALWAYS = AlwaysPlanned()
 
 @contextmanager
 def in_hook(call: PlannedCall | AlwaysPlanned) -> Iterator[None]:
-    """Within, a hook runs: modules that it calls are called directly, and it sees DTensors."""
+    """Inside, a hook runs: it sees DTensors, and calls modules directly."""
     if isinstance(call, AlwaysPlanned):
         yield
         return

@@ -1,7 +1,7 @@
-"""The root of a split model: what holds for a whole forward pass.
+"""The root module of a split model, which handles what concerns a full forward pass.
 
-It refuses what the plan is not proven for, sees that all ranks draw the same random numbers, keeps
-logits split for a loss, and opens and seals caches.
+It refuses calls that the plan is not proven for, makes all ranks draw the same random numbers,
+keeps logits sharded for the loss, and opens and seals caches.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ from shardwright.runtime.slots import positions
 
 
 class RootModule(LocalModule):
-    """In front of the class of a split model."""
+    """Class in front of that of a split model."""
 
     config: Any
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward, once it is seen to be what was split.
+        """Check the call and the model, then run the model's own forward.
 
         Raises:
-            UsageError: the plan is not proven for such a call, or for what was changed since.
+            UsageError: the plan is not proven for this call, or for a change to the model since it
+                was split.
         """
         state, compiling = self._shardwright, torch.compiler.is_compiling()
         model: Any = state.model
@@ -85,7 +86,7 @@ class RootModule(LocalModule):
             draw_as_first(self, model.mesh)  # type: ignore[arg-type]
         call, loss, lengths, caches = model.call, model.loss, model.lengths, model.caches
         outer = call.active, loss.seal
-        # Dynamo takes nn.CrossEntropyLoss for its own business and wants a tensor: gather, then.
+        # Dynamo handles nn.CrossEntropyLoss itself and needs a tensor: gather the logits then.
         split_loss = given.get("labels") is not None and (loss.traceable or not compiling)
         loss.seal = seal = Seal() if split_loss else None
         filled = [] if compiling else may_be_filled(given, caches.names)
@@ -102,7 +103,7 @@ class RootModule(LocalModule):
                 output = forward(self, *args, **kwargs)
             if call.hook_views:
                 check_hook_views(call)
-            # Of what no plan proves only its own caches are sealed.
+            # Without proven calls, only caches of known names are sealed.
             opened += caches.among(output, () if proven is None else proven.arguments)
         finally:
             call.active, loss.seal = outer
@@ -121,7 +122,11 @@ class RootModule(LocalModule):
         return output if share is None else show(output, share)
 
     def _shardwright_check_wanted(self, given: dict[str, Any]) -> None:
-        """Check that no outputs are asked for of which each rank has a part."""
+        """Refuse outputs of which each rank would hold a shard.
+
+        Raises:
+            UsageError: hidden states of sharded sequences, or attention weights, are requested.
+        """
         config = getattr(self, "config", None)
         wanted = {}
         for name in ("output_hidden_states", "output_attentions"):
@@ -141,7 +146,7 @@ class RootModule(LocalModule):
     def _shardwright_by_name(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
-        """The call with named outputs, and whether a tuple was asked for."""
+        """Set `return_dict=True`. Returns args, kwargs, and whether the caller wants a tuple."""
         wanted = given.get("return_dict")
         if wanted is None:
             wanted = getattr(getattr(self, "config", None), "return_dict", True)
@@ -153,7 +158,11 @@ class RootModule(LocalModule):
         return args, {**kwargs, "return_dict": True}, True
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model has it; ranks that sample take the same tokens."""
+        """The model's own `generate`; ranks that sample take the same tokens.
+
+        Raises:
+            UsageError: each rank is given its own rows of a sequence (`cp="local"`).
+        """
         model: Any = self._shardwright.model
         if model.own_rows is not None:
             raise UsageError(
@@ -175,10 +184,10 @@ class RootModule(LocalModule):
     def _shardwright_save_pretrained(
         self, save_directory: Any, max_shard_size: int | str = "5GB", **options: Any
     ) -> None:
-        """What `shardwright.save` writes; all ranks call it.
+        """Write the same as `shardwright.save`. All ranks call it.
 
         Raises:
-            UsageError: an option that is not about how it is written.
+            UsageError: an option is set that `shardwright.save` does not have.
         """
         for name, value in options.items():
             if name not in ("is_main_process", "safe_serialization") and value:
@@ -189,7 +198,7 @@ class RootModule(LocalModule):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> Any:
-        """DDP asks for it, and torch.jit, which asks for all attributes."""
+        """Refuse: DDP reads this attribute, and so does torch.jit, which reads all of them."""
         raise UsageError(
             "DistributedDataParallel takes the parts of a split model for copies of the whole: "
             "plan with a mesh (mesh={'dp': 2, 'tp': 2}), whose copies average their gradients by "
@@ -206,8 +215,12 @@ def wrap_root(
 ) -> None:
     """Make `model` the root of its split modules, in place; after the last `apply_module`.
 
-    `lengths` are those that `apply_module` was given, `calls` those that the plan is proven for; by
-    default, and where nothing is split, any.
+    Args:
+        model: The model.
+        lengths: The lengths that `apply_module` was given.
+        calls: The calls that the plan is proven for. Without them, or if nothing is split, any call
+            is allowed.
+        mesh: The mesh; that of a split module by default.
     """
     if isinstance(model, RootModule):
         return
@@ -243,22 +256,23 @@ def wrap_root(
 
 
 def take_own_rows(model: nn.Module, mesh: Mesh) -> None:
-    """Let each rank of `cp` pass its own rows to `model`, the root of a split model; in place."""
+    """Let each rank of `cp` pass its own rows of a sequence to `model`, a root; in place."""
     state = boundary_of(model)
     assert state is not None and state.model is not None
     state.model.own_rows = mesh[CP]
 
 
 def takes_own_rows(model: nn.Module) -> bool:
-    """Whether `model`, or a split model in it, is given a rank's own rows."""
+    """Whether each rank passes its own rows to `model` or to a split model in it."""
     states = (s for m in model.modules() if (s := boundary_of(m)) is not None)
     return any(s.model is not None and s.model.own_rows is not None for s in states)
 
 
 def front_for(module: nn.Module) -> type:
-    """What stands in front of the class of a module that the plan changes nothing of.
+    """The class to put in front of that of a module that the plan does not change.
 
-    Its forward need not be told apart from calls of the model where it sees nothing that is split.
+    This is `LocalModule` if the module's forward may see sharded parameters or buffers. If not, the
+    forward need not know whether a planned call runs.
     """
     if type(module).forward is nn.Module.forward:
         return BoundaryModule

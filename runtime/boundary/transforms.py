@@ -1,4 +1,4 @@
-"""torch.func and forward-mode differentiation around a split model: refused."""
+"""Refuses torch.func and forward-mode differentiation around a split model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shardwright.errors import UsageError
 
 
 def check_no_transform() -> None:
-    """Check that no transform of torch.func is around what runs now.
+    """Check that no transform of torch.func and no forward-mode differentiation is active.
 
     Raises:
-        UsageError: one is: it wraps each tensor, and ranks cannot exchange what is in there.
+        UsageError: one is: it wraps each tensor, and ranks cannot exchange wrapped tensors.
     """
     if torch.compiler.is_compiling():
         return

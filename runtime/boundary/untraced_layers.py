@@ -1,8 +1,8 @@
-"""Layers that no traced call ran, called directly: they compute with full parameters.
+"""Direct calls of layers that no traced call ran: they compute with full parameters.
 
-Other code took their weights (a head whose weight is one part of a larger one), so the plan says
-how these are laid out, and nothing of what the layer takes and gives. Nothing need be known of that
-where parameters are gathered: of its gradient each rank keeps what it holds.
+Other code uses the weights of these layers (for example a head whose weight is part of a larger
+one). The plan has placements for the parameters, but none for inputs and outputs. None are needed
+if the parameters are gathered. Each rank then keeps its shard of their gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def is_untraced(spec: ModulePlan | None) -> bool:
-    """Whether no call ran a module that the plan has, and it is not made for parts either."""
+    """Whether the plan has the module, but without inputs, outputs or changes to its code."""
     if spec is None:
         return False
     known = (spec.takes, spec.gives, spec.inputs, spec.outputs)
@@ -30,10 +30,10 @@ def is_untraced(spec: ModulePlan | None) -> bool:
 def with_full_parameters(
     module: nn.Module, original: type, model: ModelBoundary
 ) -> nn.Module | None:
-    """The layer `module`, of class `original` before it was split, with full parameters.
+    """Make a layer of class `original` with the gathered parameters of `module`.
 
-    All ranks that share the model call it. None where the module has more than parameters that are
-    DTensors over those ranks alone (buffers, what a style set up for its part).
+    All ranks that share the model call this. Returns None if the module has buffers, state that a
+    layer style has set up, or parameters that are not DTensors over those ranks.
     """
     stored: dict[str, Any] = {n: p for n, p in module._parameters.items() if p is not None}
     more = any(module._buffers) or hasattr(type(module), "set_up")
