@@ -1,6 +1,6 @@
-"""Split buffers: SplitTensors, as parameters are, so that nobody takes one for a full tensor.
+"""Sharded buffers: stored as SplitTensors like parameters, so no code mistakes one for full.
 
-Code of the model sees the local tensor, which it changes in place or puts another in its place.
+The model's own code sees the local tensor, and may change it in place or replace it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.runtime.tensors.split_tensor import SplitTensor
 
 
 def _local_parts(module: Any) -> Iterator[tuple[str, Tensor, Placement]]:
-    """The buffers of a module of which each rank has a part."""
+    """The sharded buffers of a module: name, local tensor, placement."""
     if (state := vars(module).get("_shardwright")) is None:
         return
     for name, buffer in module._buffers.items():
@@ -32,7 +32,7 @@ def _local_parts(module: Any) -> Iterator[tuple[str, Tensor, Placement]]:
 
 
 def make_buffers_split(model: nn.Module, mesh: Mesh) -> None:
-    """Put SplitTensors in the place of local buffers; those that are shared stay shared."""
+    """Replace local buffers by SplitTensors. Shared buffers stay shared."""
     device_mesh = mesh.parameter_mesh()
     assert device_mesh is not None
     made: dict[int, Tensor] = {}
@@ -46,11 +46,11 @@ def make_buffers_split(model: nn.Module, mesh: Mesh) -> None:
 
 
 def stored_as(value: Tensor, stored: SplitTensor, name: str) -> Tensor:
-    """What is kept where `value`, full or this rank's part, is put in the place of a split buffer.
+    """Return what to store when `value`, full or local, replaces a sharded buffer.
 
     Raises:
-        PlanError: it has neither shape.
-        UsageError: it is one that another rank had.
+        PlanError: `value` has neither the full nor the local shape.
+        UsageError: `value` is a DTensor that another rank saved.
     """
     if value.shape == stored.shape:
         if not isinstance(value, DTensor):

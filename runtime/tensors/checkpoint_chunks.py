@@ -1,9 +1,9 @@
 """`torch.distributed.checkpoint` of SplitTensors: each range of rows that a rank holds is a chunk.
 
-Torch asks a DTensor which box of the full tensor it holds. One that a plan laid out may hold
-several, and other ranks may hold some of the same rows, with other boundaries: so all ranks cut
-where any does, and what several hold is one chunk to torch, written once. A checkpoint says nothing
-of layouts, and any other layout reads it.
+Torch expects a DTensor to hold one box of the full tensor. A SplitTensor may hold several, and
+ranks may share rows within different ranges. Therefore all ranks cut at the boundaries of every
+rank. A box that several ranks hold is then one chunk, and is written once. A checkpoint contains no
+placements, so it can be read with any other placements.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from shardwright.runtime.tensors.layouts import boundaries, place_of, shards_of
 
 
 class Chunk(NamedTuple):
-    """A box of the full tensor that a rank holds in one piece, and where in its local tensor."""
+    """A box of the full tensor: its offsets and sizes, and its offsets in the local tensor."""
 
     offsets: torch.Size
     sizes: torch.Size
     at: tuple[int, ...]
 
     def of(self, local: Tensor) -> Tensor:
-        """Its part of the local tensor, which shares its memory."""
+        """The box in the local tensor, as a view."""
         for dim, (start, size) in enumerate(zip(self.at, self.sizes, strict=True)):
             local = local.narrow(dim, start, size)
         return local
 
 
 def chunks(tensor: DTensor) -> list[Chunk]:
-    """What this rank holds of it."""
+    """The chunks of `tensor` that this rank holds."""
     place = place_of(tensor._spec)
     dims = [[(0, size, 0)] for size in tensor.shape]
     for shards in shards_of(tensor._spec):
@@ -50,8 +50,8 @@ def chunks(tensor: DTensor) -> list[Chunk]:
 
 
 def write_items(tensor: DTensor, fqn: str) -> list[Any]:
-    """What torch is to write of it."""
-    # Imported here, as torch's checkpoints take long to import: a quarter of a second.
+    """Torch's write items for the chunks of `tensor`."""
+    # Imported here because it takes a quarter of a second.
     from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
@@ -67,13 +67,13 @@ def write_items(tensor: DTensor, fqn: str) -> list[Any]:
 
 
 def chunk_list(tensor: DTensor) -> list[Any]:
-    """The boxes as torch's metadata have them."""
+    """The chunks as torch's metadata."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
     return [ChunkStorageMetadata(c.offsets, c.sizes) for c in chunks(tensor)]
 
 
 def shard_at(tensor: DTensor, index: Any) -> Tensor:
-    """The chunk that `index` names, which shares the memory of the local tensor."""
+    """The chunk at `index`, as a view of the local tensor."""
     (chunk,) = (c for c in chunks(tensor) if c.offsets == index.offset)
     return chunk.of(tensor._local_tensor.detach())

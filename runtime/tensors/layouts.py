@@ -1,9 +1,9 @@
-"""How a SplitTensor lies over its ranks: torch's placements for a plan's, gathering, cutting.
+"""Layouts of SplitTensors: converts a plan's placements to torch's, gathers and shards tensors.
 
 The DeviceMesh of parameters has a dim for each sub-axis of tp; FSDP2 puts its own dims in front.
-A dim of a tensor is first split over tp, as the plan says, and then over FSDP2's dims, as
-`torch.chunk` does. Which indices of a dim a rank holds follows from that alone, and gathering and
-cutting follow from the indices.
+A dim of a tensor is first sharded over tp, as the plan says, and then over FSDP2's dims, as
+`torch.chunk` does. This determines which indices of a dim a rank holds. Gathering and sharding
+follow from these indices.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from shardwright.runtime.communication.mesh import Group, Mesh
 
 
 class PlannedShard(_StridedShard):
-    """A shard of the indices that `layout` gives to a rank, which `torch.chunk` would not give.
+    """A placement that shards a dim by the plan's `layout`, where `torch.chunk` would differ.
 
-    The rows of a fused weight are such: rank 0 has its part of q, of k and of v. So are three heads
-    on two ranks, and heads that ranks share. `layout` is that of all dims, over all sub-axes of tp.
+    Examples are the rows of a fused weight (rank 0 has its shard of q, of k and of v), three heads
+    on two ranks, and heads that ranks share. `layout` covers all dims and all sub-axes of tp.
 
-    It derives from torch's placement for shards in another order than its own: torch takes it
-    neither for a `Shard` nor for replicated, and asks for `split_factor`, which raises.
+    The class derives from torch's placement for shards in another order. Torch then takes it
+    neither for a `Shard` nor for replicated, and reads `split_factor`, which raises.
     """
 
     layout: str
@@ -54,7 +54,7 @@ class PlannedShard(_StridedShard):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PlannedShard) and self.__reduce__() == other.__reduce__()
 
-    def __ne__(self, other: object) -> bool:  # that of torch compares dims alone
+    def __ne__(self, other: object) -> bool:  # torch's compares only the dim
         return not self == other
 
     def __hash__(self) -> int:
@@ -90,10 +90,10 @@ class PlannedShard(_StridedShard):
 
 
 def placements_of(placement: Placement, mesh: Mesh) -> tuple[Shard | Replicate, ...]:
-    """Torch's placements over the sub-axes of tp, in their order.
+    """Convert a plan's placement to torch's placements over the sub-axes of tp, in their order.
 
     Raises:
-        PlanError: it splits two dims over one sub-axis.
+        PlanError: the placement shards two dims over one sub-axis.
     """
     names, coords = tuple(axes_of(mesh)), coords_of_all(mesh)
     shape = tuple(n or 0 for n in placement.shape)
@@ -111,7 +111,7 @@ def placements_of(placement: Placement, mesh: Mesh) -> tuple[Shard | Replicate, 
         for at in coords:
             planned = local_ranges(placement.dims[dim], at)
             chunked = chunks.held([at[name][0] for name in names])
-            # A plain Shard is read as an even split by the plan's rules, too (`layout_of`).
+            # A plain Shard must also be the even shard of the plan's own rules.
             if not planned == chunked == local_ranges(ours, at):
                 layout = str(Placement(placement.dims))
                 out = [PlannedShard(dim, layout) if p == Shard(dim) else p for p in out]
@@ -120,7 +120,7 @@ def placements_of(placement: Placement, mesh: Mesh) -> tuple[Shard | Replicate, 
 
 
 def axes_of(mesh: Mesh) -> list[str]:
-    """The dims of the mesh of parameters: the sub-axes of tp, or tp itself."""
+    """The names of the mesh dims of parameters: the sub-axes of tp, or tp itself."""
     return sorted(sub_axes_of(TP, mesh.coords))
 
 
@@ -135,20 +135,20 @@ def _is_split_over(dim: Dim, axis: str, coords: Coords) -> bool:
     return any(a.mesh and axis in sub_axes_of(a.mesh, coords) for a in atoms(dim))
 
 
-# Which indices of a dim the ranks hold.
+# The indices of a dim that each rank holds.
 
 
 class DimShards(NamedTuple):
-    """How the ranks of a DeviceMesh share one dim of a tensor."""
+    """How one dim of a tensor is sharded over the ranks of a DeviceMesh."""
 
     size: int
     layout: str | None
-    """Of the plan, where `torch.chunk` would give other indices over tp."""
+    """The plan's layout, if `torch.chunk` over tp would differ from it."""
     dim: int
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     split: tuple[int, ...]
-    """The dims of the mesh that split this dim, in the order in which they do."""
+    """The mesh dims that shard this dim, in that order."""
 
     @classmethod
     def of(
@@ -159,14 +159,14 @@ class DimShards(NamedTuple):
         names: tuple[str, ...],
         sizes: tuple[int, ...],
     ) -> DimShards:
-        """Those of dim `dim` of a tensor of `shape`."""
+        """The shards of dim `dim` of a tensor of `shape`."""
         layout = next((p.layout for p in placements if isinstance(p, PlannedShard)), None)
         split = [i for i, p in enumerate(placements) if not p.is_replicate() and p.dim == dim]
         split.sort(key=lambda i: mesh_dim_of(names[i]) != TP)
         return cls(shape[dim], layout, dim, names, sizes, tuple(split))
 
     def held(self, place: Sequence[int]) -> list[Range]:
-        """The ranges that the rank at `place` of the mesh holds, in its order, which ascends."""
+        """The ranges of indices that the rank at `place` of the mesh holds, in ascending order."""
         ranges = [(0, self.size)] if self.size else []
         if self.layout is not None:
             ranges = local_ranges(parse(self.layout).dims[self.dim], self._coords(place))
@@ -184,14 +184,14 @@ class DimShards(NamedTuple):
         return with_sub_axes({TP: (rank, ranks)}, sub_axes)
 
     def places(self, place: Sequence[int], over: Iterable[int]) -> list[tuple[int, ...]]:
-        """The places that differ from `place` over the mesh dims `over` alone, itself included."""
+        """All mesh places that equal `place` except in mesh dims `over`, itself included."""
         over = {*over}
         every = [range(n) if i in over else [place[i]] for i, n in enumerate(self.sizes)]
         return list(product(*every))
 
 
 def _chunk(ranges: Sequence[Range], rank: int, ranks: int) -> list[Range]:
-    """The part of the indices in `ranges` that `torch.chunk` gives to a rank."""
+    """The indices of `ranges` that `torch.chunk` gives to a rank."""
     share = -(-sum(stop - start for start, stop in ranges) // ranks)
     first, last, before, out = rank * share, (rank + 1) * share, 0, []
     for start, stop in ranges:
@@ -204,21 +204,21 @@ def _chunk(ranges: Sequence[Range], rank: int, ranks: int) -> list[Range]:
 
 @lru_cache(maxsize=1 << 10)
 def _indices(shards: DimShards, place: tuple[int, ...], over: tuple[int, ...]) -> Tensor:
-    """What the ranks hold together that differ from `place` over mesh dims `over`; sorted."""
+    """The sorted indices that the ranks along mesh dims `over` of `place` hold together."""
     held = {r for at in shards.places(place, over) for r in shards.held(at)}
     return torch.cat([torch.arange(0), *(torch.arange(*r) for r in held)]).unique()
 
 
 @cache
 def boundaries(shards: DimShards) -> frozenset[int]:
-    """Where any rank begins or ends a range."""
+    """All indices at which the range of some rank begins or ends."""
     every = shards.places([0] * len(shards.sizes), range(len(shards.sizes)))
     return frozenset(n for place in every for held in shards.held(place) for n in held)
 
 
 @lru_cache(maxsize=1 << 10)
 def _counted(shards: DimShards, place: tuple[int, ...]) -> Tensor | None:
-    """Positions of the indices that no rank before this one holds, too; None where that is all."""
+    """Positions of the indices that no earlier rank holds; None if these are all."""
     own, before = _indices(shards, place, ()), shards.places(place, shards.split)
     earlier = {r for at in before if at < place for r in shards.held(at)}
     taken = torch.cat([torch.arange(0), *(torch.arange(*r) for r in earlier)])
@@ -230,9 +230,9 @@ def _counted(shards: DimShards, place: tuple[int, ...]) -> Tensor | None:
 def _joining(
     shards: DimShards, place: tuple[int, ...], over: tuple[int, ...], mesh_dim: int
 ) -> tuple[int, Tensor | None]:
-    """How to join what ranks along `mesh_dim` hold: rows to pad to, then which rows to take.
+    """How to join the shards along `mesh_dim`: rows to pad each to, and the rows to take then.
 
-    None where the ranks' rows are the joined ones, one rank after the other.
+    The latter is None if the concatenated shards are the result.
     """
     along = shards.places(place, [mesh_dim])
     parts = [_indices(shards, at, over) for at in along]
@@ -244,11 +244,11 @@ def _joining(
     return most, None if in_order else rows
 
 
-# What a spec says of a rank.
+# What follows from a DTensorSpec.
 
 
 def shards_of(spec: DTensorSpec) -> list[DimShards]:
-    """How the ranks of its mesh share each dim that is split."""
+    """The `DimShards` of each dim that is sharded."""
     names, sizes = tuple(spec.mesh.mesh_dim_names or ()), tuple(spec.mesh.shape)
     return _shards(tuple(spec.shape), spec.placements, names, sizes)
 
@@ -262,36 +262,36 @@ def _shards(
 
 
 def place_of(spec: DTensorSpec) -> tuple[int, ...]:
-    """Where this rank stands on the mesh."""
+    """The coordinates of this rank on the mesh."""
     place = spec.mesh.get_coordinate()
     assert place is not None, "a rank that holds a part is one of the mesh"
     return tuple(place)
 
 
 def is_full(spec: DTensorSpec) -> bool:
-    """Whether each rank has all of it."""
+    """Whether the tensor is replicated over all mesh dims."""
     return all(p.is_replicate() for p in spec.placements)
 
 
 def is_planned(spec: DTensorSpec) -> bool:
-    """Whether it is laid out as only a plan does."""
+    """Whether a placement is a `PlannedShard`."""
     return any(isinstance(p, PlannedShard) for p in spec.placements)
 
 
 def split_dims(spec: DTensorSpec) -> list[int]:
-    """The dims of the mesh that split it."""
+    """The mesh dims over which the tensor is sharded."""
     return [i for i, p in enumerate(spec.placements) if not p.is_replicate()]
 
 
 def group_of(spec: DTensorSpec, mesh_dim: int) -> Group:
-    """The ranks along a dim of its mesh."""
+    """The group of ranks along a dim of the mesh."""
     return Group.of(spec.mesh.get_group(mesh_dim))
 
 
 def gathered(local: Tensor, spec: DTensorSpec, keep: Sequence[int] = ()) -> Tensor:
-    """The full tensor of which this rank has the part `local`; all ranks call it.
+    """All-gather the full tensor from `local`; all ranks call this.
 
-    It stays split over the dims `keep` of the mesh. Not differentiable.
+    The result stays sharded over the mesh dims `keep`. Not differentiable.
     """
     if local.is_meta and not keep:
         return local.new_empty(spec.shape)
@@ -312,7 +312,7 @@ def gathered(local: Tensor, spec: DTensorSpec, keep: Sequence[int] = ()) -> Tens
 
 
 def cut(full: Tensor, spec: DTensorSpec) -> Tensor:
-    """This rank's part of a `full` tensor, or of one that broadcasts to it; no communication."""
+    """The local tensor of a `full` one, which may broadcast to the shape; no communication."""
     if is_full(spec):
         return full
     place, ahead = place_of(spec), len(spec.shape) - full.dim()
@@ -326,7 +326,7 @@ def cut(full: Tensor, spec: DTensorSpec) -> Tensor:
 
 
 def counted_once(local: Tensor, spec: DTensorSpec) -> Tensor:
-    """`local` without what a rank before this one holds, too: for sums over the ranks."""
+    """`local` without the indices that an earlier rank also holds, for sums over ranks."""
     place = place_of(spec)
     for shards in shards_of(spec):
         if (mine := _counted(shards, place)) is not None:
@@ -335,7 +335,7 @@ def counted_once(local: Tensor, spec: DTensorSpec) -> Tensor:
 
 
 def spec_of(local: Tensor, shape: Sequence[int], spec: DTensorSpec) -> DTensorSpec:
-    """`spec` for a tensor of `shape`, dense in the order of the dims of `local`."""
+    """`spec` for a tensor of `shape`, with dense strides in the dim order of `local`."""
     shape = torch.Size(shape)
     stride: Any = local.stride() if local.shape == shape else _dense(shape, local)
     meta = TensorMeta(shape, stride, local.dtype)
@@ -356,12 +356,12 @@ def _dense(shape: Sequence[int], like: Tensor | None = None) -> tuple[int, ...]:
 
 
 def with_dims(spec: DTensorSpec, kept: Sequence[int | None], made: Tensor) -> DTensorSpec | None:
-    """`spec` for a view of a tensor, or None if it does not keep all of each dim that is split.
+    """The spec of a view of a tensor, or None if the view does not keep all of each sharded dim.
 
     Args:
-        spec: that of the tensor.
-        kept: the dim of the tensor that each dim of the view is all of; None for another dim.
-        made: the view of this rank's part.
+        spec: The spec of the tensor.
+        kept: For each dim of the view, the dim of the tensor that it is all of, or None.
+        made: The view of the local tensor.
     """
     placements: list[Any] = list(spec.placements)
     for i, placement in enumerate(placements):

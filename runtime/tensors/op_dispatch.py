@@ -1,9 +1,9 @@
-"""Ops on SplitTensors: on this rank's parts where that is right, else on full tensors.
+"""Runs ops on SplitTensors: on local tensors where that is correct, otherwise on full tensors.
 
-Torch's own rules for DTensors are not asked: they take parts for those that `torch.chunk` makes,
-and not all are right (a mean of uneven parts counts these alike). What goes element by element is a
-SplitTensor again, laid out as an operand. All else is a plain tensor that every rank has in full,
-so that a penalty on parameters is as plain as the loss that it joins.
+Torch's own rules for DTensors are not used. They assume shards as `torch.chunk` makes them, and not
+all are correct (a mean gives uneven shards equal weight). An elementwise op returns a SplitTensor
+with the placements of an operand. Most other ops return a plain tensor that is full on every rank,
+so a penalty on parameters can be added to the loss.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INSTEAD = (
 
 
 def dispatch(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What `op` gives, of which an operand is a SplitTensor."""
+    """Run `op`, which has a SplitTensor among its operands."""
     return _DONE[kind_of(op)](op, args, kwargs)
 
 
@@ -43,7 +43,7 @@ def _is_split(x: Any) -> bool:
 
 
 def _full(x: Any) -> Tensor:
-    """All of `x`, on every rank."""
+    """The full tensor of `x`, on every rank."""
     if not isinstance(x, DTensor):
         return x
     if not isinstance(x, SplitTensor) and not layouts.is_planned(x._spec):
@@ -58,7 +58,7 @@ def _alike(one: DTensorSpec, other: DTensorSpec) -> bool:
 
 
 def _part(op: Any, x: Any, like: DTensor) -> Any:
-    """This rank's part of an operand, of the layout of `like` or of what broadcasts to it."""
+    """The local tensor of an operand, sharded as `like` is. The operand may broadcast to `like`."""
     if isinstance(x, DTensor) and _alike(x._spec, like._spec):
         return x._local_tensor
     if not isinstance(x, Tensor) or x.dim() == 0 and not isinstance(x, DTensor):
@@ -69,10 +69,11 @@ def _part(op: Any, x: Any, like: DTensor) -> Any:
 
 
 def _check_full(op: Any, x: Tensor, like: DTensor) -> None:
-    """Check that a plain tensor is not this rank's part.
+    """Check that a plain tensor is full, not local.
 
     Raises:
-        UsageError: along a dim that is split it is as long as that, and not as the full tensor.
+        UsageError: a dim has neither the full size nor size 1, or has the local size where `like`
+            is sharded.
     """
     local = like._local_tensor.shape
     for size, full, part in zip(x.shape[::-1], like.shape[::-1], local[::-1], strict=False):
@@ -85,7 +86,7 @@ def _check_full(op: Any, x: Tensor, like: DTensor) -> None:
 
 
 def _wrap(op: Any, made: Any, like: DTensor) -> Any:
-    """What ranks made of parts that lie as `like`, laid out as that."""
+    """SplitTensors of local results, with the placements of `like`."""
     local = like._local_tensor.shape
 
     def one(x: Any) -> Any:
@@ -98,7 +99,11 @@ def _wrap(op: Any, made: Any, like: DTensor) -> Any:
 
 
 def _elementwise(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """On parts, where they are cut alike; in the layout of what is written, or of one operand."""
+    """Run an elementwise op on local tensors.
+
+    All operands are sharded as the tensor that is written, or as one operand. If there is none to
+    follow, the op runs on full tensors.
+    """
     given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     into = _written(op, args, kwargs)
     like: Any = into[0] if into else _layout_for(given)
@@ -110,7 +115,7 @@ def _elementwise(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 
 
 def _layout_for(given: Sequence[Tensor]) -> DTensor | None:
-    """One of the SplitTensors whose layout the result has; None if it has none of theirs."""
+    """The SplitTensor whose placements the result takes; None if the result is full."""
     split: Any = [x for x in given if _is_split(x)]
     if len(split) == len(given) and all(_alike(x._spec, split[0]._spec) for x in split[1:]):
         return split[0]
@@ -123,7 +128,7 @@ def _layout_for(given: Sequence[Tensor]) -> DTensor | None:
 
 
 def _lists(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Element by element over lists, where what is at one place of all lists goes together."""
+    """Run an elementwise op over lists. Tensors at the same index of all lists are combined."""
     lists = [x for x in (*args, *kwargs.values()) if _is_list(x)]
     size = max(map(len, lists))
     likes: list[DTensor | None] = []
@@ -154,7 +159,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _view(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A view of this rank's part, or of the full tensor, which then is not written to."""
+    """A view of the local tensor; otherwise a `ViewCopy` of the full one, which is read-only."""
     x = args[0]
     if isinstance(x, DTensor):
         kind: type[SplitTensor] = ViewCopy if isinstance(x, ViewCopy) else SplitTensor
@@ -176,10 +181,10 @@ def _view(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _random(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What is drawn for full tensors, by generators that stand where the first rank's does.
+    """Draw for full tensors, after setting all generators to the state of the first rank's.
 
     Raises:
-        UsageError: it is compiled.
+        UsageError: the code is compiled.
     """
     if torch.compiler.is_compiling():
         raise UsageError(
@@ -199,14 +204,14 @@ def _on_full(
     like: DTensor | None = None,
     reads: bool = True,
 ) -> Any:
-    """On full tensors; of what is written each rank keeps its part.
+    """Run an op on full tensors. Each rank keeps its shard of tensors that are written.
 
     Args:
         op: The op.
-        args: What it is given.
-        kwargs: The same, by name.
-        like: What results of its shape are laid out as; they are plain without.
-        reads: Whether it reads what it writes.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        like: A tensor: results of its shape get its placements. Without it, results are plain.
+        reads: Whether the op reads what it writes.
     """
     full: dict[int, Any] = {}
     into = [x for x in _written(op, args, kwargs) if isinstance(x, DTensor)]
@@ -269,7 +274,7 @@ def _refuse_view(op: Any) -> NoReturn:
 
 
 def _norm(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Of parts, put together by one all-reduce for all tensors that are split alike."""
+    """Norms of local tensors, with one all-reduce for all tensors that are sharded alike."""
     names = [a.name for a in op._schema.arguments[1:]]
     named = {**dict(zip(names, args[1:], strict=False)), **kwargs}
     power, several = float(named.get("ord", 2)), isinstance(args[0], (list, tuple))
@@ -298,7 +303,7 @@ def _norm(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _sum(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Of parts, put together, where it is one along all dims."""
+    """A sum over all dims: of the local tensor, then all-reduced. Other sums take full tensors."""
     x, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
     if dims or (len(args) > 2 and args[2]) or kwargs.get("keepdim") or not _is_split(x):
         return _on_full(op, args, kwargs)
@@ -311,7 +316,16 @@ def _sum(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _all_reduced(
     tensors: Sequence[Any], own: Sequence[Tensor], joined: Callable[[Tensor, Any], Tensor]
 ) -> list[Tensor]:
-    """What `joined` makes of a number of each tensor's part; at once for those split alike."""
+    """Combine one number per tensor over its ranks.
+
+    Tensors that are sharded over the same mesh dims, with numbers of one dtype and device, are
+    combined together.
+
+    Args:
+        tensors: The tensors.
+        own: The number of each local tensor.
+        joined: Combines the numbers, by a function that all-reduces them.
+    """
     together: dict[Any, list[int]] = {}
     for i, x in enumerate(tensors):
         if isinstance(x, DTensor) and (dims := layouts.split_dims(x._spec)):
@@ -333,7 +347,7 @@ def _all_reduced(
 
 
 def _unscale(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """GradScaler's: whether any rank found a number that is not finite."""
+    """GradScaler's op: unscale local gradients, and tell all ranks if one is not finite."""
     grads, found, scale = args
     op([x._local_tensor if isinstance(x, DTensor) else x for x in grads], found, scale, **kwargs)
     meshes = {x.device_mesh: x._spec for x in grads if isinstance(x, DTensor)}
@@ -343,7 +357,7 @@ def _unscale(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _made_new(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Laid out as the tensor where it is to have its shape, else plain."""
+    """A new tensor: with the placements of the first operand if shapes are equal, else plain."""
     x, size, *rest = args
     local = x._local_tensor
     if isinstance(x, ViewCopy) or tuple(size) != tuple(x.shape):
@@ -354,14 +368,14 @@ def _made_new(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _on_local(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """On this rank's parts: what they say of memory, or of dtype and device, is as in full."""
+    """Run an op about memory on local tensors."""
     return op(
         *tree_map(lambda x: x._local_tensor if isinstance(x, DTensor) else x, tuple(args)), **kwargs
     )
 
 
 def _composite(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """By the ops that it is made of: in inference mode it comes here itself."""
+    """Decompose a composite op: only in inference mode does torch dispatch it undecomposed."""
     made = op.decompose(*args, **kwargs)
     return _on_full(op, args, kwargs) if made is NotImplemented else made
 

@@ -1,6 +1,6 @@
-"""What is done for each op on a SplitTensor: a table of the ops that need less than full tensors.
+"""Tables of the ops on SplitTensors that need less than full tensors.
 
-An op that is not here runs on full tensors. That is always right and costs an all-gather.
+Any other op runs on full tensors, which is always correct and costs an all-gather.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Kind = Literal[
 ELEMENTWISE = frozenset(
     "copy_ fill_ zero_ _to_copy _pin_memory empty_like zeros_like ones_like full_like".split()
 )
-"""Ops that go element by element and have no tag "pointwise" that says so."""
+"""Elementwise ops that lack the tag "pointwise"."""
 
 NOT_ELEMENTWISE = frozenset("equal _foreach_norm _foreach_max _foreach_mm _foreach_powsum".split())
-"""Ops that look as if they went element by element, by a tag or by their name."""
+"""Ops that are not elementwise, although a tag or their name suggests it."""
 
 LISTS = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")
-"""What ops are called that go element by element over lists of tensors."""
+"""Name prefixes of elementwise ops over lists of tensors."""
 
 MADE_NEW = frozenset("new_empty new_zeros new_ones new_full new_empty_strided".split())
-"""Ops that take dtype and device from a tensor, and nothing else."""
+"""Ops that take only dtype and device from a tensor."""
 
 ASKS = frozenset("is_pinned record_stream".split())
-"""Ops about the memory of a tensor: that is the local one's."""
+"""Ops about the memory of a tensor, which run on the local tensor."""
 
 REFUSED = {
     "set_": "give it values with copy_",
     "resize_": "change the model before it is planned and split",
     "resize_as_": "change the model before it is planned and split",
 }
-"""Ops that change what memory or shape a tensor has, and what to do instead."""
+"""Ops that change the memory or shape of a tensor, and what to do instead."""
 
 RANDOM = frozenset(
     "dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ "
@@ -50,14 +50,14 @@ RANDOM = frozenset(
     "_standard_gamma _sample_dirichlet native_dropout _fused_dropout rrelu_with_noise "
     "rrelu_with_noise_".split()
 )
-"""Ops that draw random numbers; most, but not all, have a tag that says so."""
+"""Ops that draw random numbers. Not all of them have torch's tag for that."""
 
 NORMS = frozenset("linalg_vector_norm _foreach_norm".split())
 
 
 @cache
 def kind_of(op: Any) -> Kind:
-    """What is done for `op`."""
+    """How `op` runs on SplitTensors."""
     name = name_of(op)
     named: dict[Any, Kind] = {
         ELEMENTWISE: "elementwise", MADE_NEW: "made new", ASKS: "asks", RANDOM: "random",
@@ -82,13 +82,13 @@ def kind_of(op: Any) -> Kind:
 
 
 def name_of(op: Any) -> str:
-    """Its name without overload: `add_`."""
+    """The name of an op without namespace and overload: `add_`."""
     return op._schema.name.partition("::")[2]
 
 
 @cache
 def written(op: Any) -> list[int]:
-    """The numbers of the arguments that an op writes to."""
+    """The indices of the arguments that an op writes to."""
     given = [a.alias_info for a in op._schema.arguments]
     return [i for i, alias in enumerate(given) if alias is not None and alias.is_write]
 
@@ -111,9 +111,9 @@ def _is_composite(op: Any) -> bool:
 
 
 def kept_dims(op: Any, args: Sequence[Any], shape: Sequence[int]) -> list[int | None] | None:
-    """Which dim of the tensor each dim of a view is, where it is all of it; None for another dim.
+    """For each dim of a view, the dim of the tensor that it is all of; None for any other dim.
 
-    None if that is not known of `op`: such a view takes full tensors.
+    Returns None if `op` is not known: its view is made of the full tensor.
     """
     every: list[int | None] = [*range(len(shape))]
     name, rest = name_of(op), list(args[1:])

@@ -1,4 +1,4 @@
-"""Parameters of a split model as SplitTensors; full tensors and parts, as these are laid out."""
+"""Makes SplitTensors of a model's local parameters; converts between full and local tensors."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ from shardwright.runtime.tensors.split_tensor import SplitTensor
 def split_parameters(
     tensors: Mapping[str, Tensor], placed: Mapping[str, Placement], mesh: Mesh
 ) -> dict[int, nn.Parameter] | str:
-    """The SplitTensor for each of a model's local parameters, by its id; which one cannot be one.
+    """Make a SplitTensor of each local parameter of a model.
 
     Args:
-        tensors: the parameters, each name of one that is tied.
-        placed: name -> its placement over `mesh`; one that is absent is replicated.
-        mesh: the ranks that share the model.
+        tensors: The parameters, with all names of tied ones.
+        placed: Name -> placement over `mesh`. An absent parameter is replicated.
+        mesh: The ranks that share the model.
+
+    Returns:
+        Id of the parameter -> SplitTensor. Instead, a description of the first parameter that
+        cannot be one, for a message.
     """
     device_mesh = mesh.parameter_mesh()
     replicated = (Replicate(),) * len(axes_of(mesh))
     known: dict[int, Placement] = {id(tensors[n]): p for n, p in placed.items() if n in tensors}
     torch_s = {p: placements_of(p, mesh) for p in dict.fromkeys(known.values())}
-    specs: dict[Any, DTensorSpec] = {}  # parameters of like layers share theirs
+    specs: dict[Any, DTensorSpec] = {}  # parameters of equal layers share a spec
     out: dict[int, nn.Parameter] = {}
     for name, tensor in tensors.items():
         placement = known.get(id(tensor))
@@ -45,16 +49,16 @@ def split_parameters(
         if key not in specs:
             specs[key] = layouts.spec_of(tensor, shape, DTensorSpec(device_mesh, placements))
         new: Any = SplitTensor(tensor.detach(), specs[key], requires_grad=tensor.requires_grad)  # type: ignore[call-arg]
-        new._is_param = True  # all that nn.Parameter does, which would make another tensor
+        new._is_param = True  # as nn.Parameter does, which would make another tensor
         vars(new).update(vars(tensor))
         out[id(tensor)] = new
     return out
 
 
 def laid_out_as(tensor: DTensor, like: DTensor) -> DTensor:
-    """`tensor` with the layout of `like`, if both are over one mesh; else as it is.
+    """`tensor` with the placements of `like`, if both have the same mesh; else as it is.
 
-    All ranks call it. Not differentiable.
+    All ranks call this. Not differentiable.
     """
     if tensor.device_mesh != like.device_mesh or tensor.placements == like.placements:
         return tensor
@@ -63,10 +67,10 @@ def laid_out_as(tensor: DTensor, like: DTensor) -> DTensor:
 
 
 def local_of(tensor: Tensor, mesh: Mesh) -> Tensor:
-    """This rank's part of a DTensor over the ranks of `mesh`; any other tensor as it is.
+    """The local tensor of a DTensor over the ranks of `mesh`; any other tensor as it is.
 
-    One that FSDP2 has split further is gathered over those ranks, which all call this. Not
-    differentiable.
+    A DTensor that FSDP2 has sharded further is gathered over FSDP2's ranks, which all call this.
+    Not differentiable.
     """
     if not isinstance(tensor, DTensor):
         return tensor
@@ -76,19 +80,24 @@ def local_of(tensor: Tensor, mesh: Mesh) -> Tensor:
 
 
 def cut(full: Tensor, like: DTensor, dtype: torch.dtype | None = None) -> SplitTensor:
-    """The SplitTensor of a `full` tensor that is laid out as `like`; no communication.
+    """Shard a `full` tensor as `like` is; no communication. Not differentiable.
 
-    Not differentiable. It is of the dtype of `like` if no other is asked for.
+    The result has `dtype`; by default that of `like`.
     """
     local = layouts.cut(full.detach().to(like.device, dtype or like.dtype), like._spec)
     return SplitTensor.of(local.clone(memory_format=torch.contiguous_format), like._spec)
 
 
 def check_own(part: DTensor, own: DeviceMesh, name: str) -> None:
-    """Check that a DTensor in a state dict is not one of another rank.
+    """Check that a DTensor in a state dict was not saved by another rank.
+
+    Args:
+        part: The DTensor in the state dict.
+        own: The mesh of this rank.
+        name: The name of the tensor, for the message.
 
     Raises:
-        UsageError: it is one that another rank had.
+        UsageError: it has the coordinates of another rank.
     """
     theirs = part.device_mesh
     alike = theirs.mesh_dim_names == own.mesh_dim_names
@@ -100,11 +109,11 @@ def check_own(part: DTensor, own: DeviceMesh, name: str) -> None:
 
 
 class ReplacedParameter(nn.Parameter):
-    """A parameter of which each rank's part went into a split model: no step trains it."""
+    """A full parameter whose shards were copied into a split model: no optimizer may train it."""
 
     @property
     def grad(self) -> Tensor | None:  # type: ignore[override]  # pyright: ignore
-        """Refuse: an optimizer asks for it."""
+        """Refuse: an optimizer that reads this would train the wrong parameter."""
         raise UsageError(
             "this parameter was put into a split model, of which each rank keeps a part: give the "
             "optimizer model.parameters() as they are now"
@@ -116,6 +125,6 @@ class ReplacedParameter(nn.Parameter):
 
 
 def mark_replaced(parameter: nn.Parameter) -> None:
-    """Let who asks for the gradient of `parameter` know that it was replaced."""
+    """Make reading the gradient of `parameter` raise an error that says it was replaced."""
     if type(parameter) is nn.Parameter:
         parameter.__class__ = ReplacedParameter

@@ -1,8 +1,8 @@
-"""SplitTensor: parameters, gradients and split buffers of a split model, as others see them.
+"""`SplitTensor`: the class of parameters, gradients and sharded buffers outside of planned calls.
 
-It is a DTensor, so that FSDP2, clipping, optimizers and distributed checkpoints take it for one,
-and nothing of torch is changed for it. Its ops are done by `op_dispatch.py`, not by torch's rules.
-All ranks of its mesh call what is done with it.
+It is a DTensor, so FSDP2, gradient clipping, optimizers and distributed checkpoints work with it,
+and torch is not patched. `op_dispatch.py` runs its ops, not torch's rules. All ranks of its mesh
+must call each op.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from shardwright.runtime.tensors import checkpoint_chunks, layouts
 
 
 class SplitTensor(DTensor):
-    """A tensor of a split model; this rank has `to_local()` of it."""
+    """A DTensor of a split model; `to_local()` is the local tensor of this rank."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What `func` gives: of full tensors where a plain one gets a gradient, too.
+        """Run `func`; on full tensors if a plain operand requires a gradient.
 
-        Else that gradient might be a SplitTensor, which code further back does not expect.
+        The gradient of that operand might otherwise be a SplitTensor, which the code that made the
+        operand does not expect.
 
         Raises:
-            UsageError: it writes such a plain tensor to a SplitTensor.
+            UsageError: `func` writes to a SplitTensor, and a plain operand requires a gradient.
         """
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
@@ -47,8 +48,8 @@ class SplitTensor(DTensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """What `op` gives."""
-        from shardwright.runtime.tensors.op_dispatch import dispatch  # which makes SplitTensors
+        """Run `op` (`op_dispatch.py`)."""
+        from shardwright.runtime.tensors.op_dispatch import dispatch  # it imports this file
 
         return dispatch(op, args, kwargs or {})
 
@@ -56,20 +57,20 @@ class SplitTensor(DTensor):
     def of(
         cls, local: Tensor, spec: DTensorSpec, shape: Sequence[int] | None = None
     ) -> SplitTensor:
-        """Of this rank's part, which it shares its memory with. Not differentiable."""
+        """Make a SplitTensor of a local tensor, sharing its memory. Not differentiable."""
         spec = layouts.spec_of(local, spec.shape if shape is None else shape, spec)
         return cls(local, spec, requires_grad=False)  # type: ignore[call-arg]
 
     @classmethod
     def adopt(cls, tensor: Any) -> Any:
-        """Let a DTensor that FSDP2 made of a SplitTensor be one, the same object."""
+        """Change the class of a DTensor that FSDP2 made from a SplitTensor; the same object."""
         if type(tensor) is DTensor:
             tensor.__class__ = cls
         return tensor
 
     @property
     def grad(self) -> Tensor | None:  # type: ignore[override]  # pyright: ignore
-        """The gradient, laid out as this is: some ops leave one that every rank has in full."""
+        """The gradient with these placements. One that an op left in full is sharded here."""
         found: Any = _GRAD.__get__(self)
         if isinstance(found, DTensor):
             return self.adopt(found)
@@ -89,7 +90,7 @@ class SplitTensor(DTensor):
 
     @property
     def data(self) -> Tensor:  # type: ignore[override]
-        """The same values without a gradient; what is set may be a full tensor, or a DTensor."""
+        """The values without a gradient. May be set to a full tensor or a DTensor."""
         return _DATA.__get__(self)
 
     @data.setter
@@ -109,18 +110,22 @@ class SplitTensor(DTensor):
         self._local_tensor, self._spec = value._local_tensor, value._spec
 
     def to_local(self, *, grad_placements: Any = None) -> Tensor:
-        """This rank's part; its gradient is laid out as this is."""
+        """The local tensor. Its gradient gets the placements of this tensor."""
         local = _ToLocal.apply(self) if torch.is_grad_enabled() else self._local_tensor
         return local  # type: ignore[return-value]
 
     def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
-        """All of it, on every rank, which all call this. Differentiable."""
+        """The full tensor, on every rank; all ranks call this. Differentiable."""
         return _Gather.apply(self)  # type: ignore[return-value]
 
     def redistribute(  # type: ignore[override]
         self, device_mesh: Any = None, placements: Sequence[Any] | None = None, **_: Any
     ) -> SplitTensor:
-        """The same with other placements over its mesh, by way of the full tensor."""
+        """This tensor with other placements on its mesh, by way of the full tensor.
+
+        Raises:
+            UsageError: there are no placements, or it is another mesh.
+        """
         if placements is None or device_mesh not in (None, self.device_mesh):
             raise UsageError("redistribute of a parameter of a split model: over its own mesh only")
         if tuple(placements) == self._spec.placements:
@@ -130,16 +135,16 @@ class SplitTensor(DTensor):
         return _Cut.apply(self.full_tensor(), spec)  # type: ignore[return-value]
 
     def share_memory_(self) -> SplitTensor:  # type: ignore[override]
-        """Move this rank's part to shared memory."""
+        """Move the local tensor to shared memory."""
         self._local_tensor.share_memory_()
         return self
 
     def is_shared(self) -> bool:
-        """Whether this rank's part is in shared memory."""
+        """Whether the local tensor is in shared memory."""
         return self._local_tensor.is_shared()
 
     def storage(self) -> NoReturn:
-        """Refuse: safetensors, and peft ahead of it, ask for it before they write anything."""
+        """Refuse: safetensors, and peft before it, call this before they write anything."""
         raise UsageError(
             "the storage of a tensor of a split model is wanted, of which this rank has a part: "
             "write full tensors with shardwright.save(model, directory), adapters too, or take "
@@ -155,7 +160,7 @@ class SplitTensor(DTensor):
         return self.full_tensor().tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As a plain DTensor, which reads without this package unless it is a PlannedShard."""
+        """Pickle as a plain DTensor: without a PlannedShard, reading needs no Shardwright."""
         plain: Any = DTensor
         return plain(
             self._local_tensor, self._spec, requires_grad=self.requires_grad
@@ -163,11 +168,11 @@ class SplitTensor(DTensor):
 
     @staticmethod
     def __tensor_unflatten__(inner_tensors: Any, flatten_spec: Any, *outer: Any) -> SplitTensor:
-        """For compiled graphs."""
+        """Rebuild a SplitTensor in compiled graphs."""
         made: Any = DTensor.__tensor_unflatten__(inner_tensors, flatten_spec, *outer)
         return SplitTensor(made._local_tensor, made._spec, requires_grad=made.requires_grad)  # type: ignore[call-arg]
 
-    # What torch.distributed.checkpoint asks for.
+    # The protocol of torch.distributed.checkpoint.
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:
         return checkpoint_chunks.write_items(self, fqn)
@@ -180,7 +185,7 @@ class SplitTensor(DTensor):
 
 
 def _is_op(func: Any) -> bool:
-    """Whether it computes: not `backward`, `torch.autograd.grad`, or an autograd.Function."""
+    """Whether `func` computes: not `backward`, `torch.autograd.grad` or an autograd.Function."""
     if isinstance(func, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)):
         return True
     computes = ("torch.nn.functional", "torch.functional", "torch._tensor")
@@ -204,7 +209,8 @@ _GRAD: Any = torch.Tensor.grad
 _DATA: Any = torch.Tensor.data
 
 
-# Between a SplitTensor, this rank's part, and the full tensor: each differentiates by another.
+# Conversions between a SplitTensor, its local tensor and the full tensor. The backward pass of each
+# is another of them.
 
 
 class _ToLocal(torch.autograd.Function):
@@ -219,17 +225,17 @@ class _ToLocal(torch.autograd.Function):
 
 
 class FromLocal(torch.autograd.Function):
-    """A SplitTensor of this rank's part."""
+    """From a local tensor to a SplitTensor."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, spec: DTensorSpec) -> SplitTensor:  # type: ignore[override]
-        """The SplitTensor."""
+        """Return the SplitTensor."""
         ctx.spec = spec
         return SplitTensor.of(local.view_as(local), spec)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        """This rank's part of the gradient."""
+        """Return the local tensor of the gradient."""
         grad = grad if isinstance(grad, SplitTensor) else _Cut.apply(grad, ctx.spec)  # type: ignore[assignment]
         return _ToLocal.apply(grad), None
 
@@ -260,7 +266,7 @@ class _Cut(torch.autograd.Function):
 
 
 class ViewCopy(SplitTensor):
-    """A view (rows, a reshape) that goes across the ranks' parts: a copy, which is not written to.
+    """A read-only copy that stands for a view (rows, a reshape) across the shards of ranks.
 
-    Every rank has it in full. What is computed of it is plain.
+    Every rank has it in full, and ops on it return plain tensors.
     """

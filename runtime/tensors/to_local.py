@@ -1,4 +1,4 @@
-"""The local tensor of a parameter, whose gradient is laid out as the parameter is."""
+"""`ToLocal`: from a parameter to its local tensor; the gradient gets the same placements."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shardwright.runtime.tensors.split_tensor import FromLocal, SplitTensor
 
 
 class ToLocal(torch.autograd.Function):
-    """Does what `DTensor.to_local` does, which takes twice as long."""
+    """As `DTensor.to_local`, which takes twice as long."""
 
     @staticmethod
     def forward(ctx: Any, stored: DTensor, copies: Copies | None) -> Tensor:  # type: ignore[override]
-        """The local tensor."""
+        """Return the local tensor."""
         ctx.spec, ctx.owed = stored._spec, None
         ctx.noted = None if copies is None else (copies, stored)
         local = stored._local_tensor
@@ -26,7 +26,7 @@ class ToLocal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[SplitTensor, None]:  # type: ignore[override]
-        """The gradient, laid out as the parameter is."""
+        """Return the gradient as a SplitTensor with the placements of the parameter."""
         spec = ctx.spec
         grad = (grad if ctx.owed is None else overlap.paid(ctx, grad)).contiguous()
         if ctx.noted is not None:
