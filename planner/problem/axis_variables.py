@@ -1,8 +1,8 @@
-"""The state of a tensor as integers: one for each of its axes, one for each sub-axis.
+"""Encodes the state of a tensor as integers: one for each of its axes, one for each sub-axis.
 
-The integer of an axis is the set of sub-axes that split it, as a mask: 0 where it is whole, and of
-two sets of which one holds the other the larger is the larger number. The integer of a sub-axis
-says what is Partial over it. A state and its integers say the same.
+The integer of an axis is the set of sub-axes that shard it, as a mask; 0 if the axis is unsharded.
+A superset has a larger number. The integer of a sub-axis says what is Partial over it. A state
+determines its integers, and the integers determine the state.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from shardwright.planner.strategies.state import State
 from shardwright.planner.strategies.states import States
 
 VALUE, GRADIENT = 1, 2
-"""What is Partial over a sub-axis; 0 where nothing is. Both would be their sum: no state is so."""
+"""What is Partial over a sub-axis; 0 for nothing. No state has both."""
 
 AxisMasks = dict[tuple[int, int], list[int]]
-"""(Dim, axis) -> the sub-axes that split it, in each state of a domain."""
+"""(dim, axis) -> the mask of the sub-axes that shard it, in each state of a domain."""
 PartialKinds = dict[str, list[int]]
 """Sub-axis -> what is Partial over it, in each state of a domain."""
 
 
 def axis_variables(graph: Graph, states: States) -> dict[str, tuple[Part, ...]]:
-    """Tensor that has a variable -> the parts of its states, of those that differ between states.
+    """Return the parts of each tensor that has a variable, as far as they differ between states.
 
     `mlp.up_proj.weight[0]` is the axis at dim 0 of that parameter, `mlp.down_proj.weight[1:
-    mlp.up_proj.weight[0]]` the same axis at dim 1 of another one, `mlp out 0 partial on tp` what
-    the output of a module is over that mesh dim.
+    mlp.up_proj.weight[0]]` the same axis at dim 1 of another parameter, and `mlp out 0 partial on
+    tp` says what of a module's output is Partial over that mesh dim.
     """
     first: dict[int, str] = {}
     known: dict[int, tuple[AxisMasks, PartialKinds]] = {}
     out = {}
     for name, title in tensor_names(graph).items():
         domain = states.domain(name)
-        if id(domain) not in known:  # many tensors have the same
+        if id(domain) not in known:  # many tensors share a domain
             known[id(domain)] = _masks(domain), _kinds(domain, states)
         masks, kinds = known[id(domain)]
         split = _split(title, states.axes.dims[name], masks, first)
@@ -48,9 +48,9 @@ def axis_variables(graph: Graph, states: States) -> dict[str, tuple[Part, ...]]:
 def _split(
     title: str, dims: Sequence[Dim], masks: AxisMasks, first: dict[int, str]
 ) -> Iterator[Part]:
-    """For each axis of a tensor that any state splits, over which sub-axes.
+    """Yield a part for each axis of a tensor that any state shards: the sub-axes.
 
-    `first` is the name of each axis in the first tensor that has it.
+    `first` has the name of each axis in the first tensor with that axis.
     """
     left = {*masks}
     for d, axis, place in places(dims, {d for d, _ in left}):
@@ -64,7 +64,7 @@ def _split(
 
 
 def _masks(domain: Sequence[State]) -> AxisMasks:
-    """For each (dim, axis) that any state splits, over which sub-axes each does."""
+    """Return for each (dim, axis) that any state shards the mask of sub-axes in each state."""
     out: AxisMasks = {}
     for i, state in enumerate(domain):
         for d, axis, mask in state.shards:
@@ -73,7 +73,7 @@ def _masks(domain: Sequence[State]) -> AxisMasks:
 
 
 def _kinds(domain: Sequence[State], states: States) -> PartialKinds:
-    """For each sub-axis over which any state is Partial, what is."""
+    """Return for each sub-axis over which any state is Partial what is Partial in each state."""
     out: PartialKinds = {}
     for bit in states.sub.bits:
         kinds = [

@@ -1,7 +1,7 @@
-"""Turn a refined graph into a problem: a variable a tensor, a factor an op, a boundary or a use.
+"""Builds the solver's problem of a graph: a variable per tensor; a factor per op, boundary and use.
 
-Tensors change their placement only at boundaries of modules, where the runtime can act, and between
-a parameter as it is stored and as its module sees it.
+Tensors are redistributed only where the runtime can act: at boundaries of modules, and between a
+parameter as it is stored and as its module uses it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from shardwright.planner.strategies.state import REPLICATED, State
 from shardwright.planner.strategies.states import States
 
 COMPONENTS = ("bytes", "time", "backward", "actions", "tie")
-"""Bytes held, nanoseconds of all passes, and of a backward pass where none is asked for, changes
-of placement (the fewest that do), and a number made of names, so that plans come out the same every
-time."""
+"""Bytes held; nanoseconds of all passes; nanoseconds of a backward pass if the workload has none;
+redistributions; and a hash of names, which breaks ties so that plans are deterministic."""
 BYTES, TIME, BACKWARD, ACTIONS, TIE = range(5)
 
 T = TypeVar("T")
@@ -41,40 +40,40 @@ MEETS: Mapping[Demand, Callable[[State], bool]] = {
     Demand.READABLE: lambda state: not state.shards and not state.partial,
     Demand.SUMMED: lambda state: not state.partial,
 }
-"""Which states do where a tensor by itself has a mark."""
+"""The states that meet the demand of a mark on one tensor."""
 
 
 @dataclass
 class CostFunctionNetwork:
-    """The problem and the variable of each tensor."""
+    """A problem, and the variable of each tensor."""
 
     problem: Problem
     variables: dict[str, int]
     states: States
     movable: int = 0
-    """Least bytes of those parameters that may be split: what slack is a share of."""
+    """Least bytes of the parameters that may be sharded. The slack of bytes is a share of this."""
 
     def copy(self) -> CostFunctionNetwork:
-        """The same, to add factors to."""
+        """Return a copy, to which factors can be added."""
         problem = replace(self.problem, factors=[*self.problem.factors])
         return replace(self, problem=problem)
 
     def assignment(self, values: tuple[int, ...]) -> dict[str, State]:
-        """Tensor name -> state."""
+        """Return the state of each tensor for the values of the variables."""
         return {name: self.states.domain(name)[values[v]] for name, v in self.variables.items()}
 
 
 def build_network(
     graph: Graph, states: States, costs: Costs, rigid: frozenset[str] = frozenset()
 ) -> CostFunctionNetwork:
-    """The problem of choosing a state for every tensor of `graph`.
+    """Return the problem of choosing a state for every tensor of `graph`.
 
     Args:
-        graph: The traced model; tensors that are alike in it have one variable, and what stands
-            several times in the whole model costs so many times as much.
-        states: Domains and strategies.
+        graph: The traced model. Tensors that are alike have one variable, and the cost of a folded
+            block counts once for each of its copies in the full model.
+        states: Domains of the tensors.
         costs: Prices.
-        rigid: Modules at whose boundaries nothing may change.
+        rigid: Modules at whose boundaries no tensor may be redistributed.
     """
     builder = _Builder(graph, states, costs)
     builder.add_demands()
@@ -87,7 +86,7 @@ def build_network(
 
 
 class _Builder:
-    """The problem so far; `index` gives the number of each state in a tensor's domain."""
+    """The problem under construction; `index` has the number of each state in a tensor's domain."""
 
     def __init__(self, graph: Graph, states: States, costs: Costs) -> None:
         self.graph, self.states, self.costs = graph, states, costs
@@ -99,20 +98,20 @@ class _Builder:
         for name, parts in axis_variables(graph, states).items():
             domain = states.domain(name)
             self.variables[name] = self.problem.variable(name, len(domain), parts)
-            if id(domain) not in numbered:  # many tensors have the same
+            if id(domain) not in numbered:  # many tensors share a domain
                 numbered[id(domain)] = {s: i for i, s in enumerate(domain)}
             self.index[name] = numbered[id(domain)]
         for name, one in graph.alike.items():
             self.variables[name], self.index[name] = self.variables[one], self.index[one]
 
     def scope(self, names: Iterable[str]) -> tuple[int, ...]:
-        """The variables of these tensors."""
+        """Return the variables of these tensors."""
         return tuple(self.variables[n] for n in names)
 
     def added_up(
         self, found: Iterable[tuple[tuple[str, ...], T, int]]
     ) -> dict[tuple[int, ...], tuple[T, int]]:
-        """Of (tensors, thing, times): per variables of the tensors the first thing, times added."""
+        """Merge (tensors, item, times) with the same variables: the first item, times added up."""
         out: dict[tuple[int, ...], tuple[T, int]] = {}
         for names, thing, times in found:
             scope = self.scope(names)
@@ -121,13 +120,13 @@ class _Builder:
         return out
 
     def unary(self, name: str, label: str, price: Mapping[State, Vector]) -> None:
-        """A factor over the state of one tensor: those that are not priced are forbidden."""
+        """Add a factor over the state of one tensor. States without a price are forbidden."""
         index = self.index[name]
         rows = [Row((index[s],), c) for s, c in price.items() if s in index]
         self.problem.factor(f"{label} {name}", self.scope([name]), rows)
 
     def same(self, label: str, one: str, other: str) -> None:
-        """A factor: two tensors are in the same state."""
+        """Add a factor: two tensors have the same state."""
         index = self.index[other]
         pairs = ((i, index[s]) for s, i in self.index[one].items() if s in index)
         self.problem.factor(label, self.scope((one, other)), [Row(p, FREE) for p in pairs])
@@ -157,7 +156,7 @@ class _Builder:
             self.unary(name, "handed" if must else "carried", dict.fromkeys(allowed, FREE))
 
     def add_stores(self) -> None:
-        """Bytes of what is held, and the time to average gradients over copies of the model."""
+        """Add the bytes held, and the time to average gradients over copies of the model."""
         held, stored = self.costs.holdings, dict.fromkeys(u.stored for u in self.graph.uses)
         for name in held.names:
             times, domain = self.graph.times(name), self.states.domain(name)
@@ -172,7 +171,7 @@ class _Builder:
                 self.unary(name, "averaged", {s: paid(c, 0, times) for s, c in found.items()})
 
     def add_ops(self) -> None:
-        """Each op's strategies, and the time that each takes; ops of blocks that are alike once."""
+        """Add each op's strategies with their times. Ops with the same variables share a factor."""
         ops = (((*op.inputs, *op.outputs), op, self.graph.times(op.name)) for op in self.graph.ops)
         strategies = Strategies(self.states)
         for scope, (op, times) in self.added_up(ops).items():
@@ -187,7 +186,7 @@ class _Builder:
             self.problem.factor(f"op {op.name}", scope, rows)
 
     def add_uses(self) -> None:
-        """From each parameter as stored to the same as its module sees it, at each reading."""
+        """Add the redistribution of each parameter from storage to use, once for each reading."""
         readings = self.graph.readings()
         uses = (
             ((u.stored, u.used), u, max(readings[u.used], self.graph.times(u.used)))
@@ -209,7 +208,7 @@ class _Builder:
             self.problem.factor(f"use {use.fqn}", scope, rows)
 
     def add_boundaries(self, rigid: frozenset[str]) -> None:
-        """What changes of placement cost."""
+        """Add the possible redistributions at boundaries of modules, with their costs."""
         outer = self.graph.outer()
         crossed: list[tuple[tuple[str, ...], tuple[Boundary, tuple[str, ...]], int]] = []
         for boundary in self.graph.boundaries:
@@ -226,7 +225,7 @@ class _Builder:
             self.problem.factor(label, scope, known[at])
 
     def _like(self, boundary: Boundary, names: tuple[str, ...]) -> object:
-        """What boundaries have in common at which the same changes cost the same."""
+        """Return a key that is equal for boundaries with the same redistributions and costs."""
         marks, priced = self.graph.marks, self.graph.priced(boundary)
         looped = boundary.target in marks.in_regions
         return (
@@ -241,7 +240,7 @@ class _Builder:
     def _changes(
         self, boundary: Boundary, names: tuple[str, ...], rigidly: bool, times: int
     ) -> list[Row]:
-        """The changes of placement that may be at a boundary, between tensors of these names."""
+        """Return the rows of possible redistributions at a boundary, between these tensors."""
         sequence, redistributions = self.states.sequence, self.costs.redistributions
         overwritten = boundary.target in self.graph.marks.overwritten
         looped = boundary.target in self.graph.marks.in_regions
@@ -271,13 +270,13 @@ class _Builder:
         return rows
 
     def add_repeats(self) -> None:
-        """A module that is called again changes the placement of a tensor alike, or never."""
+        """Constrain repeated calls of a module: same redistribution in each, or none in any."""
         sizes = Sizes(self.graph, self.states.axes)
         for one, other in repeats(self.graph):
             label = f"again {self.graph.slot(one)}"
             ends = (one.source, one.target, other.source, other.target)
             shapes = [[d.size for d in self.states.axes.dims[n]] for n in ends]
-            if shapes[0] == shapes[2]:  # then they have the same axes, and as well the same states
+            if shapes[0] == shapes[2]:  # then they have the same axes and can have the same states
                 self.same(label, ends[0], ends[2])
                 self.same(label, ends[1], ends[3])
                 continue
@@ -292,19 +291,22 @@ class _Builder:
 
 
 def _action(boundary: Boundary) -> int:
-    """Where several would do, the module that makes a tensor, not a dropout behind it."""
+    """Return the tie-break cost of a redistribution here.
+
+    It prefers the module that makes a tensor over a module without parameters, such as a dropout.
+    """
     return 4 if not boundary.has_parameters else 2 if boundary.side == "out" else 3
 
 
 def paid(cost: TransitionCost, action: int, times: int) -> Vector:
-    """The cost of a redistribution that is made so many times."""
+    """Return the cost vector of a redistribution that happens `times` times."""
     return (0, times * cost.time, times * cost.backward, times * action, 0)
 
 
 def tie_names(graph: Graph) -> dict[str, str]:
-    """Tensor name -> where it stands in its module, the same in each of several like blocks.
+    """Return a name for each tensor by its position in its module, the same in blocks alike.
 
-    So blocks that may as well be split in several ways are all split in the same.
+    With it, ties between equally good plans are broken in the same way in all blocks.
     """
     places = {u.stored: (u.fqn, "stored") for u in graph.uses}
     places |= {u.used: (u.fqn, "used") for u in graph.uses}

@@ -1,25 +1,28 @@
-"""What is settled by convention, not by its price, as in plans that are written by hand.
+"""Conventions: placements that are set as in hand-written plans, not by price.
 
-Tables of tokens and heads are split by rows; the projections of attention are split.
+Token tables (embeddings and language-model heads) are sharded by rows. The projections of attention
+are sharded.
 
-Split by columns, a table moves half of the bytes: an all-gather of what was looked up, not an
-all-reduce; and in a deep model it is small enough to stay replicated within the slack of bytes.
-That is some microseconds, and no switch that reduces turns it round (each rank then receives the
-whole once and 1/n of it, in a gather all but 1/n of it). But hand-written plans split a table by
-vocabulary, as the head is: so do users expect, and tools that read shards. So, where that is
-possible, only such states are left to the solvers, which prove the best of those plans. A pin
-overrides it; what cannot be had so (a budget, say) is had without.
+A table that is sharded by columns moves half of the bytes: an all-gather of what was looked up
+instead of an all-reduce. In a deep model a table is also small enough to stay replicated within the
+slack of bytes. This saves some microseconds, and a switch that reduces does not change that: with
+it each rank receives the full tensor once plus 1/n of it; in an all-gather, all but 1/n of it. But
+hand-written plans shard a table by vocabulary, like the head. Users expect that, and so do tools
+that read shards. Therefore the solvers get only these states where possible, and prove the best of
+those plans. A pin overrides the convention. If no plan is possible with it (within a budget, say),
+it is dropped.
 
-It is for tables that are looked up by what the model is given, not by positions, and whose columns
-are those of the hidden states that blocks hand on whole: there the columns must come together. And
-for heads, the linear layers that give the scores of a loss: where experts or depth make them small
-beside the rest, the slack of bytes would pay for scores that need not be gathered.
+The convention is for tables that are looked up by inputs of the model, not by positions, and whose
+columns are those of the hidden states that blocks pass on replicated: there the columns must be
+gathered. It is also for heads, the linear layers that give the logits of a loss: in models whose
+experts or depth make them relatively small, the slack of bytes would pay for logits that need no
+gather.
 
-The slack of bytes is not spent on attention either. Where that is small beside the rest, the slack
-would pay for all of it on each rank; where keys go through a norm over all heads, for the whole
-weight that makes them, which saves a gather and breaks up what belongs together. So where the
-cheapest plan has a weight whole whose product gives the heads that attention runs on, or takes
-them, the plan is looked for again with all such weights split.
+The slack of bytes is not spent on attention either. If attention is relatively small, the slack
+would pay for replicating all of it. If keys go through a norm over all heads, the slack would pay
+for replicating the weight that makes them, which saves a gather but separates weights that belong
+together. So if the cheapest plan replicates a weight whose product makes or takes the heads of
+attention, the search solves again with all those weights sharded.
 """
 
 from __future__ import annotations
@@ -39,11 +42,11 @@ from shardwright.planner.strategies.state import State, mask_of
 from shardwright.planner.strategies.states import States
 
 PreferredStates = Mapping[str, frozenset[State]]
-"""Parameters, as stored, and the states that a convention wants them in."""
+"""Stored parameter -> the states that a convention allows."""
 
 
 def token_tables(graph: Graph, states: States) -> dict[str, frozenset[State]]:
-    """Tables of tokens and heads, as stored, that can be split by rows -> the states that do."""
+    """Return the stored token tables and heads that can be sharded by rows, with these states."""
     stored = {u.used: u.stored for u in graph.uses}
     given, width = _model_inputs(graph), _hidden_axes(graph, states.axes)
     scores = graph.marks.logits
@@ -66,9 +69,9 @@ def token_tables(graph: Graph, states: States) -> dict[str, frozenset[State]]:
 
 
 def projections(graph: Graph, states: States) -> dict[str, frozenset[State]]:
-    """Weights of products, as stored, that have heads of attention -> the states that are split.
+    """Return the stored weights of products with heads of attention, with their sharded states.
 
-    Over as many ranks as those heads can be, along which axes does not matter.
+    The states are sharded over as many sub-axes as the heads can be, along any axes.
     """
     heads = _heads(graph, states.axes)
     stored = {u.used: u.stored for u in graph.uses}
@@ -89,13 +92,13 @@ CONVENTIONS: dict[str, Callable[[Graph, States], PreferredStates]] = {
     PROJECTIONS: projections,
     TABLES: token_tables,
 }
-"""What each says; of a parameter that two speak of, the last."""
+"""Name -> the states that the convention prefers. For a parameter in two, the last one counts."""
 
 
 def follow(
     network: CostFunctionNetwork, preferred: PreferredStates, pinned: Container[str]
 ) -> list[str]:
-    """Leave the parameters that are not pinned only their preferred states; return them."""
+    """Restrict the parameters that are not pinned to their preferred states, and return them."""
     zero = (0,) * len(network.problem.components)
     followed = [name for name in preferred if name not in pinned]
     for name in followed:
@@ -106,7 +109,7 @@ def follow(
 
 
 def _heads(graph: Graph, axes: Axes) -> frozenset[int]:
-    """Axes of the heads that attention runs on."""
+    """Return the axes of the attention heads."""
     found: set[int] = set()
     for op in graph.ops:
         if op.call.op in ATTENTION and op.name in axes.rules:
@@ -117,18 +120,18 @@ def _heads(graph: Graph, axes: Axes) -> frozenset[int]:
 
 
 def _sub_axis_count(state: State, axes: Container[int] | None = None) -> int:
-    """How many sub-axes split some of these axes; of any, without them."""
+    """Return how many sub-axes shard any of these axes; any axis, if `axes` is None."""
     return mask_of(frozenset(s for s in state.shards if axes is None or s[1] in axes)).bit_count()
 
 
 def _model_inputs(graph: Graph) -> set[str]:
-    """The inputs of the model, and what is the same but for its shape."""
+    """Return the inputs of the model, and tensors that are views or copies of them."""
     moves = sources(graph, moved)
     return {n for name in graph.inputs for n in (name, *nx.ancestors(moves, name))}
 
 
 def _hidden_axes(graph: Graph, axes: Axes) -> set[int]:
-    """Axes of the last dim of hidden states."""
+    """Return the axes of the last dim of hidden states."""
     return set().union(*(_atoms(axes, name, -1) for name in graph.marks.carried))
 
 

@@ -1,11 +1,10 @@
-"""Weights that no op can use in parts: held in parts all the same, and gathered as they are read.
+"""Finds weights that no op can use sharded: they may be stored sharded and gathered at each use.
 
-A matrix that a module multiplies with in its own code, and goes on with what is no sum, has no
-boundary near it where parts could be put together. Where such weights are many, each rank may hold
-a part of them, and gather the whole each time that it is read: an all-gather of the weight, not of
-activations; of the gradient a rank takes its part. What ops can use in parts is never gathered so,
-nor is what modules read that branch on data, for all ranks must read alike, nor what is written in
-place: what is gathered is a copy.
+If a module multiplies with a matrix in its own code and then applies an op that is not linear,
+there is no module boundary nearby to redistribute at. If many weights are like that, each rank may
+hold a shard of them, and all-gather the full weight at each use; it keeps its part of the gradient.
+This is never done for weights that ops can use sharded, for weights read by modules that branch on
+data (all ranks must read alike), and for weights written in place (a gathered tensor is a copy).
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from shardwright.planner.strategies.states import States
 def unsplittable(
     graph: Graph, states: States, possible: Mapping[str, bool], least: float
 ) -> frozenset[str]:
-    """Matrices, as stored, that no solution splits though their sizes allow it.
+    """Return the stored matrices that no solution shards although their sizes allow it.
 
     Args:
         graph: The traced model.
-        states: Domains.
-        possible: Per tensor, whether any solution splits it.
-        least: The share of what a rank holds, were all split, that they must be together.
+        states: Domains of the tensors.
+        possible: Per tensor, whether any solution shards it.
+        least: Return none unless their bytes exceed this share of all bytes divided by the ranks.
     """
     readers: dict[str, list[str]] = {}
     for op in graph.ops:

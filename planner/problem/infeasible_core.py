@@ -1,4 +1,4 @@
-"""Say of what cannot be what forbids it: the fewest facts that contradict each other."""
+"""Explains why a problem is infeasible: a minimal set of facts that contradict each other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fact(NamedTuple):
 
 
 class Contradiction(InfeasibleError):
-    """What was asked for cannot be; `facts` are the fewest that contradict each other."""
+    """The problem is infeasible; `facts` is a minimal set that contradict each other."""
 
     def __init__(self, text: str, facts: Sequence[Fact]) -> None:
         super().__init__(text)
@@ -46,15 +46,17 @@ class Contradiction(InfeasibleError):
 
     @property
     def reasons(self) -> list[str]:
-        """What forbids it, without what was asked for."""
+        """The facts in words, without pins and uses."""
         return list(dict.fromkeys(f.text for f in self.facts if f.kind not in ("pin", "use")))
 
 
 def refuse(network: CostFunctionNetwork, graph: Graph, wanted: Mapping[str, Pin]) -> None:
-    """Go on if the problem has a solution.
+    """Raise an error that explains why a problem has no solution.
+
+    It returns if there is a solution, or if no explanation is found in time.
 
     Raises:
-        Contradiction: it has none; the message names the pins and the ops that forbid them.
+        Contradiction: there is no solution. The message names the pins and the ops against them.
     """
     found = core(network.problem)
     if found is None:
@@ -72,7 +74,7 @@ def refuse(network: CostFunctionNetwork, graph: Graph, wanted: Mapping[str, Pin]
 
 
 def in_words(names: Sequence[str], graph: Graph, wanted: Mapping[str, Pin]) -> list[Fact]:
-    """What the factors of these names say, in the order of the model."""
+    """Return the facts that the factors of these names stand for."""
     ops = {op.name: op for op in graph.ops}
     out = []
     for label in names:
@@ -92,7 +94,7 @@ def in_words(names: Sequence[str], graph: Graph, wanted: Mapping[str, Pin]) -> l
 
 
 def _is_split(fqn: str, graph: Graph, wanted: Mapping[str, Pin]) -> bool:
-    """Whether a parameter is to be split: then each rank has the gradient of its own part."""
+    """Whether a pin shards a parameter: then each rank has the gradient of its own part."""
     found = (wanted.get(u.stored) for u in graph.uses if u.fqn == fqn)
     return any(pin is not None and pin.dim is not None for pin in found)
 

@@ -1,8 +1,8 @@
-"""Keep a whole plan within a budget, of which the solver only sees the part that adds up.
+"""Keeps a plan within a memory budget, of which the solver sees only the bytes that add up.
 
-The activations that are alive at one time depend on the whole plan. So the solver gets the budget,
-its plan is measured, and if that is too much, the solver's part is lowered by the excess. So a plan
-is found in a few steps; that there is no other is not proven.
+The activations that are alive at one time depend on the complete plan. So the solver gets the
+budget as its cap, the memory of its plan is measured, and if that is too much, the cap is lowered
+by the excess. This takes a few steps. It does not prove that no plan fits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardwright.planner.problem.optimize import Optimum, OverBudget
 
 
 class OverMemory(InfeasibleError):
-    """No plan was found that holds as few bytes as were asked for, activations and all."""
+    """No plan was found that fits the budget, including activations."""
 
     def __init__(self, budget: int, least: int, held: str, how: str = "") -> None:
         super().__init__(
@@ -24,9 +24,9 @@ class OverMemory(InfeasibleError):
         )
         self.budget = budget
         self.least = least
-        """The fewest bytes of those that were found."""
+        """The fewest bytes of any plan that was found."""
         self.held = held
-        """What takes them, in words."""
+        """What takes these bytes, in words."""
 
 
 def within(
@@ -35,11 +35,16 @@ def within(
     measure: Callable[[tuple[int, ...]], int],
     explain: Callable[[tuple[int, ...]], str],
 ) -> Optimum:
-    """The optimum of `solve(bytes that add up)` that `measure` finds to hold `budget` at most.
+    """Return an optimum that holds at most `budget` bytes.
+
+    Args:
+        budget: Bytes that a rank may hold; None for no limit.
+        solve: Solves under a cap on the bytes that add up.
+        measure: Returns all bytes that a rank holds with an assignment.
+        explain: Describes what takes the bytes of an assignment.
 
     Raises:
-        OverMemory: none was found; the message says what the smallest that was found takes, and
-            explains it.
+        OverMemory: none was found; the message has the smallest found, with what takes its bytes.
     """
     if budget is None:
         return solve(None)

@@ -1,4 +1,4 @@
-"""Names that a person reads for axes and tensors: `mlp.up_proj.weight[0]`, not a number."""
+"""Readable names of axes and tensors: `mlp.up_proj.weight[0]`, not a number."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shardwright.planner.graph.graph import Graph
 
 
 def axis_names(graph: Graph, axes: Axes) -> dict[int, str]:
-    """Axis id -> its name, after the first parameter that has it, else the first tensor.
+    """Return axis id -> name, after the first parameter with the axis, else the first tensor.
 
-    `model.layers.*.mlp.up_proj.weight[0]` is dim 0 of that parameter; `[0.1]` the second factor of
-    it, or the second segment where it is a concatenation. Of several that would have one name (like
-    layers that are no copies of each other) the later ones are numbered.
+    `model.layers.*.mlp.up_proj.weight[0]` is dim 0 of that parameter; `[0.1]` its second factor, or
+    its second segment if it is a concatenation. If several axes would have the same name (in
+    similar layers that are not copies of each other), the later ones get a number.
     """
     out: dict[int, str] = {}
     taken: Counter[str] = Counter()
@@ -29,9 +29,9 @@ def axis_names(graph: Graph, axes: Axes) -> dict[int, str]:
 
 
 def dim_text(dim: Dim, names: Mapping[int, str]) -> str:
-    """A dim with its axes by name and size: `mlp.up_proj.weight[0]=128`.
+    """Return a dim with its axes by name and size: `mlp.up_proj.weight[0]=128`.
 
-    Of one that has no axis longer than 1, such as a length that the code counts off, its size.
+    A dim without axes is written as its size.
     """
     dim = find(dim)
     if not any(True for _ in atoms_of(dim)):
@@ -43,11 +43,12 @@ def dim_text(dim: Dim, names: Mapping[int, str]) -> str:
 
 
 def tensor_names(graph: Graph) -> dict[str, str]:
-    """Tensor -> what people call it, no two alike: those that have a variable of their own.
+    """Return a unique readable name for each tensor that has a variable of its own.
 
-    A parameter as it is stored has its own name, and as its module sees it, `NAME used`. A result
-    is named after module and op, what enters or leaves a module after that. Layers that are alike
-    have `*` for their number; of several that would have one name the later ones are numbered.
+    A stored parameter has its own name; as its module uses it, `NAME used`. A result is named after
+    module and op; a tensor at a boundary after the module, side and slot. Layers that are alike
+    have `*` for their number. If several tensors would have the same name, the later ones get a
+    number.
     """
     titles = {out: (op.module, f":{op.call.op}") for op in graph.ops for out in op.outputs}
     titles |= {b.target: (b.module, f" {b.side} {b.slot}") for b in graph.boundaries}
@@ -70,9 +71,9 @@ def tensor_names(graph: Graph) -> dict[str, str]:
 def places(
     dims: Sequence[Dim], which: Collection[int] | None = None
 ) -> Iterator[tuple[int, int, str]]:
-    """The axes of a tensor: number of the dim, id of the axis, and where it stands (0, 0.1).
+    """Yield the axes of a tensor: number of the dim, id of the axis, position (0, 0.1).
 
-    Of its dims `which`, or of all.
+    Only the dims `which` are visited; by default all.
     """
     for d, dim in enumerate(dims):
         if which is not None and d not in which:
@@ -82,7 +83,7 @@ def places(
 
 
 def _titles(graph: Graph) -> Iterator[tuple[str, str]]:
-    """(what people call it, tensor) of all tensors: parameters, inputs, results."""
+    """Yield (readable name, tensor) of all tensors: parameters, inputs, results."""
     for use in graph.uses:
         yield pattern(use.fqn), use.stored
     for name in graph.inputs:
@@ -95,7 +96,7 @@ def _titles(graph: Graph) -> Iterator[tuple[str, str]]:
 
 
 def _places(dim: Dim, place: str) -> Iterator[tuple[str, Dim]]:
-    """The atoms of a dim, each with its place in it: 0, 0.1, 0.1.0."""
+    """Yield the atoms of a dim, each with its position: 0, 0.1, 0.1.0."""
     dim = find(dim)
     if dim.kind == ATOM:
         yield place, dim

@@ -1,20 +1,20 @@
-"""From a network to the best plan: what a byte costs, and who proves that nothing is better.
+"""Optimises a network: sets the price of a byte, finds the best plan, and has it proven.
 
-Least memory: as little as makes a plan hold few enough bytes: the least possible plus a slack. A
-user's own budget is a hard cap, below which bytes are nearly free.
+Least memory: the price is the lowest at which the best plan holds few enough bytes: the least
+possible plus a slack. A user's own budget is a hard cap, below which bytes are nearly free.
 
-Least time: T / (M - W), for T the time of the plan, W what a rank holds with it, and M what it may
-hold. What is left, M - W, holds the KV cache and the activations of more sequences. So what can be
-done in a time grows with (M - W) / T, and at the plan where T / (M - W) is least, one byte more is
-worth just that fraction of the time. The plan and the price follow from each other; begun at the
-plan of fewest bytes, each step to the plan that is best at the price of the last makes the fraction
-smaller, until it stays (Dinkelbach, "On nonlinear fractional programming", Management Science
-13(7), 1967). As the price is never below that fraction, each of these plans is within M, and no
-solver needs a cap. Prices are powers of two, so few steps are taken, and plans do not depend on the
-last digit of a size.
+Least time minimises T / (M - W). T is the time of the plan, W the bytes that a rank holds, M the
+bytes that it may hold. The rest, M - W, holds the KV cache and activations of more sequences. The
+throughput grows with (M - W) / T. At the plan where T / (M - W) is least, one byte more is worth
+exactly that fraction of the time. The plan and the price depend on each other. The iteration starts
+at the plan of fewest bytes; each step takes the plan that is best at the price of the last, and
+lowers the fraction until it stays (Dinkelbach, "On nonlinear fractional programming", Management
+Science 13(7), 1967). The price is never below that fraction, so each of these plans is within M,
+and no solver needs a cap. Prices are powers of two: few steps are needed, and plans do not depend
+on the last digit of a size.
 
-Elimination finds the best plans at all prices at once (`solvers/elimination.py`). Then the solver
-that was asked for proves the plan, or finds a better one.
+Elimination finds the best plans at all prices at once (`solvers/elimination.py`). Then the
+requested solver proves the plan, or finds a better one.
 """
 
 from __future__ import annotations
@@ -42,74 +42,74 @@ from shardwright.planner.solvers.problem import CostVector, Problem, Result, Sol
 
 SLACK = 0.05
 SHARE = 0.5
-"""Share of the time for the price of a byte."""
+"""Share of the time limit for finding the price of a byte."""
 CAPPED = 0.05
-"""Share for backtracking under a budget, before another solver is asked."""
+"""Share of the time limit for backtracking under a budget, before another solver runs."""
 
 
 class OverBudget(InfeasibleError):
-    """No plan holds as few bytes as were asked for."""
+    """No plan holds as few bytes as the budget."""
 
     def __init__(self, memory: int, floor: int, assignment: tuple[int, ...]) -> None:
         super().__init__(
             f"no plan fits {memory:,} bytes a rank: the least that would fit is {floor:,} bytes"
         )
         self.floor = floor
-        """The fewest bytes that a plan holds."""
+        """The fewest bytes that any plan holds."""
         self.assignment = assignment
-        """Such a plan."""
+        """A plan with `floor` bytes."""
 
 
 class Proof(NamedTuple):
-    """The best plan that is known, and what the solver that was asked for made of it."""
+    """The best known plan, and what the requested solver did with it."""
 
     result: Result
     proven: bool
-    """Whether that solver proved it."""
+    """Whether the requested solver proved the plan."""
     better: bool
-    """Whether it is that solver's own, and cheaper than what it was told."""
+    """Whether the requested solver found a cheaper plan than it was given."""
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best assignment found, its costs, how far it is proven, and by whom."""
+    """The best assignment found, its costs, and how far and by which solver it is proven."""
 
     assignment: tuple[int, ...]
     costs: CostVector
     byte_price: int
-    """The power of two: one of `objective.BYTE_PRICES`."""
+    """The price of a byte as a power of two: one of `objective.BYTE_PRICES`."""
     objective: int
     """Time and priced bytes: `objective.primary` of the costs."""
     bound: int
     """No plan has a lower objective."""
     optimal: bool
     proven: Callable[[], bool]
-    """Whether the solver that was asked for proved that; else backtracking did, or nobody.
+    """Returns whether the requested solver proved the assignment.
 
-    Where backtracking did, the other is at work when this is first asked for: so it may be beside
-    something else.
+    If elimination or backtracking already proved it, the requested solver runs only at the first
+    call. The call can then run in parallel with other work.
     """
     better: bool
-    """Whether that solver found it, and not elimination or backtracking before."""
+    """Whether the requested solver found the assignment, not elimination or backtracking."""
     caps: Mapping[int, int]
-    """Of the question (`objective.question`): its component 1 is the bytes."""
+    """Caps on components of `objective.question`, whose component 1 is the bytes."""
 
 
 @dataclass
 class PricedPlans:
-    """The best plan of a network's problem at each price of a byte.
+    """Finds the best plan of a network's problem at each price of a byte.
 
-    Elimination gives all of them. Where its tables would be too large with fronts in their rows,
-    backtracking is asked for each, and the solver where that runs out of time.
+    Elimination finds all of them at once. If its tables of fronts would be too large, backtracking
+    solves for each price, and the solver if backtracking runs out of time.
     """
 
     problem: Problem
     digits: Digits
     solver: Solver
     deadline: float
-    """Of `time.monotonic`."""
+    """In the time of `time.monotonic`."""
     proven: bool = field(init=False)
-    """Whether the plan that was given last is the best at its price."""
+    """Whether the plan returned last is proven to be the best at its price."""
 
     def __post_init__(self) -> None:
         self._two = self.digits.bytes_and_rest(self.problem)
@@ -121,15 +121,15 @@ class PricedPlans:
         self._found: dict[int, Result] = {}
 
     def smallest(self) -> tuple[int, ...]:
-        """The best of those that hold the fewest bytes."""
+        """Return the best of the plans with the fewest bytes."""
         return self._best(1 + self._two.most(1))
 
     def at(self, price: int) -> tuple[int, ...]:
-        """The best where a byte costs 2**price."""
+        """Return the best plan if a byte costs 2**price."""
         return self._best(self.digits.byte_weight(price))
 
     def within(self, memory: int, price: int) -> tuple[int, ...]:
-        """The best that is known, at a price, of those that hold no more bytes."""
+        """Return the best known plan at a price that holds at most `memory` bytes."""
         points = [p for p in self._points if p[0] <= memory]
         weight = self.digits.byte_weight(price)
         if not points:
@@ -140,10 +140,10 @@ class PricedPlans:
         return assignment(choices, len(self.problem.domains))
 
     def _best(self, weight: int) -> tuple[int, ...]:
-        """The best where a byte costs `weight` of what all else is counted in.
+        """Return the best plan if a byte costs `weight` units of the other component.
 
         Raises:
-            SolverError: the solver found none in time.
+            SolverError: the solver found no plan in time.
         """
         if self._points:
             return self._plan(min(self._points, key=lambda p: weight * p[0] + p[1])[2])
@@ -156,7 +156,7 @@ class PricedPlans:
         return result.assignment
 
     def _asked(self, weight: int) -> Result:
-        """The same by solvers, backtracking first: one cost a row takes less room than fronts."""
+        """Solve for one weight, backtracking first: one cost per row takes less room than fronts."""
         problem = self._two.weighed([(weight, 1)])
         result = Result("unknown", None, 0)
         for solver in dict.fromkeys((backtracking.solve, self.solver)):
@@ -176,21 +176,21 @@ def optimize(
     movable: int,
     objective: ObjectiveName = "memory",
 ) -> Optimum:
-    """The cheapest assignment of a network of `planner/problem/builder.py`.
+    """Return the cheapest assignment of a network of `planner/problem/builder.py`.
 
     Args:
         small: The network, presolved.
-        solve: The solver that was asked for.
+        solve: The requested solver.
         seconds: Time limit for all calls of solvers together.
-        memory: What a rank may hold, in bytes; for least time it must be given.
+        memory: Bytes that a rank may hold. Required for least time.
         movable: Bytes that the slack is a share of (`CostFunctionNetwork.movable`).
-        objective: What is to be least.
+        objective: What is minimised.
 
     Raises:
-        OverBudget: nothing fits; the message says the least that would.
+        OverBudget: nothing fits; the message has the least that would.
         SolverError: the time ran out before any plan was found, or the solver's answer breaks a
-            factor or a cap. So does `proven` of what is given, and where that answer is better than
-            what was proven to be the best.
+            factor or a cap. `Optimum.proven` raises it too, also if the solver's answer is better
+            than what was proven to be the best.
     """
     end = time.monotonic() + seconds
     problem, alone = small.problem, solve is backtracking.solve
@@ -202,7 +202,7 @@ def optimize(
         raise OverBudget(memory, floor, small.expand(least))
     if objective == "time" and memory is not None:
         price = _price_for_time(plans, memory)
-        capped = price == BYTE_PRICES[-1]  # a higher one may be due: so the cap is said, too
+        capped = price == BYTE_PRICES[-1]  # the right price may be higher, so a cap is needed
     else:
         price = BYTE_PRICES.start if memory is not None else _price_for_memory(
             plans, floor + int(SLACK * movable)
@@ -242,18 +242,18 @@ def optimize(
 def prove(
     asked: Problem, caps: Mapping[int, int], found: Result, solver: Solver, seconds: float
 ) -> Proof:
-    """The cheaper of what was found and the solver's answer; the bound is the higher of both.
+    """Return the cheaper of the known plan and the solver's answer, with the higher bound.
 
     Args:
-        asked: What is asked (`objective.question`).
-        caps: On other components.
-        found: The best plan that is known, as the solver is told.
-        solver: Who is asked.
-        seconds: Time limit for that.
+        asked: The problem to minimise (`objective.question`).
+        caps: Caps on other components.
+        found: The best known plan, which is the solver's hint.
+        solver: The solver.
+        seconds: Time limit of the solver.
 
     Raises:
-        SolverError: the solver's answer breaks a factor or a cap, or is cheaper than what was found
-            and is said to be proven.
+        SolverError: the solver's answer breaks a factor or a cap, or is cheaper than a known plan
+            that was proven optimal.
     """
     result = solver(asked, 0, caps, found.assignment, seconds)
     answers = [r.assignment for r in (found, result) if r.assignment is not None]
@@ -270,9 +270,9 @@ def prove(
 
 
 def _price_for_time(plans: PricedPlans, memory: int) -> int:
-    """The power of two next above T / (M - W) of the plan that is best at it.
+    """Return the price p for which 2**p is next above T / (M - W) of the best plan at p.
 
-    Where that is not one of `BYTE_PRICES`, the next that is.
+    The result is clamped to `BYTE_PRICES`.
     """
     price, now = None, plans.smallest()
     while True:
@@ -286,7 +286,7 @@ def _price_for_time(plans: PricedPlans, memory: int) -> int:
 
 
 def _price_for_memory(plans: PricedPlans, budget: int) -> int:
-    """The smallest of `BYTE_PRICES` at which the best plan is within a budget; else the last."""
+    """Return the least of `BYTE_PRICES` at which the best plan is within a budget; else the last."""
     low, high = BYTE_PRICES.start, BYTE_PRICES.stop - 1
     while low < high:
         middle = (low + high) // 2

@@ -1,11 +1,11 @@
-"""Pins: what a user wants of parameters, as restrictions of what the solver may choose.
+"""Pins: placements of parameters that the user sets, as restrictions on the solver.
 
-    model.layers.*.mlp.*=replicate      whole on every rank
-    lm_head.weight=shard:0              split along dim 0, whichever of its axes that is
+    model.layers.*.mlp.*=replicate      replicated on every rank
+    lm_head.weight=shard:0              sharded along dim 0, by any of its axes
 
-The name is that of a parameter, or of a module and stands for all parameters below. `*` stands for
-any part of a name between dots, or within one. A pin is about what a rank holds: of what it holds
-whole it may still use its own part alone, where the plan has that cheaper.
+The name is that of a parameter, or of a module and stands for all its parameters. `*` stands for
+any part of a name between dots, or for a piece of a part. A pin sets how a rank stores a parameter.
+A rank may still use only its own part of a replicated parameter, if the plan is cheaper so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPLICATE, SHARD = "replicate", "shard:"
 
 
 class Pin(NamedTuple):
-    """Parameters by name, and the dim that they are to be split along; None for whole."""
+    """A name pattern of parameters, and the dim to shard them along; None for replicated."""
 
     name: str
     dim: int | None
@@ -40,19 +40,19 @@ class Pin(NamedTuple):
 
     @property
     def placement(self) -> str:
-        """As users write it: replicate, shard:0, shard:1, ..."""
+        """The placement as users write it: replicate, shard:0, shard:1, ..."""
         return REPLICATE if self.dim is None else f"{SHARD}{self.dim}"
 
     def allows(self, state: State) -> bool:
-        """Whether a parameter stored in this state is as the pin wants it."""
+        """Whether a parameter may be stored in this state."""
         return {shard[0] for shard in state.shards} == (set() if self.dim is None else {self.dim})
 
 
 def make_pin(name: str, placement: object) -> Pin:
-    """The pin of `name` to `placement`: "replicate", or "shard:" and a dim.
+    """Return the pin of `name` to `placement`: "replicate", or "shard:" and a dim.
 
     Raises:
-        UsageError: neither of them.
+        UsageError: the placement is neither.
     """
     if placement == REPLICATE:
         return Pin(name, None)
@@ -66,10 +66,10 @@ def make_pin(name: str, placement: object) -> Pin:
 
 
 def gather(texts: Iterable[str], path: str | Path | None = None) -> dict[str, str]:
-    """Pins as they are written on the command line, after those of a JSON file.
+    """Return name -> placement from the pins of a JSON file and of the command line.
 
     Raises:
-        UsageError: one that is none, two for one name, or a file that cannot be read.
+        UsageError: a pin is invalid, two pins of one name differ, or the file cannot be read.
     """
     named = list(read_table(path).items()) if path is not None else []
     named += [text.rpartition("=")[::2] for text in texts]
@@ -82,15 +82,15 @@ def gather(texts: Iterable[str], path: str | Path | None = None) -> dict[str, st
 
 
 def as_pins(table: Mapping[str, object]) -> tuple[Pin, ...]:
-    """Pins of a mapping: name -> placement."""
+    """Return the pins of a mapping name -> placement."""
     return tuple(make_pin(name, placement) for name, placement in table.items())
 
 
 def read_table(path: str | Path) -> dict[str, object]:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
     Raises:
-        UsageError: the file cannot be read, or holds something else.
+        UsageError: the file cannot be read, or does not hold a JSON object.
     """
     try:
         table = read_json(Path(path))
@@ -104,16 +104,16 @@ def read_table(path: str | Path) -> dict[str, object]:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether `pattern` names the parameter `name` or a module around it."""
+    """Whether `pattern` matches the parameter `name` or a module that contains it."""
     have, want = name.split("."), pattern.split(".")
     return len(want) <= len(have) and all(map(fnmatchcase, have, want))
 
 
 def parameters(graph: Graph, pattern: str) -> dict[str, str]:
-    """Parameters and buffers that `pattern` names, each with the tensor it is stored in.
+    """Return the parameters and buffers that `pattern` matches, each with its stored tensor.
 
     Raises:
-        UsageError: there are none.
+        UsageError: nothing matches.
     """
     found = {u.fqn: u.stored for u in graph.uses if matches(pattern, u.fqn)}
     if not found:
@@ -126,14 +126,14 @@ def parameters(graph: Graph, pattern: str) -> dict[str, str]:
 
 
 def resolve(pins: Iterable[Pin], graph: Graph, states: States) -> dict[str, Pin]:
-    """The pin of each stored tensor.
+    """Return the pin of each pinned stored tensor.
 
-    A pin of a module to a dim leaves the buffers below alone, which are never split.
+    A pin of a module to a dim does not apply to its buffers, which are never sharded.
 
     Raises:
-        UsageError: a name that nothing has, a dim that a tensor does not have, or two pins that
-            contradict each other.
-        InfeasibleError: a dim that these ranks cannot share.
+        UsageError: a name matches nothing, a tensor does not have the dim, or two pins contradict
+            each other.
+        InfeasibleError: a pinned dim cannot be sharded.
     """
     out: dict[str, tuple[str, Pin]] = {}
     buffers = {u.fqn for u in graph.uses if u.is_buffer}
@@ -155,7 +155,7 @@ def resolve(pins: Iterable[Pin], graph: Graph, states: States) -> dict[str, Pin]
 
 
 def restrict(network: CostFunctionNetwork, wanted: Mapping[str, Pin]) -> None:
-    """Leave the stored tensors only the states that their pins allow."""
+    """Restrict the stored tensors to the states that their pins allow."""
     zero = (0,) * len(network.problem.components)
     for stored, pin in wanted.items():
         domain = network.states.domain(stored)
@@ -164,5 +164,5 @@ def restrict(network: CostFunctionNetwork, wanted: Mapping[str, Pin]) -> None:
 
 
 def as_table(pins: Sequence[Pin]) -> dict[str, str]:
-    """The mapping that `as_pins` reads."""
+    """Return the mapping that `as_pins` reads."""
     return {pin.name: pin.placement for pin in pins}

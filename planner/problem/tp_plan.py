@@ -1,7 +1,7 @@
-"""Tensor-parallel plans of transformers: tables of module or parameter names and style names.
+"""Reads tensor-parallel plans of transformers: module or parameter names with style names.
 
-What each style does is in transformers/distributed/tensor_parallel.py (5.23): how the parameters of
-a module are split, and what happens to what goes in and comes out.
+The styles are defined in transformers/distributed/tensor_parallel.py (5.23): how the parameters of
+a module are sharded, and how its inputs and outputs are redistributed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from shardwright.errors import UsageError
 from shardwright.planner.contract.names import fold
 
 OWN = "auto"
-"""Stands for the model's own plan, as in transformers."""
+"""Means the model's own plan, as in transformers."""
 
 
 class Style(NamedTuple):
-    """What a style does, where that can be said in our words.
+    """What a style of transformers does.
 
     Args:
-        dim: Of a parameter, counted from its end where negative; None for whole.
-        vectors: Whether parameters of one dim are split too (never those named bias if not).
-        into: Whether what goes into the module may change its placement.
-        whole: Whether what comes out is made whole: gathered, or summed over the ranks.
-        parts: Equal parts of the dim, each of which is split.
-        sums: Whether the gradients of its whole parameters are summed over the ranks.
-        back: Whether the gradient of what comes out is summed over the ranks.
+        dim: The dim to shard a parameter along, from its end if negative; None for replicated.
+        vectors: Whether parameters of one dim are sharded too. If not, no bias is.
+        into: Whether inputs of the module may be redistributed.
+        whole: Whether outputs are made replicated, by an all-gather or an all-reduce.
+        parts: Number of equal parts of the dim; each part is sharded by itself.
+        sums: Whether the gradients of the module's replicated parameters are all-reduced.
+        back: Whether the gradient of the output is all-reduced.
     """
 
     dim: int | None = None
@@ -60,17 +60,17 @@ STYLES: dict[str, Style] = {
     "local_params": Style(),
     "replicate": Style(),
 }
-"""Not here: what splits sequences (sequence_parallel) or experts (grouped_gemm, ep_...). What goes
-into an identity expert becomes a term of the sum that its experts give. Of what mla_kv_a_proj
-gives, transformers sums the gradient of the last part, and of the first one behind its norm, at
-kv_b_proj. The same number of all-reduces sums the gradient of all of it and that of the norm's
-weight: so it is said here, a vector dearer."""
+"""Styles that shard sequences (sequence_parallel) or experts (grouped_gemm, ep_...) are left out.
+The input of an identity expert becomes a term of the sum over experts. For the output of
+mla_kv_a_proj, transformers all-reduces the gradient of the last part, and that of the first part
+behind its norm, at kv_b_proj. The style here all-reduces the gradient of the full output and that
+of the norm's weight: as many all-reduces, and one vector more."""
 
 
 class Rules(NamedTuple):
-    """A plan that was read: (name, style name, style) of modules and of parameters.
+    """A plan that was read: style names of modules and of parameters, and rules that fit nothing.
 
-    A parameter has the style of its own rule, else that of its module's.
+    A parameter has the style of its own rule, else the style of its module.
     """
 
     modules: dict[str, str]
@@ -79,10 +79,10 @@ class Rules(NamedTuple):
 
 
 def table_of(value: object, module: nn.Module) -> dict[str, str]:
-    """`value` as a table of names and styles; "auto" is the model's own.
+    """Return `value` as a table of names and styles; "auto" means the model's own plan.
 
     Raises:
-        UsageError: it is none, or the model has none.
+        UsageError: `value` is not such a table, or the model has no plan.
     """
     name = type(module).__name__
     if value == OWN:
@@ -98,12 +98,12 @@ def table_of(value: object, module: nn.Module) -> dict[str, str]:
 
 
 def read(table: Mapping[str, str], module: nn.Module) -> Rules:
-    """Find the modules and parameters of each rule, as transformers does.
+    """Match the rules of a plan to modules and parameters, as transformers does.
 
     Names may lack the prefix of the base model, as in a config's `base_model_tp_plan`.
 
     Raises:
-        UsageError: no rule fits anything.
+        UsageError: no rule matches anything.
     """
     names = {n for n, _ in module.named_modules()}
     parameters = [n for n, _ in module.named_parameters(remove_duplicate=False)]
@@ -129,18 +129,18 @@ def read(table: Mapping[str, str], module: nn.Module) -> Rules:
 
 
 def general(name: str) -> str:
-    """`name` with * for each number that stands alone behind a dot, as transformers writes it.
+    """Replace each part of `name` that is a number by `*`, as transformers does.
 
-    Of two numbers in a row it replaces the first.
+    A leading number stays, and of two numbers in a row the second stays.
     """
     return re.sub(r"\.\d+(\.|$)", r".*\1", name)
 
 
 def style_of(name: str) -> Style:
-    """What the style of that name does.
+    """Return the style of that name.
 
     Raises:
-        UsageError: it is none, or none that can be said in our words.
+        UsageError: the style is unknown or has no counterpart here.
     """
     if name not in STYLES:
         raise UsageError(f"style '{name}' has no counterpart here")
@@ -148,7 +148,7 @@ def style_of(name: str) -> Style:
 
 
 def split_dim(style: Style, parameter: str, ndim: int) -> int | None:
-    """The dim along which a style splits a parameter; None if it stays replicated."""
+    """Return the dim along which a style shards a parameter; None if it stays replicated."""
     if style.dim is None:
         return None
     if ndim == 1:
@@ -159,10 +159,10 @@ def split_dim(style: Style, parameter: str, ndim: int) -> int | None:
 
 
 def pins(table: Mapping[str, str], module: nn.Module) -> dict[str, str]:
-    """The parameters of a plan's rules as pins; of what it does not name nothing is said.
+    """Return pins for the parameters that a plan's rules match. Other parameters get no pin.
 
     Raises:
-        UsageError: no rule fits, or a style has no counterpart.
+        UsageError: no rule matches, or a style has no counterpart.
     """
     shapes = {n: p.dim() for n, p in module.named_parameters(remove_duplicate=False)}
     found: dict[str, str] = {}

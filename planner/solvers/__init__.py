@@ -1,4 +1,4 @@
-"""Solvers: our own, and those of other packages in the entry-point group `shardwright.solvers`.
+"""Solvers by name: our own, and plugins of the entry-point group `shardwright.solvers`.
 
 A solver is a function `solve(problem, component, caps, hint, seconds) -> Result`; see
 `planner/solvers/problem.py`.
@@ -18,12 +18,12 @@ DEFAULT = "cpsat"
 
 
 def names() -> list[str]:
-    """Names of the solvers that are installed."""
+    """Return the names of the installed solvers."""
     return sorted({*OWN, *plugins.names("solvers")})
 
 
 def current(name: str | None) -> str:
-    """The name of the solver that was asked for, or of the default."""
+    """Return the name of the requested solver, or of the default."""
     if name == "lp":
         warnings.warn("solver 'lp' is gone: 'cpsat' is used", DeprecationWarning, stacklevel=2)
         return DEFAULT
@@ -31,11 +31,11 @@ def current(name: str | None) -> str:
 
 
 def load(name: str) -> Solver:
-    """The solver of that name.
+    """Return the solver of that name.
 
     Raises:
-        UsageError: there is none.
-        PluginError: another package's does not load.
+        UsageError: there is no such solver.
+        PluginError: the solver of another package does not load.
     """
     if name in OWN:
         return import_module(f"{__name__}.{name}").solve

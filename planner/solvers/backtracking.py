@@ -1,6 +1,7 @@
-"""Branch and bound in pure Python over the variables that elimination leaves: none, mostly.
+"""The `backtracking` solver: branch and bound, in Python, over what elimination leaves.
 
-It finds and proves plans where another solver runs out of time, and on request.
+Mostly elimination leaves no variable. This solver finds and proves plans when another solver runs
+out of time, or on request.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ def solve(
     hint: Sequence[int] | None,
     seconds: float,
 ) -> Result:
-    """Minimise one component of `problem` under a cap on another.
+    """Minimise one component of `problem` under at most one cap on another.
 
     Raises:
-        SolverError: there are several caps.
+        SolverError: there is more than one cap.
     """
     if len(caps) > 1:
         raise SolverError("solver 'backtracking' takes one cap: use --solver cpsat")
@@ -67,13 +68,13 @@ def solve(
 
 
 def _least(node: Elimination) -> tuple[float, float]:
-    """What every assignment costs at least, in each component; infinity where there is none."""
+    """Return a lower bound on each component; infinity if there is no assignment."""
     least = [table.least for table in node.tables.values()]
     return sum(x for x, _ in least), sum(y for _, y in least)
 
 
 def _within(node: Elimination, most: float, cap: int) -> bool:
-    """Drop the points that no assignment within both limits has; False where none is left."""
+    """Drop points that no assignment within both limits has; False if the limits cannot hold."""
     least = _least(node)
     room = most - least[0], cap - least[1]
     if min(room) < 0:
@@ -90,7 +91,7 @@ def _within(node: Elimination, most: float, cap: int) -> bool:
 
 
 def _branches(node: Elimination) -> list[Elimination]:
-    """The node once for each value of a variable of the fewest values, the cheapest last."""
+    """Branch on a variable with the fewest values: one node for each value, the cheapest last."""
     v = min(node.left, key=lambda v: (node.sizes[v], v))
     sizes = {w: node.sizes[w] for w in node.left if w != v}
     out = []

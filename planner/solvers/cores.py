@@ -1,9 +1,8 @@
-"""Which factors contradict each other: CP-SAT with a switch a factor, shrunk to what is needed.
+"""Finds a minimal set of factors that contradict each other, with CP-SAT and one switch per factor.
 
-Each factor holds only while its switch is on. Asked to turn all of them on, CP-SAT answers with
-some that cannot be on together; what can be left out of these is left out, one by one, until every
-one left is needed. These few are a problem of their own, so only the first question is large. Costs
-play no part.
+Each factor holds only while its switch is on. With all switches assumed on, CP-SAT returns some
+that cannot be on together. Then factors are left out one by one, while the rest still contradict
+each other. Only the first model has all factors. Costs play no part.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from shardwright.planner.solvers.problem import Factor, Problem
 
 
 def core(problem: Problem, seconds: float = 30.0) -> list[Factor] | None:
-    """Factors of `problem` that no assignment satisfies together, none of them superfluous.
+    """Return factors of `problem` that no assignment satisfies together, none of them superfluous.
 
     Args:
-        problem: Best not simplified, so that its factors are those that have a meaning.
-        seconds: For each question; what is not answered in time is taken as needed.
+        problem: The problem, not presolved: only its original factors mean something to a user.
+        seconds: Time limit of each call of CP-SAT. If it runs out, a factor counts as needed.
 
     Returns:
-        The factors in their order; None where there is an assignment, or no answer in time.
+        The factors in their order; None if there is an assignment, or no answer in time.
     """
     left = _contradiction(problem, problem.factors, seconds)
     for factor in list(left or ()):
@@ -36,8 +35,8 @@ def core(problem: Problem, seconds: float = 30.0) -> list[Factor] | None:
 def _contradiction(
     problem: Problem, factors: Sequence[Factor], seconds: float
 ) -> list[Factor] | None:
-    """Some of these factors that cannot hold together; None where all can, or time ran out."""
-    from ortools.sat.python import cp_model  # which takes long: only where something is explained
+    """Return some factors that cannot hold together; None if all can, or if time ran out."""
+    from ortools.sat.python import cp_model  # slow to import, and rarely needed
 
     model = cp_model.CpModel()
     within = dict.fromkeys(v for factor in factors for v in factor.scope)
@@ -47,7 +46,7 @@ def _contradiction(
     switches: dict[int, Factor] = {}
     for factor in factors:
         if len(factor.rows) == prod(len(values[v]) for v in factor.scope):
-            continue  # it allows everything
+            continue  # the factor allows everything
         switch = model.new_bool_var(factor.name)
         switches[switch.index] = factor
         model.add_assumption(switch)
@@ -62,7 +61,7 @@ def _contradiction(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    solver.parameters.cp_model_presolve = False  # it takes longer than the question
+    solver.parameters.cp_model_presolve = False  # presolve takes longer than the solve
     solver.parameters.max_time_in_seconds = seconds
     if solver.solve(model) != cp_model.INFEASIBLE:
         return None

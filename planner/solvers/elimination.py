@@ -1,14 +1,15 @@
-"""Bucket elimination: the best assignments of a problem of two components, without search.
+"""Bucket elimination: finds the best assignments of a problem of two components, without search.
 
-The tables of a variable are joined. For each choice of the other variables only its best values
-stay, and the variable is gone (R. Dechter, "Bucket elimination: a unifying framework for
-reasoning", Artificial Intelligence 113, 1999). What is best is a front, not one number: what is
-cheapest for some weighing of the two components (`hull`), or what nothing beats in both (`pareto`),
-which is all that a cap on the second can ask for (E. Rollon and J. Larrosa, "Bucket elimination for
-multiobjective optimization problems", Journal of Heuristics 12, 2006).
+To eliminate a variable, its tables are joined, and for each choice of the other variables only its
+best values are kept (R. Dechter, "Bucket elimination: a unifying framework for reasoning",
+Artificial Intelligence 113, 1999). The best values are a front, not one number: either the points
+that are cheapest for some weighting of the two components (`hull`), or the points that no other
+beats in both (`pareto`). The latter suffice for any cap on the second component (E. Rollon and
+J. Larrosa, "Bucket elimination for multiobjective optimization problems", Journal of Heuristics 12,
+2006).
 
 Tables stay small on the problems of models, whose graphs are nearly chains. A variable whose table
-would have more than `POINTS` points is left, and `backtracking.py` tries its values.
+would have more than `POINTS` points is not eliminated; `backtracking.py` tries its values.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from typing import Any, NamedTuple
 from shardwright.planner.solvers.problem import Problem, pick
 
 POINTS = 20_000
-"""Two tables are not joined to one of more points."""
+"""Tables are not joined if the result has more points than this and than they have together."""
 
 Choices = Any
-"""The values that were chosen: None, (variable, value, choices before), or a pair of choices."""
+"""The chosen values: None, (variable, value, earlier choices), or a pair of choices."""
 Point = tuple[int, int, Choices]
-"""A cost in each component, and the choices that they are of."""
+"""A cost in each component, and the choices with these costs."""
 Front = list[Point]
 Prune = Callable[[Front], Front]
-"""Of points in ascending order, those to keep."""
+"""Takes points in ascending order, and returns the points to keep."""
 Key = tuple[int, ...]
 COSTS = itemgetter(0, 1)
-"""Of a point."""
+"""The costs of a point."""
 
 
 def pareto(points: Front) -> Front:
-    """Those that no other one is as good as in both components."""
+    """Return the points that no other point equals or beats in both components."""
     kept = points[:1]
     for point in points:
         if point[1] < kept[-1][1]:
@@ -47,7 +48,7 @@ def pareto(points: Front) -> Front:
 
 
 def hull(points: Front) -> Front:
-    """Those that are cheapest for some weighing of the two components."""
+    """Return the points that are cheapest for some weighting of the two components."""
     kept = points[:1]
     for point in points:
         x, y, _ = point
@@ -63,19 +64,19 @@ def hull(points: Front) -> Front:
 
 
 class Table(NamedTuple):
-    """The rows that are allowed over variables (ascending), each with its front."""
+    """The allowed rows over some variables (ascending), each with its front."""
 
     scope: tuple[int, ...]
     rows: dict[Key, Front]
 
     @property
     def points(self) -> int:
-        """How many points all its fronts have."""
+        """Number of points in all fronts."""
         return sum(map(len, self.rows.values()))
 
     @property
     def least(self) -> tuple[float, float]:
-        """The least cost of any row in each component; infinity where there is no row."""
+        """The least cost of any row in each component; infinity if there is no row."""
         points = [point for front in self.rows.values() for point in front]
         return min((p[0] for p in points), default=math.inf), min(
             (p[1] for p in points), default=math.inf
@@ -83,7 +84,7 @@ class Table(NamedTuple):
 
 
 def tables_of(problem: Problem) -> list[Table]:
-    """The factors of a problem of two components as tables."""
+    """Return the factors of a problem of two components as tables."""
     out = []
     for factor in problem.factors:
         at = sorted(range(len(factor.scope)), key=factor.scope.__getitem__)
@@ -94,7 +95,7 @@ def tables_of(problem: Problem) -> list[Table]:
 
 
 def join(a: Table, b: Table, prune: Prune, limit: float) -> Table | None:
-    """Both tables as one; None where it would have more points than `limit`."""
+    """Join two tables; return None if the result has more points than `limit`."""
     scope = tuple(sorted({*a.scope, *b.scope}))
     common = [v for v in a.scope if v in b.scope]
     extra = [v for v in b.scope if v not in a.scope]
@@ -119,12 +120,12 @@ def join(a: Table, b: Table, prune: Prune, limit: float) -> Table | None:
 
 
 class Elimination:
-    """The variables of some tables are eliminated; `left` are those that are not.
+    """Eliminates the variables of some tables; `left` are the variables that remain.
 
     Args:
-        sizes: Of the domains of the variables.
-        tables: Over these variables.
-        prune: What stays of a front.
+        sizes: Domain size of each variable.
+        tables: Tables over these variables.
+        prune: Selects the points of a front to keep.
     """
 
     def __init__(self, sizes: Mapping[int, int], tables: Sequence[Table], prune: Prune) -> None:
@@ -139,9 +140,9 @@ class Elimination:
         self._queue: list[tuple[int, int]] = []
 
     def run(self, deadline: float) -> None:
-        """Eliminate what can be, until `deadline` (of `time.monotonic`) has passed.
+        """Eliminate variables while tables allow, until `deadline` (of `time.monotonic`).
 
-        First the variables whose table is no larger than those that it is joined of.
+        Variables whose joined table has no more points than the tables it is made of come first.
         """
         for limit in (0, POINTS):
             for v in self.left:
@@ -153,14 +154,14 @@ class Elimination:
                     self._eliminate(v, limit)
 
     def _push(self, v: int) -> None:
-        """Have a variable visited, the smaller its table can be the sooner."""
+        """Queue a variable by the size that its joined table may have, smallest first."""
         around = {w for i in self._of[v] for w in self.tables[i].scope}
         size = math.prod(self.sizes[w] for w in around)
         self._queued[v] = size
         heapq.heappush(self._queue, (size, v))
 
     def _eliminate(self, v: int, limit: int) -> None:
-        """Eliminate v, or leave it until something next to it changes."""
+        """Eliminate v if its table is within the limit; else wait until a neighbour changes."""
         numbers = sorted(self._of[v], key=lambda i: (len(self.tables[i].rows), i))
         free = Table((v,), {(x,): [(0, 0, None)] for x in range(self.sizes[v])})
         table, *others = [self.tables[i] for i in numbers] or [free]
@@ -181,7 +182,7 @@ class Elimination:
             self._push(w)
 
     def front(self) -> Front:
-        """The points of all tables together, where no variable is left; empty if infeasible."""
+        """Return the front of the problem once no variable is left; empty if infeasible."""
         total = Table((), {(): [(0, 0, None)]})
         for table in self.tables.values():
             total = join(total, table, self.prune, math.inf) or total
@@ -189,7 +190,7 @@ class Elimination:
 
 
 def without(v: int, table: Table, prune: Prune) -> Table:
-    """The table with the best values of v chosen."""
+    """Return the table without v: for each row of the others, the best values of v."""
     at = table.scope.index(v)
     before, after = slice(at), slice(at + 1, None)
     rows: dict[Key, Front] = {}
@@ -207,7 +208,7 @@ def without(v: int, table: Table, prune: Prune) -> Table:
 
 
 def assignment(choices: Choices, count: int) -> tuple[int, ...]:
-    """The values of `count` variables that choices say."""
+    """Return the values of `count` variables from the choices of a point."""
     values, stack = [0] * count, [choices]
     while stack:
         found = stack.pop()

@@ -1,8 +1,8 @@
-"""Make a problem small before any solver sees it: prune, merge, join.
+"""Reduces a problem before any solver sees it: prune, merge, join.
 
 Values without support are removed (arc consistency), variables that determine each other become one
-(in a dense layer nearly all do), and factors over the same variables become one. What is left has
-the same solutions and costs; `Presolved.expand` turns its assignments back.
+(in a dense layer nearly all do), and factors over the same variables become one. The reduced
+problem has the same solutions and costs; `Presolved.expand` maps its assignments back.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from shardwright.planner.solvers.problem import (
 )
 
 VALUES = itemgetter(0)
-"""Of a `Row`."""
+"""The values of a `Row`."""
 
 
 @dataclass(frozen=True)
 class Presolved:
-    """A smaller problem, and how each variable of the old one follows from it."""
+    """A reduced problem, and how each variable of the old problem follows from it."""
 
     problem: Problem
     source: list[tuple[int, dict[int, int]]]
-    """Per old variable: a variable of the small problem, and its value -> the old value."""
+    """For each old variable, a variable of the reduced problem, and its value -> the old value."""
 
     def expand(self, assignment: Sequence[int]) -> tuple[int, ...]:
-        """The assignment of the old problem that `assignment` stands for."""
+        """Return the assignment of the old problem for one of the reduced problem."""
         return tuple(values[assignment[v]] for v, values in self.source)
 
     def factor(self, old: Factor) -> Factor:
-        """A factor over variables of the old problem, over those of the small one."""
+        """Return a factor of the old problem as a factor of the reduced problem."""
         places = [self.source[v] for v in old.scope]
         back = [{own: new for new, own in values.items()} for _, values in places]
         rows = [
@@ -55,7 +55,7 @@ class Presolved:
 
 
 def presolve(problem: Problem) -> Presolved | None:
-    """The smaller problem; None where no value is left to a variable: it is infeasible."""
+    """Return the reduced problem; None if a variable has no value left, so it is infeasible."""
     domains = [set(d) for d in problem.domains]
     factors = _join(_one_a_scope(problem.factors))
     parent = list(range(len(domains)))
@@ -72,9 +72,10 @@ def presolve(problem: Problem) -> Presolved | None:
 
 
 def narrowed(small: Presolved, factors: Iterable[Factor]) -> Presolved | None:
-    """A presolved problem with more factors, over variables of the old one, presolved again.
+    """Add factors over variables of the old problem to a presolved problem, and presolve again.
 
-    None where it is infeasible then. As all else is small already, this takes no time.
+    Returns:
+        The reduced problem; None if it is infeasible. This is fast: the problem is small already.
     """
     more = [small.factor(f) for f in factors]
     if not more:
@@ -90,7 +91,7 @@ def narrowed(small: Presolved, factors: Iterable[Factor]) -> Presolved | None:
 
 
 def _one_a_scope(factors: Iterable[Factor]) -> list[Factor]:
-    """Factors over the same variables as one: most are prices and demands of one variable."""
+    """Join factors of equal scope. Most are prices and demands of one variable."""
     out: dict[tuple[int, ...], Factor] = {}
     for factor in factors:
         host = out.get(factor.scope)
@@ -102,7 +103,7 @@ def _one_a_scope(factors: Iterable[Factor]) -> list[Factor]:
 
 
 def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
-    """Remove rows and values without support until nothing changes."""
+    """Remove rows and values without support until nothing changes; False if infeasible."""
     touching: dict[int, list[int]] = {}
     for i, factor in enumerate(factors):
         for v in factor.scope:
@@ -132,7 +133,7 @@ def _prune(domains: list[set[int]], factors: list[Factor]) -> bool:
 
 
 def _columns(factor: Factor) -> list[tuple[int, ...]]:
-    """Per variable of a factor the value in each of its rows."""
+    """Return for each variable of a factor its value in each row."""
     return [*zip(*map(VALUES, factor.rows), strict=True)] or [()] * len(factor.scope)
 
 
@@ -157,7 +158,7 @@ def _join(factors: list[Factor]) -> list[Factor]:
 
 
 def _joined(host: Factor, factor: Factor) -> list[Row]:
-    """The rows of a factor that another has too, which is over variables of it, at both costs."""
+    """Return the rows of `host` that `factor`, over a subset of its scope, allows; costs added."""
     at = [host.scope.index(v) for v in factor.scope]
     table: dict[Any, CostVector] = dict(factor.rows)
     if len(at) == 1:
@@ -179,7 +180,7 @@ def _merge_once(
     parent: list[int],
     maps: list[dict[int, int]],
 ) -> bool:
-    """Replace variables that follow one to one from another; True where any was."""
+    """Replace variables that follow one to one from another; return whether there were any."""
     replaced: dict[int, tuple[int, dict[int, int]]] = {}
     kept: set[int] = set()
     for factor in factors:
@@ -232,7 +233,7 @@ def _rebuild(
     parent: list[int],
     maps: list[dict[int, int]],
 ) -> Presolved:
-    """The problem in its new variables and values, both numbered without gaps."""
+    """Return the problem in the remaining variables and values, renumbered without gaps."""
     small = Problem(problem.components)
     number = {}
     renumber = {}
@@ -260,9 +261,12 @@ def _rebuild(
 def _parts(
     found: Sequence[tuple[Part, Mapping[int, int]]], values: Sequence[int]
 ) -> tuple[Part, ...]:
-    """What tells these values apart, of the parts of all variables that became one; equals once.
+    """Return the distinct parts of a merged variable that differ between its values.
 
-    Each part comes with the value of its variable for each value of the one that is left.
+    Args:
+        found: The parts of all variables that were merged, each with a map from the values of the
+            remaining variable to those of its own.
+        values: Values of the remaining variable.
     """
     out: dict[tuple[int, ...], Part] = {}
     for part, own in found:

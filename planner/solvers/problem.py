@@ -1,10 +1,10 @@
-"""A small optimisation problem that knows nothing of tensors, and every solver understands.
+"""`Problem`, the optimisation problem that all solvers take. It knows nothing of tensors.
 
-Variables with finite domains, and factors: tables of the rows that are allowed over a few
-variables, each with its costs. A constraint is a factor whose rows cost nothing; a price is one
-that allows everything. The sum of one component of the chosen rows' costs is minimised, under upper
-bounds on others. This is a weighted constraint network; in row form its linear relaxation is the
-local polytope, integral on the networks that models give.
+A problem has variables with finite domains, and factors. A factor is a table of the allowed rows
+over a few variables, each row with its costs. A constraint is a factor whose rows cost nothing; a
+price is a factor that allows every row. A solver minimises the sum of one component of the chosen
+rows' costs, under upper bounds on others. This is a weighted constraint network; in row form its
+linear relaxation is the local polytope, integral on the networks that models give.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CostVector = tuple[int, ...]
 
 
 class Row(NamedTuple):
-    """Domain indices of the factor's variables, and what choosing them costs."""
+    """Domain indices of a factor's variables, and the costs of choosing them."""
 
     values: tuple[int, ...]
     costs: CostVector
@@ -32,7 +32,7 @@ Key = tuple[int, ...]
 
 
 def pick(positions: Sequence[int]) -> Callable[[Key], Key]:
-    """A function from a tuple to the tuple of its elements at `positions`."""
+    """Return a function from a tuple to the tuple of its elements at `positions`."""
     if len(positions) > 1:
         return itemgetter(*positions)
     if positions:
@@ -42,7 +42,7 @@ def pick(positions: Sequence[int]) -> Callable[[Key], Key]:
 
 
 row_of = partial(tuple.__new__, Row)
-"""A `Row` of a pair, in half of the time: each step of a reduction makes all rows anew."""
+"""Makes a `Row` from a pair in half of the time. Each step of a reduction makes all rows anew."""
 
 
 @dataclass
@@ -54,14 +54,14 @@ class Factor:
     rows: list[Row]
 
     def row(self, values: tuple[int, ...]) -> Row | None:
-        """The row with these values, None where there is none."""
+        """Return the row with these values, or None."""
         return next((r for r in self.rows if r.values == values), None)
 
 
 class Part(NamedTuple):
-    """A sub-variable: for each value of its variable one of its own.
+    """A sub-variable: an integer for each value of its variable.
 
-    What value a variable has follows from its parts: no two values agree in all of them.
+    The parts determine the value of the variable: no two values agree in all parts.
     """
 
     name: str
@@ -70,10 +70,10 @@ class Part(NamedTuple):
 
 @dataclass
 class Problem:
-    """Variables (name, size of the domain, parts) and factors; `components` names the costs.
+    """Variables (name, domain, parts) and factors; `components` names the costs.
 
-    A variable is its own only part where none are named. The remainder of a cost of component 0 by
-    `ties` only breaks ties: the remainders of no assignment add up to `ties`.
+    A variable without given parts has one part, itself. A cost of component 0 modulo `ties` only
+    breaks ties: no assignment's remainders add up to `ties`.
     """
 
     components: tuple[str, ...]
@@ -89,18 +89,18 @@ class Problem:
             self.parts = [(Part(name, range(len(domain))),) for name, domain in pairs]
 
     def variable(self, name: str, size: int, parts: tuple[Part, ...] | None = None) -> int:
-        """Add a variable whose values are 0 … size-1 and return its number."""
+        """Add a variable with the values 0 … size-1, and return its number."""
         self.names.append(name)
         self.domains.append(list(range(size)))
         self.parts.append((Part(name, range(size)),) if parts is None else parts)
         return len(self.names) - 1
 
     def without_factors(self, components: tuple[str, ...]) -> Problem:
-        """The same variables, for factors of these components."""
+        """Return a problem with the same variables and these components, without factors."""
         return Problem(components, self.names, self.domains, [], self.parts)
 
     def factor(self, name: str, scope: Sequence[int], rows: Sequence[Row]) -> None:
-        """Add a table; a variable that stands twice in `scope` must have equal values."""
+        """Add a table. A variable that is twice in `scope` must have equal values there."""
         unique = list(dict.fromkeys(scope))
         if len(unique) < len(scope):
             at = [scope.index(v) for v in unique]
@@ -109,7 +109,7 @@ class Problem:
                 for r in rows
                 if all(r.values[k] == r.values[scope.index(v)] for k, v in enumerate(scope))
             ]
-        # A row that stands twice counts once, at its lower costs (compared in order).
+        # Duplicate rows count once, at the lower costs (compared in order).
         best = dict(rows)
         if len(best) < len(rows):
             for values, costs in rows:
@@ -118,7 +118,7 @@ class Problem:
         self.factors.append(Factor(name, tuple(unique), [*rows]))
 
     def weighed(self, weights: Sequence[Sequence[int]]) -> Problem:
-        """The same problem with one component for each row of weights over the components."""
+        """Return the problem with one component for each row of weights over the components."""
         out = self.without_factors(tuple(f"w{i}" for i in range(len(weights))))
         for f in self.factors:
             rows = [row_of((x, tuple([sum(map(mul, w, c)) for w in weights]))) for x, c in f.rows]
@@ -126,7 +126,7 @@ class Problem:
         return out
 
     def only(self, components: Sequence[int]) -> Problem:
-        """The same problem with these components."""
+        """Return the problem with these components alone."""
         if list(components) == list(range(len(self.components))):
             return self
         out = self.without_factors(tuple(self.components[c] for c in components))
@@ -136,15 +136,15 @@ class Problem:
         return out
 
     def most(self, component: int) -> int:
-        """No assignment's sum of a component is larger."""
+        """Return an upper bound on any assignment's sum of a component."""
         return sum(max((r.costs[component] for r in f.rows), default=0) for f in self.factors)
 
     def least(self, component: int) -> int:
-        """No assignment's sum of a component is smaller."""
+        """Return a lower bound on any assignment's sum of a component."""
         return sum(min((r.costs[component] for r in f.rows), default=0) for f in self.factors)
 
     def price(self, assignment: Sequence[int]) -> CostVector | None:
-        """CostVector of a full assignment, None where a factor forbids it."""
+        """Return the costs of a full assignment; None if a factor forbids it."""
         total = [0] * len(self.components)
         for factor in self.factors:
             values = tuple(assignment[v] for v in factor.scope)
@@ -155,10 +155,10 @@ class Problem:
         return tuple(total)
 
     def accept(self, answer: Sequence[int], caps: Mapping[int, int] | None = None) -> CostVector:
-        """Costs of an assignment that a solver returned.
+        """Check an assignment that a solver returned, and return its costs.
 
         Raises:
-            SolverError: it is none, or a factor or a cap forbids it.
+            SolverError: the assignment has the wrong length, or a factor or a cap forbids it.
         """
         costs = self.price(answer) if len(answer) == len(self.domains) else None
         over = costs is None or any(costs[c] > cap for c, cap in (caps or {}).items())
@@ -171,7 +171,7 @@ Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
 
 class Result(NamedTuple):
-    """What a solver found for one component: best assignment, and a bound on the component."""
+    """A solver's answer for one component: the best assignment, and a lower bound."""
 
     status: Status
     assignment: tuple[int, ...] | None

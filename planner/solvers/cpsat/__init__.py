@@ -1,4 +1,4 @@
-"""OR-tools CP-SAT: an integer a part of a variable, tables as rows, costs of any size."""
+"""The `cpsat` solver: OR-tools CP-SAT, with an integer for each part and costs of any size."""
 
 from shardwright.planner.solvers.cpsat.minimise import as_text, solve
 

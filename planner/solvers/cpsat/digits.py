@@ -1,11 +1,10 @@
-"""Sums of any size in the 64 bits of CP-SAT: written in digits, with carries, exactly.
+"""Writes sums of any size exactly in the 64 bits of CP-SAT, as digits with carries.
 
-A sum that is small enough is an expression as it stands. Of others what breaks ties alone is a sum
-of its own. If that does not do, each cost is written in digits of a base B, and so is the sum: what
-the digits of one place add up to is a digit of the sum and B times a carry to the next. The first
-place has no end. So two sums are compared by their places, the first one first: to minimise a sum
-is to minimise its places in turn, and a cap on it is the sum of these costs and of what is left
-under the cap.
+A sum that is small enough is one expression. Otherwise the part that only breaks ties becomes a sum
+of its own. If a sum is still too large, each cost is written in digits of a base B, and so is the
+sum: the digits of one place add up to a digit of the sum plus B times the carry to the next place.
+The first (most significant) place has no upper limit. Two sums compare by their places, the first
+one first. So minimising a sum means minimising its places in turn.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from typing import Any, NamedTuple
 from shardwright.planner.solvers.cpsat.model import PartModel
 
 BITS = 50
-"""Sums of no more bits are written as they stand: floats of the linear relaxation can tell them."""
+"""Sums of at most this many bits are one expression: floats of the linear relaxation are exact."""
 DIGIT, ROOM = 50, 61
-"""A digit has no more bits, and what the digits of one place add up to no more than `ROOM`."""
+"""Most bits of a digit, and of the sum of the digits of one place."""
 
 
 class Sum(NamedTuple):
-    """Costs of literals: `least` is what all assignments pay, `terms` what some pay beyond."""
+    """A sum of costs of literals: `least`, which every assignment pays, plus `terms`."""
 
     least: int
     unit: int
-    """Costs are counted in these: no smaller difference is possible."""
+    """The costs of the terms are multiples of this."""
     terms: list[tuple[Any, int]]
-    """Literals, and units."""
+    """Literals, each with its cost in units."""
 
     @property
     def most(self) -> int:
-        """All terms together."""
+        """The sum of all terms."""
         return sum(weight for _, weight in self.terms)
 
     @property
     def digits(self) -> tuple[int, int]:
-        """How many places the sum has, and bits of a digit."""
+        """The number of places of the sum, and the bits of a digit."""
         size = self.most.bit_length()
         if size <= BITS:
             return 1, BITS
@@ -47,14 +46,14 @@ class Sum(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A part of a sum, and what one of it stands for there: more than all places below."""
+    """A place of a sum, and the cost of one unit of it: more than all lower places together."""
 
     expression: Any
     worth: int
 
 
 def sum_of(model: PartModel, component: int, part: Callable[[int], int] = int) -> Sum:
-    """What a component of a problem adds up to, or a `part` of each of its costs."""
+    """Return the sum of a component of a problem, with each of its costs mapped by `part`."""
     least, found = 0, []
     for factor, literals in zip(model.problem.factors, model.rows, strict=True):
         costs = [part(row.costs[component]) for row in factor.rows]
@@ -67,7 +66,7 @@ def sum_of(model: PartModel, component: int, part: Callable[[int], int] = int) -
 
 
 def places(model: PartModel, component: int) -> tuple[int, list[Place]]:
-    """A component's least sum, and what a sum is beyond that, the first place first."""
+    """Return a component's least sum, and the places of what is above it, the first place first."""
     whole, name = sum_of(model, component), model.problem.components[component]
     ties = model.problem.ties if component == 0 else 1
     most = sum(max(r.costs[component] % ties for r in f.rows) for f in model.problem.factors)
@@ -81,7 +80,7 @@ def places(model: PartModel, component: int) -> tuple[int, list[Place]]:
 
 
 def _places(model: PartModel, total: Sum, name: str) -> list[Place]:
-    """The places of a sum; each but the first is below the base."""
+    """Return the places of a sum, the first one first. Each but the first is below the base."""
     count, bits = total.digits
     first, rest = _carried(model, total.terms, bits, [(1 << bits) - 1] * (count - 1), name)
     places = enumerate([*rest, first])
@@ -89,7 +88,7 @@ def _places(model: PartModel, total: Sum, name: str) -> list[Place]:
 
 
 def limit(model: PartModel, total: Sum, cap: int, name: str) -> bool:
-    """Keep a sum below a cap or at it; False where no assignment does."""
+    """Add the constraint that a sum is at most `cap`; False if no assignment can satisfy it."""
     room = (cap - total.least) // total.unit
     if room < 0:
         return False
@@ -112,14 +111,15 @@ def limit(model: PartModel, total: Sum, cap: int, name: str) -> bool:
 def _carried(
     model: PartModel, terms: list[tuple[Any, int]], bits: int, highest: Sequence[int], name: str
 ) -> tuple[Any, list[Any]]:
-    """The first place of a sum, and integers for those below, the last one first.
+    """Return the first place of a sum, and integers for the lower places, the last one first.
 
     Args:
-        model: Gets the integers and what they are.
+        model: The model, which gets the integers and their constraints.
         terms: Literals and their costs.
-        bits: Of a digit.
-        highest: The largest digit of each place but the first; the least is a base below.
-        name: Of the integers.
+        bits: Bits of a digit.
+        highest: The largest digit of each place but the first. The range of a digit has the size
+            of the base.
+        name: Prefix of the integers' names.
     """
     base, out = 1 << bits, []
     carry, largest = model.model.new_constant(0), 0

@@ -1,10 +1,10 @@
-"""Minimise by CP-SAT: one worker, on the full relaxation, place by place of a large sum.
+"""Minimises with CP-SAT: one worker, the full linear relaxation, large sums place by place.
 
 One worker is best: on 6 layers of a dense decoder it proved in 0.05 s what two workers, each with a
 search of its own, did not in 10 s. Probing, symmetries and a second presolve take half of the time
-and find nothing on these problems, nor does a look for what rows have in common. With literals of
-several tables merged into cliques it branched where else the root proves: 1.1 s for 0.4 s on a
-mixture model over 16 ranks.
+and find nothing on these problems; finding overlaps of linear constraints does not help either.
+With literals of several tables merged into cliques CP-SAT branched where it otherwise proves at the
+root: 1.1 s instead of 0.4 s on a mixture model over 16 ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Posed:
-    """A problem as a model; the least sum of what is to be minimised, and the places of the sum."""
+    """A problem as a model, with the least sum of the objective and the places of that sum."""
 
     model: PartModel
     least: int
@@ -32,9 +32,10 @@ class Posed:
 
 
 def posed(problem: Problem, component: int, caps: Mapping[int, int]) -> Posed | None:
-    """Minimise one component of `problem` under `caps`, as a model; None where nothing can be.
+    """Return the model of minimising one component of `problem` under `caps`; None if infeasible.
 
-    The model's own objective is the first place of the sum.
+    The objective of the model is the first place of the sum. None is returned only for what shows
+    without a solve: an empty domain or table, or a cap below the least sum.
     """
     if not all(problem.domains) or not all(factor.rows for factor in problem.factors):
         return None
@@ -48,10 +49,10 @@ def posed(problem: Problem, component: int, caps: Mapping[int, int]) -> Posed | 
 
 
 def as_text(problem: Problem, component: int, caps: Mapping[int, int]) -> str:
-    """The model in the text format of CP-SAT; its objective is the first place of the sum.
+    """Return the model in CP-SAT's text format. Its objective is the first place of the sum.
 
     Raises:
-        SolverError: no assignment is within the caps.
+        SolverError: there is no model (see `posed`).
     """
     asked = posed(problem, component, caps)
     if asked is None:
@@ -84,7 +85,7 @@ def solve(
             asked.model.hint(best)
             told = best
         status, found, bound = _ask(asked.model, end - time.monotonic())
-        if found is not None or k == 0:  # a hint need not be an answer
+        if found is not None or k == 0:  # a hint may be infeasible
             best = found
         least += worth * bound
         if status == "optimal":
@@ -102,10 +103,10 @@ def solve(
 
 
 def _ask(model: PartModel, seconds: float) -> tuple[str, tuple[int, ...] | None, int]:
-    """What CP-SAT says of a model as it stands: how far, an assignment, a bound on its objective.
+    """Solve the model as it stands; return the status, an assignment and a bound on the objective.
 
     Raises:
-        SolverError: it refuses the model.
+        SolverError: CP-SAT refuses the model.
     """
     cp, solver = model.cp, model.cp.CpSolver()
     parameters = solver.parameters
@@ -115,15 +116,15 @@ def _ask(model: PartModel, seconds: float) -> tuple[str, tuple[int, ...] | None,
     parameters.symmetry_level = parameters.cp_model_probing_level = 0
     parameters.max_presolve_iterations = 1
     parameters.find_big_linear_overlap = False
-    parameters.merge_at_most_one_work_limit = 0  # each row is said once: cliques of several mislead
-    parameters.absolute_gap_limit = 0  # by default a gap that a float does not show is none
+    parameters.merge_at_most_one_work_limit = 0  # merged cliques make it branch: see above
+    parameters.absolute_gap_limit = 0  # the default accepts gaps below float precision
     status = solver.solve(model.model)
     if status == cp.MODEL_INVALID:
         reason = model.model.validate().split(":")[0]
         raise SolverError(f"cpsat refuses the problem: {reason}; use --solver backtracking")
     if status == cp.INFEASIBLE:
         return "infeasible", None, 0
-    bound = max(solver.response_proto.inner_objective_lower_bound, 0)  # none costs less
+    bound = max(solver.response_proto.inner_objective_lower_bound, 0)  # costs are never negative
     if status not in (cp.OPTIMAL, cp.FEASIBLE):
         return "unknown", None, bound
     return "optimal" if status == cp.OPTIMAL else "feasible", model.read(solver.value), bound

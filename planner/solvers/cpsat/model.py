@@ -1,9 +1,9 @@
-"""A problem as a CP-SAT model: an integer for each part of a variable, tables over these.
+"""Builds the CP-SAT model of a problem: an integer for each part of a variable, and tables.
 
-Behind the integers stand literals: one for each value of a variable, which says what all of its
-parts are, and one for each row of a table. Rows that hold a value sum to its literal. With
-implications in place of sums the bound of the linear relaxation is lost, and optimality is not
-proven in minutes; with sums it is proven at the root, or near to it.
+The model has a literal for each value of a variable, which fixes all parts of the variable, and a
+literal for each row of a table. The rows that hold a value sum to its literal. With implications
+instead of sums the bound of the linear relaxation is lost, and optimality is not proven in minutes;
+with sums it is proven at the root or near it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from shardwright.planner.solvers.problem import Factor, Problem
 
 
 class PartModel:
-    """The model of a problem whose tables all have rows; `parts` are what its solution is.
+    """The CP-SAT model of a problem whose tables all have rows.
 
     Attributes:
-        model: CP-SAT's.
-        parts: Per variable the integers of its parts.
-        values: Per variable and value a literal.
-        rows: Per factor a literal for each row: those of the values, where it has one variable.
+        model: The CP-SAT model.
+        parts: For each variable, the integers of its parts. They are the solution.
+        values: For each variable and value, a literal.
+        rows: For each factor, a literal per row. With one variable these are the values' literals.
 
     Raises:
         SolverError: two values of a variable have the same parts.
     """
 
     def __init__(self, problem: Problem) -> None:
-        from ortools.sat.python import cp_model  # in the thread that proves, beside a dry run
+        from ortools.sat.python import cp_model  # imported in the solver's thread, during a dry run
 
         self.cp: Any = cp_model
         self.problem, self.model = problem, self.cp.CpModel()
@@ -82,7 +82,7 @@ class PartModel:
         return self.cp.LinearExpr.weighted_sum(terms, weights)
 
     def hint(self, assignment: Sequence[int]) -> None:
-        """Tell where to begin: what each integer and literal is under an assignment."""
+        """Set the hint of the model: the value of each integer and literal for an assignment."""
         told: list[tuple[Any, int]] = []
         parts = zip(self.problem.parts, self.parts, self.values, assignment, strict=True)
         for meant, integers, literals, value in parts:
@@ -90,7 +90,7 @@ class PartModel:
             told += [(literal, x == value) for x, literal in literals.items()]
         for factor, rows in zip(self.problem.factors, self.rows, strict=True):
             values = tuple(assignment[v] for v in factor.scope)
-            if len(factor.scope) > 1:  # else they are those of the values
+            if len(factor.scope) > 1:  # otherwise the literals are those of the values
                 pairs = zip(rows, factor.rows, strict=True)
                 told += [(literal, row.values == values) for literal, row in pairs]
         self.model.clear_hints()
@@ -99,7 +99,7 @@ class PartModel:
         hint.values.extend([int(is_now) for _, is_now in told])
 
     def read(self, value: Callable[[Any], int]) -> tuple[int, ...]:
-        """The assignment that the integers of the parts say, where `value` tells each of them."""
+        """Return the assignment, given a function for the value of each integer."""
         return tuple(
             meaning[tuple([value(i) for i in integers])]
             for meaning, integers in zip(self._meaning, self.parts, strict=True)
