@@ -1,1 +1,1 @@
-"""Plans in other formats, one file a format."""
+"""Plans in other formats, with one file per format."""

@@ -1,4 +1,4 @@
-"""Output formats: an emitter makes text or bytes of a plan. Other packages can add formats."""
+"""Export formats: an emitter turns a plan into text or bytes. Other packages can add formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.errors import PluginError, UsageError
 from shardwright.planner.contract.plan_file import Plan
 
 Emitter = Callable[..., str | bytes]
-"""`emit(plan, **options)`: text or bytes. Raises UsageError for options that it does not know."""
+"""`emit(plan, **options)` -> text or bytes. Raises UsageError for options that it does not know."""
 
 EMITTERS = {
     "csv": "shardwright.planner.exports.parameters:as_csv",
@@ -22,20 +22,20 @@ EMITTERS = {
     "transformers": "shardwright.planner.exports.stock.runtimes:to_transformers",
     "vllm": "shardwright.planner.exports.stock.runtimes:to_vllm",
 }
-"""The formats of Shardwright."""
+"""The built-in formats."""
 
 
 def names() -> list[str]:
-    """Formats that are installed."""
+    """Return the names of all installed formats."""
     return sorted({*EMITTERS, *plugins.names("emitters")})
 
 
 def emitter(name: str) -> Emitter:
-    """The emitter of that format.
+    """Return the emitter of a format.
 
     Raises:
-        UsageError: there is none.
-        PluginError: it does not load.
+        UsageError: the format is not installed.
+        PluginError: the format does not load.
     """
     found = resolve_name(EMITTERS[name]) if name in EMITTERS else plugins.load("emitters", name)
     if found is None:
@@ -44,21 +44,21 @@ def emitter(name: str) -> Emitter:
 
 
 def export(plan: Plan | str | Path, to: str, **options: object) -> str | bytes:
-    """A plan in another format.
+    """Convert a plan to another format.
 
     Args:
         plan: The plan, or its file.
-        to: "csv" and "markdown" are tables of all parameters; "transformers", "torch" and "vllm"
-            plans for these runtimes, and "pull-request" a text for transformers; packages can add
-            formats.
-        **options: Options of the format. Tables have none. The others take `model`, what the plan
-            was made for: they start ranks on this machine, and export only what gives the results
-            of the unsplit model there. "transformers" takes `own_styles` (see
+        to: "csv" and "markdown" are tables of all parameters. "transformers", "torch" and "vllm"
+            are plans for these runtimes. "pull-request" is a text for transformers. Packages can
+            add formats.
+        **options: Options of the format. Tables have none. The others take `model`, the model that
+            the plan was made for. They start ranks on this machine, and export only what gives the
+            results of the unsharded model there. "transformers" takes `own_styles` (see
             `shardwright.tp_plan`).
 
     Raises:
-        UsageError: there is no such format, or it does not take such options.
-        PlanError: the file is no plan, or the runtime cannot carry it out.
+        UsageError: there is no such format, or it does not take these options.
+        PlanError: the file is not a plan, or the runtime cannot carry the plan out.
         PluginError: a format of another package does not load, or returns neither text nor bytes.
     """
     emit, read = emitter(to), plan if isinstance(plan, Plan) else Plan.load(plan)

@@ -1,4 +1,4 @@
-"""A plan as a table of the model's parameters, for a spreadsheet or a document."""
+"""Exports a plan as a table of the model's parameters, for a spreadsheet or a document."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from shardwright.planner.wording import collectives_in_words, placement_in_words
 class Row(NamedTuple):
     """A parameter or a buffer, or a module without parameters that has collectives.
 
-    `*` stands for every layer number without a row of its own.
+    `*` stands for every layer number that has no separate row.
     """
 
     name: str
     shape: str = ""
     placement: str = ""
-    """In layout notation."""
+    """The placement in layout notation."""
 
     split: str = ""
-    """The same in words."""
+    """The placement in words."""
 
     elements: int | str = ""
     elements_on_fullest_rank: int | str = ""
     module_collectives: str = ""
-    """Collectives at the boundary of its module, and to use it."""
+    """Collectives at the boundary of the parameter's module, and to use the parameter."""
 
 
 def rows(plan: Plan) -> list[Row]:
-    """Parameters, buffers that the plan names, and modules with collectives, by name."""
+    """List parameters, buffers that the plan names, and modules with collectives, by name."""
     named = [f"{n}.{k}".lstrip(".") for n, spec in plan.modules.items() for k in spec.parameters]
     found = [
         Row(name, module_collectives=sent)
@@ -76,7 +76,7 @@ def _unsplit(plan: Plan, name: str) -> ParameterPlan:
 
 
 def as_csv(plan: Plan) -> str:
-    """Comma-separated values, with a header."""
+    """Write comma-separated values with a header."""
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(Row._fields)
@@ -85,7 +85,7 @@ def as_csv(plan: Plan) -> str:
 
 
 def as_markdown(plan: Plan) -> str:
-    """A table in Markdown."""
+    """Write a Markdown table."""
 
     def line(cells: Sequence[object]) -> str:
         return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"

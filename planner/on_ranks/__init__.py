@@ -1,1 +1,1 @@
-"""Plans run for real: ranks as processes of this machine."""
+"""Runs plans on real ranks: processes of this machine."""

@@ -1,8 +1,8 @@
-"""Ranks as processes of this machine, talking over gloo; when one dies, so do the rest.
+"""Starts ranks as processes of this machine, connected by gloo; if one dies, the rest are ended.
 
-Started by spawn, so that no rank inherits threads or locks of the process that plans. They meet in
-a file that only this user can reach, and listen on the loopback device alone. None of them outlives
-the process that started it, however that ends, and the last to end removes the file.
+They are spawned, so that no rank inherits threads or locks of the planning process. They meet in a
+file that only this user can reach, and listen on the loopback device only. No rank outlives the
+process that started it, however that process ends, and the last one to end removes the file.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from typing import Any
 from shardwright.errors import DistributedError, ShardwrightError
 
 GRACE = 5.0
-"""Seconds that the others have to report, once a rank has failed: the first to notice a death is
-not the one that died."""
+"""Seconds that the other ranks have to report after one has failed: the first rank that notices a
+death is not the one that died."""
 
 
 def run_processes(ranks: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
-    """`fn(*args)` on each of `ranks` processes that form a gloo group; the results by rank.
+    """Run `fn(*args)` on each of `ranks` processes in a gloo group; return the results by rank.
 
     `fn`, `args` and the results must pickle.
 
     Raises:
-        ShardwrightError: what a rank raised.
-        DistributedError: a rank died or raised something else; its traceback is on stderr.
+        ShardwrightError: a rank raised it.
+        DistributedError: a rank died.
     """
     context = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = []
@@ -53,7 +53,7 @@ def run_processes(ranks: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
                 )
                 processes.append(process)
                 process.start()
-                theirs.close()  # so that a death shows as the end of what can be read
+                theirs.close()  # so that a dead rank shows as the end of the pipe
                 pipes[mine] = rank
             return _collect(processes, pipes)
         finally:
@@ -83,16 +83,16 @@ def _collect(processes: list[BaseProcess], pipes: dict[Connection, int]) -> list
             if rank not in results and deadline is None:
                 deadline = time.monotonic() + GRACE
     causes = {r: e for r, e in failures.items() if not isinstance(e, DistributedError)}
-    if died:  # the first of them: others may have died of it
+    if died:  # raise the first: the others may have died because of it
         raise next(iter(died.values()))
-    for found in (causes, failures):  # the cause before what it led to
+    for found in (causes, failures):  # causes before their consequences
         if found:
             raise found[min(found)]
     return [results[rank] for rank in range(len(processes))]
 
 
 def _end_with_parent(folder: str) -> None:
-    """End this rank when the process that started it has ended, killed or not."""
+    """End this rank when the process that started it has ended, for any reason."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -101,12 +101,12 @@ def _end_with_parent(folder: str) -> None:
 
 
 def _loopback() -> str | None:
-    """The name of the network device that no other machine can reach."""
+    """Return the name of the network device that no other machine can reach."""
     return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
 
 
 def end_in_words(process: BaseProcess) -> str:
-    """How a process ended."""
+    """Describe how a process ended."""
     code = process.exitcode or 0
     if code >= 0:
         return f"exit code {code}"
@@ -121,9 +121,9 @@ def _main(
     folder: str,
     work: bytes,
 ) -> None:
-    """What a rank runs; `work` is pickled, so that what it imports comes after the first line."""
+    """Run a rank. `work` is pickled, so that its imports come after the first line."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the parent ends its ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends its ranks
     import torch
     import torch.distributed as dist
 
@@ -141,7 +141,7 @@ def _main(
                 world_size=ranks,
                 timeout=timedelta(minutes=30),
             )
-            dist.barrier()  # a rank that ends at once would cut off one that still connects
+            dist.barrier()  # a rank that ended now would cut off ranks that still connect
             fn, args = pickle.loads(work)
             pipe.send((True, fn(*args)))
             dist.destroy_process_group()
@@ -155,20 +155,20 @@ def _main(
 
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Signals that end a process at once, unless it has its own way with them."""
+"""Signals that end a process at once by default."""
 
 
 class Ended(BaseException):
-    """A signal that asks this process to end."""
+    """A signal asks this process to end."""
 
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Let a signal that would end this process at once run `finally` blocks inside first.
+    """Let signals that would end this process at once run the `finally` blocks inside first.
 
-    The process then ends by that signal, as if nothing had caught it. Signals that come meanwhile
-    are dropped, and those that the caller handles are left to the caller. In a thread other than
-    the main one nothing is changed: Python hands signals to that alone.
+    The process then ends by that signal, as if nothing had caught it. Further signals meanwhile are
+    dropped, and signals with a handler of the caller's are left alone. Outside the main thread
+    nothing changes, since Python delivers signals to the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Run a plan for real: its ranks on CPU against the unsplit model, logits and gradients."""
+"""Runs a plan on CPU ranks and compares logits and gradients with the unsharded model's."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from shardwright.runtime.model.hub import USUAL, Hub
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 FLOOR = 1e-2
-"""A gradient is compared with its own largest entry, or this share of the largest of all if that is
-more: the gradient of a key's bias is zero but for rounding."""
+"""A gradient is compared relative to its own largest entry, or to this share of the largest entry
+of all gradients if that is more: the gradient of a key's bias is zero except for rounding."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest differences between the split model and the whole one."""
+    """The largest differences between the split model and the unsharded one."""
 
     ranks: int
     layers: int
@@ -42,7 +42,7 @@ class Difference:
 
     @property
     def ok(self) -> bool:
-        """Whether both differences are within the tolerance; NaN is not."""
+        """Return whether both differences are within the tolerance; NaN is not."""
         return self.logits <= self.tolerance and self.gradients <= self.tolerance
 
 
@@ -56,24 +56,24 @@ def compare(
     kwargs: dict[str, Any] | None = None,
     **hub: Any,
 ) -> Difference:
-    """Start the plan's ranks as processes and compare them with the unsplit model.
+    """Start the plan's ranks as processes and compare them with the unsharded model.
 
-    Weights are random, the same on each rank. Differences of logits are absolute; those of a
+    Weights are random and the same on each rank. Differences of logits are absolute; those of a
     gradient are relative to its largest entry.
 
     Args:
         plan: The plan.
-        model: What it was made for, as `shardwright.plan` takes it; a module must pickle.
-        layers: Cut the model to so many layers first, and plan that anew in the same way: only of
-            a hub id, directory or config.
+        model: The model it was made for, as `shardwright.plan` takes it; a module must pickle.
+        layers: Cut the model to this many layers first, and plan the smaller model with the same
+            options. Only for a Hub id, directory or config.
         dtype: float32 or float64. Models that compute in float32 inside gain little by float64.
-        trust_remote_code: Whether to run code that comes with the model.
-        args: Inputs, as the plan was made with; without any, random tokens.
-        kwargs: The same by name.
+        trust_remote_code: Whether to run code that is shipped with the model.
+        args: Inputs, as given for the plan; without any, random tokens.
+        kwargs: Inputs by name.
         **hub: `revision`, `cache_dir`, `local_files_only`, `token`, as `plan` takes them.
 
     Raises:
-        UsageError: there are fewer layers than that, or they cannot be told.
+        UsageError: the model has fewer layers, or its layers cannot be counted.
         DistributedError: a rank died.
     """
     if not (
@@ -101,10 +101,10 @@ def compare(
 
 
 def cut(config: Any, layers: int) -> Any:
-    """A copy of a transformers config with so many layers, also in lists that have one entry each.
+    """Copy a transformers config with `layers` layers; lists with an entry per layer are cut too.
 
     Raises:
-        UsageError: it does not have so many, or is no config.
+        UsageError: the config has fewer layers, or is not a config.
     """
     if not hasattr(config, "get_text_config"):
         raise UsageError(
@@ -133,7 +133,7 @@ def _on_rank(
     given: python_references.Inputs,
     hub: Hub,
 ) -> tuple[int, float, float, str]:
-    """On each rank; the answer is that of rank 0, the only one that runs the unsplit model."""
+    """Compare on a rank. Only rank 0 runs the unsharded model, and only its answer counts."""
     import torch.distributed as dist
 
     from shardwright.runtime.api import apply
@@ -153,7 +153,7 @@ def _on_rank(
 
 
 def in_dtype(given: python_references.Inputs, dtype: torch.dtype) -> python_references.Inputs:
-    """Inputs whose real numbers are of a dtype."""
+    """Cast floating tensors in the inputs to `dtype`."""
     return tree_map(
         lambda v: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v, given
     )
@@ -162,13 +162,13 @@ def in_dtype(given: python_references.Inputs, dtype: torch.dtype) -> python_refe
 def random_model(
     what: Any, dtype: torch.dtype, trust_remote_code: bool = False, hub: Hub = USUAL
 ) -> nn.Module:
-    """A model with weights of its own shape that depend on their names alone, none constant.
+    """Build a full-size model whose weights are random, none constant, and depend only on names.
 
-    `what` is a config, a module or the name of code that makes one of them.
+    `what` is a config, a module, or the name of code that makes one of them.
     """
     from shardwright.runtime.model.build import building
 
-    torch.manual_seed(0)  # what is not drawn anew below must be the same on each rank
+    torch.manual_seed(0)  # values that are not drawn again below must be equal on all ranks
     what = python_references.made(what) if python_references.is_code(what) else what
     if isinstance(what, nn.Module):
         model = what.to(dtype).eval()
@@ -187,7 +187,7 @@ def random_model(
 
 
 def random_inputs(model: nn.Module) -> dict[str, Any]:
-    """What the model is traced with, but with random tokens."""
+    """Return the inputs that the model is traced with, but with random tokens."""
     config: Any = model.config
     generator = torch.Generator().manual_seed(0)
     vocabulary = config.get_text_config().vocab_size
@@ -200,7 +200,7 @@ def random_inputs(model: nn.Module) -> dict[str, Any]:
 
 
 def run(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits, and the gradients of a fixed weighting of them."""
+    """Return the logits, and the gradients of a fixed weighted sum of them."""
     model.zero_grad()
     output = model(*args, **kwargs)
     logits = getattr(output, "logits", None)
@@ -217,7 +217,7 @@ def run(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, 
 
 
 def differences(got: dict[str, Tensor], want: dict[str, Tensor]) -> tuple[float, str]:
-    """The largest relative difference of a gradient, and whose it is."""
+    """Return the largest relative difference of a gradient, and that parameter's name."""
     if missing := want.keys() ^ got.keys():
         return float("inf"), min(missing)
     floor = FLOOR * max((g.abs().max().item() for g in want.values()), default=0.0)

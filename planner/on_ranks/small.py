@@ -1,4 +1,4 @@
-"""A small model of the same structure as a large one, to run on the CPU: fewer layers, narrower."""
+"""Makes a small model of the same structure as a large one, with fewer layers and less width."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from shardwright.runtime.model.hub import USUAL, Hub
 
 WIDTHS = re.compile("size|dim|width|rank|intermediate|ffn|d_model|d_ff|d_inner|n_embd|n_inner")
 LEAST = 16
-"""No width of a small model is less than that: heads, and what ranks split, stay what they are."""
+"""Least width of a small model, so that heads and the dims that ranks split stay the same."""
 FACTORS = (16, 8, 4, 2, 1)
 LAYERS = (2, 4, 8, 16, 32, 1 << 20)
 MOST = 1 << 28
-"""Parameters of a model that is run here."""
+"""Most parameters of a model that is run here."""
 
 
 def small(
     config: Any, trust_remote_code: bool = False, hub: Hub = USUAL
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A model with random weights, in float32, and inputs for it that were seen to run.
+    """Return a model with random float32 weights, and inputs with which it has run.
 
-    It has the modules of the model of `config`, but for layer numbers, and as many heads, key
-    heads and experts. What is a common divisor of all widths is taken out of them.
+    It has the same modules as the model of `config`, except for layer numbers, and as many heads,
+    key heads and experts. All widths are divided by one common factor.
 
     Raises:
         ModelError: no smaller model runs, and the model itself is too large to be run here.
@@ -47,7 +47,7 @@ def small(
             model = random_model(smaller, torch.float32, trust_remote_code, hub)
             inputs = random_inputs(model)
             run(model, **inputs)
-        except Exception:  # whatever code raises that does not fit these widths
+        except Exception:  # the model's code may raise anything for widths that do not fit
             continue
         return model, inputs
     raise ModelError(
@@ -61,7 +61,7 @@ def _patterns(model: nn.Module) -> set[str]:
 
 
 def _smaller(config: Any) -> Iterator[Any]:
-    """Configs of smaller models, the smallest first; the last is `config` itself."""
+    """Yield configs of smaller models, the smallest first; the last is `config` itself."""
     have = getattr(config.get_text_config(), "num_hidden_layers", None)
     for factor in FACTORS:
         narrow = _narrowed(config, factor)
@@ -76,7 +76,7 @@ def _smaller(config: Any) -> Iterator[Any]:
 
 
 def _narrowed(config: Any, factor: int) -> Any:
-    """A copy with all widths divided by `factor`; None where one would be less than the least."""
+    """Return a copy with all widths divided by `factor`; None if one would be below `LEAST`."""
     out = copy.deepcopy(config)
     parts = [v for v in vars(out).values() if hasattr(v, "get_text_config")]
     for part in (out, *parts):

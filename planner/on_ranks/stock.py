@@ -1,8 +1,8 @@
-"""A model split by other runtimes, on real ranks, against the unsplit one: logits and gradients.
+"""Compares a model that another runtime split, on real ranks, with the unsharded model.
 
-`Table` is transformers' own tensor parallelism, `WholePlan` the same with our style for the whole
-model, `Source` code that calls torch's `parallelize_module`. The first two read a checkpoint as
-users do, so that what is converted while it is read is compared, too.
+`Table` is transformers' own tensor parallelism. `WholePlan` is the same with our style for the
+full model. `Source` is code that calls torch's `parallelize_module`. The first two load a
+checkpoint as users do, so that conversions during loading are covered too.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from shardwright.runtime.ranks.agreement import gather, world
 from shardwright.runtime.state.gather import full_tensors
 
 CASTS = 1e-5
-"""What is allowed where a model in float64 computes in float32 inside."""
+"""Tolerance for a float64 model that computes in float32 inside."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Split by transformers, by a table of its styles."""
+    """Transformers splits the model by a table of its styles."""
 
     styles: Mapping[str, str]
 
     def __call__(self, cls: Any, directory: str, dtype: torch.dtype) -> nn.Module:
-        """The split model, read from `directory`; all ranks call this."""
+        """Load the split model from `directory`. All ranks must call this."""
         return _from_pretrained(cls, directory, dtype, dict(self.styles))
 
 
 @dataclass(frozen=True)
 class WholePlan:
-    """Split by transformers with our style, by a plan."""
+    """Transformers splits the model with our style, by a plan."""
 
     plan: Plan
 
     def __call__(self, cls: Any, directory: str, dtype: torch.dtype) -> nn.Module:
-        """The split model, read from `directory`; all ranks call this."""
+        """Load the split model from `directory`. All ranks must call this."""
         return _from_pretrained(cls, directory, dtype, tp_plan(self.plan))
 
 
 @dataclass(frozen=True)
 class Source:
-    """Split by Python code that has a function `parallelize(model, mesh)`."""
+    """Python code with a function `parallelize(model, mesh)` splits the model."""
 
     text: str
 
     def __call__(self, cls: Any, directory: str, dtype: torch.dtype) -> nn.Module:
-        """The split model, read whole from `directory`; all ranks call this."""
+        """Load the unsharded model from `directory` and split it. All ranks must call this."""
         code: dict[str, Any] = {}
         exec(compile(self.text, "<export>", "exec"), code)
         model = whole(cls, directory, dtype)
@@ -76,29 +76,29 @@ Way = Callable[[Any, str, torch.dtype], nn.Module]
 
 @dataclass(frozen=True)
 class Ran:
-    """What a split model was seen to do; the largest differences of all ranks."""
+    """What a run of a split model measured; the largest differences of all ranks."""
 
     logits: float
     gradients: float
     worst: str
     tolerance: float
     bytes: int
-    """Of parameters and buffers on the fullest rank."""
+    """Bytes of parameters and buffers on the fullest rank."""
     unsplit_bytes: int
 
     @property
     def share(self) -> float:
-        """Of all bytes, those on the fullest rank."""
+        """Return the fullest rank's share of all bytes."""
         return self.bytes / self.unsplit_bytes
 
     @property
     def ok(self) -> bool:
-        """Whether both differences are within the tolerance; NaN is not."""
+        """Return whether both differences are within the tolerance; NaN is not."""
         return self.logits <= self.tolerance and self.gradients <= self.tolerance
 
 
 def whole(cls: Any, directory: str, dtype: torch.dtype) -> Any:
-    """The unsplit model, as transformers reads it."""
+    """Load the unsharded model as transformers does."""
     with trusting(False):
         return cls.from_pretrained(directory, config=read_config(directory), dtype=dtype).eval()
 
@@ -107,14 +107,14 @@ def try_out(way: Way, cls: Any, directory: str, inputs: dict[str, Any], ranks: i
     """Start `ranks` processes that split and compare; `directory` holds a small checkpoint.
 
     Raises:
-        ShardwrightError: that runtime raises, in one line.
+        ShardwrightError: the other runtime raised an error, given in one line.
     """
     return run_processes(ranks, compared, way, cls, directory, inputs)[0]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the unsplit model computes, in which dtype, and what may differ."""
+    """The unsharded model's results, their dtype and the tolerance."""
 
     logits: Tensor
     gradients: dict[str, Tensor]
@@ -124,7 +124,7 @@ class Reference:
 
 
 def reference(cls: Any, directory: str, inputs: dict[str, Any]) -> Reference:
-    """Run the unsplit model in float64; in float32 if it mixes dtypes when not in its own."""
+    """Run the unsharded model in float64, or in float32 if its code fails in float64."""
     for dtype in (torch.float64, torch.float32):
         try:
             model = whole(cls, directory, dtype)
@@ -142,7 +142,7 @@ def reference(cls: Any, directory: str, inputs: dict[str, Any]) -> Reference:
 def compared(
     way: Way, cls: Any, directory: str, inputs: dict[str, Any], want: Reference | None = None
 ) -> Ran:
-    """Compare on each rank of the group that there is; all give the same answer."""
+    """Compare on each rank of the current group; all ranks return the same answer."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
     want = want or reference(cls, directory, inputs)
@@ -150,7 +150,7 @@ def compared(
     logits, gradients = _seeded(model, inputs, want.dtype)
     found = _whole_gradients(model, gradients)
     apart = float((_full(logits) - want.logits).abs().max())
-    # Where every key is masked, the unsplit model itself has gradients that are no numbers.
+    # If every key is masked, the unsharded model itself has gradients that are not finite.
     left_out = {n for n, g in want.gradients.items() if not (g.numel() and g.isfinite().all())}
     gradient, worst = differences(
         {n: g for n, g in found.items() if g.numel() and n not in left_out},
@@ -182,10 +182,10 @@ def _from_pretrained(cls: Any, directory: str, dtype: torch.dtype, table: dict[s
 
 
 def _seeded(model: Any, inputs: dict[str, Any], dtype: torch.dtype) -> Any:
-    """Logits and gradients; what is drawn at random is drawn alike each time, on all ranks."""
+    """Return logits and gradients; random draws are the same each time, on all ranks."""
     experts = getattr(model, "get_experts_implementation", dict)()
     if dtype == torch.float64 and "grouped_mm" in experts.values():
-        model.set_experts_implementation("batched_mm")  # torch's grouped product has no float64
+        model.set_experts_implementation("batched_mm")  # torch's grouped mm has no float64
     torch.manual_seed(0)
     _, kwargs = in_dtype(((), inputs), dtype)
     return run(model, **kwargs)
@@ -208,7 +208,7 @@ def _bytes(model: nn.Module) -> int:
 
 
 class _Casts(TorchDispatchMode):
-    """Tells whether anything is computed in less precision than `dtype`."""
+    """Detects whether anything is computed in another floating dtype than `dtype`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

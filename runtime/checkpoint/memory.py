@@ -1,10 +1,10 @@
-"""Memory for what is read: large pages on the CPU, pinned memory on the way to a GPU.
+"""Memory for loaded tensors: huge pages on the CPU, pinned staging buffers for a GPU.
 
-The first write to each page of 4 KiB costs the kernel more than copying it does. So `Room` asks for
-large pages, by block, since most weights of a small model are shorter than one of these.
+The first write to each page of 4 KiB costs the kernel more than the copy itself. `Room` therefore
+asks for huge pages, block by block, since most weights of a small model are shorter than one.
 
-From other memory than pinned one the driver copies through pinned memory of its own, and whoever
-reads waits. So `Staging` reads one piece while another is copied.
+From unpinned memory the driver copies through pinned memory of its own, and the reader waits.
+`Staging` therefore reads one piece while another is being copied.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import torch
 from torch import Tensor
 
 BLOCK = 32 << 20
-"""Bytes that are asked for at a time; what is not used of them takes no memory."""
+"""Bytes allocated at a time; unused bytes take no memory."""
 
 LEAST = 1 << 16
-"""Bytes of a tensor that gets its memory here."""
+"""Least bytes of a tensor that gets its memory from a block."""
 
 ALIGNED = 64
-"""Bytes of which each tensor begins at a multiple, as torch's own."""
+"""Each tensor begins at a multiple of this many bytes, as torch's own do."""
 
 
 class Room:
-    """Gives tensors without values on one device.
+    """Allocates uninitialised tensors on one device.
 
-    Those that lie in one block keep all of it.
+    A tensor keeps the block that it lies in alive.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class Room:
         self._used = 0
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor."""
+        """Return an uninitialised contiguous tensor."""
         count = prod(shape)
         size = count * dtype.itemsize
         if self.device.type != "cpu" or size < LEAST or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -54,7 +54,7 @@ class Room:
         return torch.frombuffer(self._block, dtype=dtype, count=count, offset=start).view(shape)
 
     def trim(self) -> None:
-        """Give back the end of a large page that no tensor has: all that were taken are filled."""
+        """Release the unused end of the block. Call it when all taken tensors are filled."""
         if self._block is not None:
             end = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
             if end < len(self._block):
@@ -63,39 +63,39 @@ class Room:
 
 def _block(size: int) -> mmap.mmap:
     block = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without large pages
+    with suppress(OSError):  # a kernel without huge pages
         block.madvise(mmap.MADV_HUGEPAGE)
     return block
 
 
 ROOM = 16 << 20
-"""Bytes of one piece of pinned memory: a box that is read has half of them, or one element."""
+"""Bytes of one pinned buffer: a box of a read is at most half of it, or a single element."""
 
 PIECES = 2
 
 
 class Staging:
-    """Copies from the host to one device; to a CPU as tensors do."""
+    """Copies tensors from the host to one device, through pinned buffers if it is a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._pieces = [] if device.type != "cuda" else _pieces()
         self._turns: Iterator[tuple[Tensor, Any]] = cycle(self._pieces)
 
     def copy(self, to: Tensor, read: Tensor) -> None:
-        """Have `to` become `read`, which lies on the host; on a GPU at the latest by `wait`."""
+        """Copy `read`, a host tensor, to `to`. On a GPU the copy is only complete after `wait`."""
         size = read.numel() * to.element_size()
         if not self._pieces or _on_host(to) or size > ROOM:
             to.copy_(read)
             return
         memory, copied = next(self._turns)
-        copied.synchronize()  # what was in this piece before
+        copied.synchronize()  # wait for the copy that last used this buffer
         pinned = memory[:size].view(to.dtype).view(read.shape)
-        pinned.copy_(read)  # casts, too: the copy to a GPU would do that in memory of its own
+        pinned.copy_(read)  # casts here: a cast in the copy to the GPU would take unpinned memory
         to.copy_(pinned, non_blocking=True)
         copied.record()
 
     def wait(self) -> None:
-        """Until all is copied: pinned memory may go."""
+        """Wait until all copies are complete; the pinned buffers may then be freed."""
         for _, copied in self._pieces:
             copied.synchronize()
 
@@ -105,7 +105,7 @@ def _on_host(to: Tensor) -> bool:
 
 
 def _pieces() -> list[tuple[Tensor, Any]]:
-    """Pinned memory, and an event for each; none where the system gives no such memory."""
+    """Return pinned buffers, each with an event; none if the system cannot pin memory."""
     try:
         return [(_pinned(ROOM), torch.cuda.Event()) for _ in range(PIECES)]
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""Read what one rank holds of each tensor, straight into place.
+"""Reads this rank's part of each tensor directly into place.
 
-What is one piece of a file, or few large ones, and stays on the CPU as it is stored, is not read
-at all: it is the mapped file itself, as with transformers. It is read when it is used, ranks of one
-host share it, and what is written to it is the rank's own.
+A part is not read but mapped if it stays on the CPU in its stored dtype, and is one piece of a file
+or a few large ones. As with transformers, pages are then read on first use and shared by the ranks
+of one host. Writes to the tensor are private to the rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardwright.runtime.checkpoint.reader import Reader, boxes, inside
 from shardwright.runtime.checkpoint.source import Checkpoint
 
 CASTABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-"""Dtypes between which a cast means the same number; 8-bit floats need their scales."""
+"""Dtypes between which a cast keeps the meaning; 8-bit floats would need their scales."""
 
 Ranges = Sequence[Sequence[Range]]
 """Per dimension, the ascending ranges of indices that a rank holds."""
@@ -35,7 +35,7 @@ Ranges = Sequence[Sequence[Range]]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A tensor to fill: a local one, or one on meta (of whole or local shape) to be made real."""
+    """A tensor to fill: a real local one, or a meta tensor of full or local shape."""
 
     source: Source
     tensor: torch.Tensor
@@ -44,7 +44,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Report:
-    """What loading did on this rank; sizes in bytes."""
+    """What loading did on this rank: tensors filled, bytes read and held, tensors skipped."""
 
     tensors: int
     read: int
@@ -63,22 +63,22 @@ def read_shards(
 ) -> tuple[dict[str, torch.Tensor], Report]:
     """Fill each wanted tensor with the part that the rank at `coords` holds.
 
-    Nothing is read but those parts, a few MiB at a time, so that memory peaks little above what
-    the rank holds. On the CPU, a part in few pieces and of the dtype that is wanted is mapped.
+    Only those parts are read, a few MiB at a time, so peak memory is little above what the rank
+    holds. On the CPU, a part in few pieces that needs no cast is mapped.
 
     Args:
         checkpoint: where the tensors are.
-        wanted: model name -> where it comes from, the tensor to fill and how it is placed.
-        coords: where this rank stands on each mesh dim.
-        device: where tensors that are on meta are made real.
-        dtype: what floating tensors are cast to; None keeps the checkpoint's dtypes, and a
-            parameter that is already real must then have the checkpoint's. Buffers that are real
-            keep the dtype that the model's code gave them, as transformers does.
+        wanted: model name -> its source, the tensor to fill and its placement.
+        coords: this rank's coordinate on each mesh dim.
+        device: where tensors on meta are made real.
+        dtype: what floating tensors are cast to. None keeps the checkpoint's dtypes, and a
+            parameter that is already real must then have the checkpoint's dtype. Real buffers
+            keep the dtype that the model's code gave them, as in transformers.
         progress: show a bar on stderr if it is a terminal.
 
     Returns:
-        The filled tensors by model name (new ones in place of those on meta), and the report, in
-        which what is mapped counts as read.
+        The filled tensors by model name, with new tensors for those on meta, and a report that
+        counts mapped bytes as read.
 
     Raises:
         CheckpointError: a shape or dtype is not the one wanted, or a file cannot be read.
@@ -116,7 +116,7 @@ def matches(
     placement: Placement | None,
     coords: Coords,
 ) -> bool:
-    """Whether `tensor` already is what this rank holds of `source`."""
+    """Return whether `tensor` equals this rank's part of `source`."""
     entry = _entry(checkpoint, source)
     try:
         ranges = _ranges(source.key, Wanted(source, tensor, placement), entry, coords)
@@ -132,9 +132,9 @@ def matches(
 
 
 def _entry(checkpoint: Checkpoint, source: Source) -> Entry:
-    """The stored tensor; of one that is made of several, as if it lay where the first of them is.
+    """Return the stored tensor's entry; for several tensors, the first's with the made shape.
 
-    All of them have one dtype: conversions move elements and do not cast.
+    They share one dtype, since conversions move elements and do not cast.
     """
     if source.made is None:
         return checkpoint.tensors[source.key]
@@ -143,7 +143,7 @@ def _entry(checkpoint: Checkpoint, source: Source) -> Entry:
 
 
 def _by_file(entries: Mapping[str, Entry]) -> list[list[str]]:
-    """Names for each file, in the order in which their tensors lie there."""
+    """Group names by file, in the order in which their tensors are stored."""
     out: dict[Path, list[str]] = {}
     for name in sorted(entries, key=lambda n: (entries[n].file, entries[n].offset)):
         out.setdefault(entries[name].file, []).append(name)
@@ -151,7 +151,7 @@ def _by_file(entries: Mapping[str, Entry]) -> list[list[str]]:
 
 
 def _ranges(name: str, item: Wanted, entry: Entry, coords: Coords) -> Ranges:
-    """What this rank holds of each dimension, if the tensor may be placed as is wanted."""
+    """Return the index ranges that this rank holds. Raises if the placement does not fit."""
     if item.placement is None:
         return [[(0, size)] for size in entry.shape]
     try:
@@ -167,7 +167,7 @@ def _ranges(name: str, item: Wanted, entry: Entry, coords: Coords) -> Ranges:
 
 
 def _local(ranges: Ranges) -> list[int]:
-    """The shape of what this rank holds."""
+    """Return the shape of this rank's part."""
     return [sum(stop - start for start, stop in dim) for dim in ranges]
 
 
@@ -182,7 +182,7 @@ def _check_shape(name: str, item: Wanted, entry: Entry, ranges: Ranges) -> None:
 
 
 def _dtype(name: str, item: Wanted, entry: Entry, dtype: torch.dtype | None) -> torch.dtype:
-    """What dtype the filled tensor has."""
+    """Return the dtype of the filled tensor."""
     stored, model = entry.dtype, item.tensor.dtype
     stated = not item.tensor.is_meta and not isinstance(item.tensor, torch.nn.Parameter)
     if not item.tensor.is_meta:
@@ -218,7 +218,7 @@ def _fill(
 
 @contextmanager
 def _bar(show: bool, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar over bytes; silent unless asked for and on a terminal."""
+    """Show a progress bar over bytes, if `show` is set and stderr is a terminal."""
     if not show or not sys.stderr.isatty():
         yield lambda nbytes: None
         return

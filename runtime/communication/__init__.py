@@ -1,1 +1,1 @@
-"""The mesh of ranks, the collectives between them, and what all of them have alike."""
+"""The mesh of ranks, the collectives between them, and checks that ranks agree."""

@@ -1,4 +1,4 @@
-"""What a piece of code really communicated."""
+"""Records the collectives that a piece of code runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {
 
 
 class Call(NamedTuple):
-    """One collective: its kind and the bytes that entered it on this rank."""
+    """One collective: its kind and its input bytes on this rank."""
 
     kind: str
     bytes: int
@@ -42,12 +42,12 @@ def count_collectives() -> Iterator[list[Call]]:
 
 
 def counts(calls: list[Call]) -> dict[str, int]:
-    """Number of collectives by kind."""
+    """Count the collectives by kind."""
     return {kind: sum(c.kind == kind for c in calls) for kind in sorted({c.kind for c in calls})}
 
 
 def total_bytes(calls: list[Call]) -> dict[str, int]:
-    """Bytes that entered, by kind."""
+    """Sum the input bytes by kind."""
     kinds = sorted({c.kind for c in calls})
     return {kind: sum(c.bytes for c in calls if c.kind == kind) for kind in kinds}
 
@@ -61,7 +61,7 @@ class _Listen(Listener):
         self.calls.append(Call(kind, x.numel() * x.element_size()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "_c10d_functional":  # in a compiled graph
+        if func.namespace == "_c10d_functional":  # an op of a compiled graph
             kind = KINDS.get(func._schema.name.split("::")[1].rstrip("_"))
             if kind and isinstance(args[0], torch.Tensor):
                 self.note(kind, args[0])

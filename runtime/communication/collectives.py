@@ -1,12 +1,12 @@
-"""Three collectives as plain functions of a tensor.
+"""Collectives as plain functions of a tensor.
 
-They change nothing that is still needed, are not differentiable, and torch.compile can trace them.
-A group of one rank communicates nothing. A shape-only group neither. All but those of compiled
-graphs tell a `Listener` around them, so that a plan tried out on meta can be audited like a real
-run.
+They are not differentiable, change no input unless told that it is spent, and can be traced by
+torch.compile. Groups of one rank and shape-only groups do not communicate. Every collective outside
+compiled graphs is reported to the `Listener` modes around it, so that a plan that is tried out on
+meta can be audited like a real run.
 
-Eager ones of CPU ranks on one host go through memory that these share, if they can, and sums of GPU
-ranks, if they ask for that. Compiled ones are functional collectives, which Inductor knows.
+Eager collectives of CPU ranks on one host go through shared memory where possible, and sums of GPU
+ranks do if the user asks for it. Compiled ones are functional collectives, which Inductor supports.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _ops = torch.ops._c10d_functional
 
 
 class Listener(TorchDispatchMode):
-    """A mode that is told of each collective inside, backward passes and all."""
+    """A mode that is told of each collective inside, including those of backward passes."""
 
     def note(self, kind: str, x: Tensor) -> None:
-        """Called with the input of a collective: an all_reduce, all_gather or reduce_scatter."""
+        """Receive the input of an all_reduce, all_gather or reduce_scatter."""
         raise NotImplementedError
 
 
 def all_reduce(x: Tensor, group: Group, op: str = "sum", spent: bool = False) -> Tensor:
-    """`x`, summed (or "max", "min") over the ranks; the same shape.
+    """Return the sum (or "max", "min") of `x` over the ranks, in the same shape.
 
-    In the memory of `x` where that is `spent`: nobody reads it any more.
+    The result may overwrite `x` if it is `spent`, which means that nobody reads it any more.
     """
     if group.size == 1:
         return x
@@ -49,9 +49,9 @@ def all_reduce(x: Tensor, group: Group, op: str = "sum", spent: bool = False) ->
 
 
 def all_gather(x: Tensor, group: Group, dim: int | None = None) -> Tensor:
-    """The `x` of all ranks, equal in shape, stacked: [*shape] -> [ranks, *shape].
+    """Stack the `x` of all ranks, which have equal shapes: [*shape] -> [ranks, *shape].
 
-    Or one after the other along `dim`: [..., n, ...] -> [..., ranks * n, ...].
+    With `dim`, concatenate them along it: [..., n, ...] -> [..., ranks * n, ...].
     """
     if group.size == 1:
         return x.unsqueeze(0) if dim is None else x
@@ -59,7 +59,7 @@ def all_gather(x: Tensor, group: Group, dim: int | None = None) -> Tensor:
     if group.pg is None:
         parts = [_pretend("all_gather", x)] * group.size
         return torch.stack(parts) if dim is None else torch.cat(parts, dim)
-    # Flat, since some backends gather only along dim 0 and a 0-dim tensor has none.
+    # Flat, since some backends gather only along dim 0, which a 0-dim tensor does not have.
     flat = _run(group, "all_gather", x.reshape(-1), rows=before.numel() or 1)
     if dim is None:
         return flat.view(group.size, *behind)
@@ -67,7 +67,7 @@ def all_gather(x: Tensor, group: Group, dim: int | None = None) -> Tensor:
 
 
 def reduce_scatter(x: Tensor, group: Group) -> Tensor:
-    """Row `rank` of the sum of all `x`: [ranks, *shape] -> [*shape]."""
+    """Return row `rank` of the sum of all `x`: [ranks, *shape] -> [*shape]."""
     if group.size == 1:
         return x.squeeze(0)
     if group.pg is None:
@@ -77,9 +77,9 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
 
 
 def begin_all_reduce(x: Tensor, group: Group) -> tuple[Tensor, Callable[[], None]]:
-    """The sum of `x` over the ranks, in new memory, and what waits until it is there.
+    """Start summing `x` over the ranks; return the new tensor and a function that waits for it.
 
-    For groups with a backend, and not in compiled graphs.
+    Only for groups with a backend, and not in compiled graphs.
     """
     if _len_torch_dispatch_stack():
         _tell("all_reduce", x)
@@ -103,7 +103,7 @@ def begin_all_reduce(x: Tensor, group: Group) -> tuple[Tensor, Callable[[], None
 def _run(
     group: Group, kind: str, x: Tensor, op: str = "sum", spent: bool = False, rows: int = 1
 ) -> Tensor:
-    """The result of a collective, as `Channel.run` has it; if a rank died, the error says which."""
+    """Run a collective (see `Channel.run`); if a rank died, the error names it."""
     watched = _len_torch_dispatch_stack()
     if isinstance(x, FakeTensor) or (watched and torch.compiler.is_compiling()):
         return _traced(group, kind, x, op, rows=rows)
@@ -126,9 +126,9 @@ def _run(
 def _traced(
     group: Group, kind: str, x: Tensor, op: str = "sum", _: bool = False, rows: int = 1
 ) -> Tensor:
-    """The same in a compiled graph, which does not come back here when it runs.
+    """The collective in a compiled graph, whose run does not come back to this module.
 
-    There, the backend's own error is raised.
+    A failing graph raises the backend's own error.
     """
     if kind == "all_reduce":
         return _ops.wait_tensor(_ops.all_reduce(x, op, group.name))
@@ -138,11 +138,11 @@ def _traced(
     return _ops.wait_tensor(_ops.reduce_scatter_tensor(x, op, group.size, group.name))
 
 
-# What Dynamo follows in its place. To ask whether it does costs two calls, for each token.
+# Dynamo traces this instead. Testing for Dynamo inside `_run` would cost two calls per token.
 _run._torchdynamo_inline = _traced  # type: ignore[attr-defined]
 
 
-# By the backend. Of what `torch.distributed` looks at before an all-reduce, most is known here.
+# These call the backend directly: most of what `torch.distributed` checks first is known here.
 
 
 def _all_reduced(group: Group, x: Tensor, op: str, spent: bool) -> Tensor:
@@ -175,7 +175,7 @@ def _gathered(group: Group, x: Tensor, rows: int) -> Tensor:
 
 
 def in_rows(x: Tensor, ranks: int, rows: int) -> Tensor:
-    """[ranks, rows, n] -> [rows, ranks, n], all flat: a backend puts one rank behind another."""
+    """Reorder flat [ranks, rows, n], as a backend gathers it, to flat [rows, ranks, n]."""
     return x if rows == 1 else x.view(ranks, rows, -1).transpose(0, 1).reshape(-1)
 
 
@@ -194,6 +194,6 @@ def _pretend(kind: str, x: Tensor) -> Tensor:
 
 
 def _tell(kind: str, x: Tensor) -> None:
-    for mode in _get_current_dispatch_mode_stack():  # of this thread, as ranks may be threads
+    for mode in _get_current_dispatch_mode_stack():  # of this thread only: ranks may be threads
         if isinstance(mode, Listener):
             mode.note(kind, x)

@@ -1,4 +1,4 @@
-"""What ranks must have alike, told by digests that are cheap: the plan, tensors, a module."""
+"""Cheap digests of what must be equal on all ranks: the plan, tensors, a module."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from torch import Tensor, nn
 from shardwright.planner.contract.plan_file import Plan, digest_of
 
 SAMPLES = 16
-"""Values of each parameter that are compared."""
+"""Values compared for each parameter."""
 
 
 def digest(parts: Iterable[object]) -> str:
-    """The text of `parts` as "digest" and twelve digits."""
+    """Return "digest" and the first twelve hex digits of the hash of `parts`."""
     text = "\n".join(map(str, parts))
     return f"digest {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def of_plan(plan: Plan) -> str:
-    """A digest of all that a plan says, whatever digest it carries."""
+    """Return a digest of a plan's contents, computed anew."""
     return digest([digest_of(plan.model_dump())])
 
 
 def of_module(module: nn.Module) -> str:
-    """A digest of a whole module: its class, its parameters, and some values of each."""
+    """Return a digest of a module's class, its parameters, and some values of each."""
     named = module.named_parameters(remove_duplicate=False)
     return digest([type(module).__qualname__, *_some_of(named)])
 
 
 def of_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
-    """A digest of tensors by name, and of some values of each."""
+    """Return a digest of tensors by name, and of some values of each."""
     return digest(_some_of(named))
 
 

@@ -1,6 +1,7 @@
-"""Generators of random numbers: ranks that share a model have them stand alike.
+"""Sets random number generators to the same state on the ranks that share a model.
 
-What all ranks have is then dropped alike, as the unsplit model on the first rank would drop it.
+Dropout on replicated tensors is then the same on all ranks: that of the unsharded model on the
+first rank.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shardwright.runtime.communication.mesh import Group, Mesh
 def draw_alike(
     group: Group, device: torch.device, generator: torch.Generator | None = None
 ) -> None:
-    """Put the generators of all ranks where that of the first stands; all call it.
+    """Set the generator of all ranks to the state on the first rank. All ranks must call it.
 
     It is the default generator of `device` unless another is given.
     """
@@ -38,7 +39,7 @@ def draw_alike(
 
 
 def draw_as_first(module: nn.Module, mesh: Mesh) -> None:
-    """Put generators alike on all ranks of `mesh` that share the model `module` is a part of."""
+    """Synchronize generators on the ranks of `mesh` that share the model that has `module`."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     for name in (CP, TP):
         if name in mesh.groups:
@@ -46,8 +47,8 @@ def draw_as_first(module: nn.Module, mesh: Mesh) -> None:
 
 
 def any_trains(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of them is in training mode."""
+    """Return whether any of `modules` is in training mode."""
     return any(map(_TRAINING, modules))
 
 
-_TRAINING = operator.attrgetter("training")  # no frame of Python for each: it is asked each step
+_TRAINING = operator.attrgetter("training")  # avoids a Python frame per module: runs each step

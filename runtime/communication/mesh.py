@@ -1,7 +1,7 @@
-"""The ranks that share a model, by mesh dim; with or without a process group behind them.
+"""The mesh of ranks that share a model, by mesh dim, with or without process groups.
 
-A plan may take a mesh dim as a product of sub-axes. `with_sub_axes` makes the groups for those from
-the group of the whole mesh dim: the user's `DeviceMesh` knows nothing of them.
+A plan may factor a mesh dim into sub-axes. `with_sub_axes` makes the groups for those from the
+group of the full mesh dim; the user's `DeviceMesh` does not have them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Group:
     """The ranks along one mesh dim, as seen by one of them.
 
-    `rank` counts within the group. Without `pg` the group is shape-only: its collectives give
-    results of the right shape and talk to nobody, which is how a plan is tried out on meta.
+    `rank` counts within the group. Without `pg` the group is shape-only: its collectives return
+    results of the right shape without communication, which is how a plan is tried out on meta.
     """
 
     rank: int
@@ -47,34 +47,34 @@ class Group:
 
     @cached_property
     def channel(self) -> Channel | None:
-        """What its ranks share memory by, if they do; all of them ask together at first."""
+        """Return the shared-memory channel, if any. All ranks must make the first call together."""
         return None if self.pg is None else channel_of(self.pg)
 
     @cached_property
     def symmetric(self) -> Symmetric | None:
-        """The memory of GPUs that its ranks share, if they do; all ask together at first."""
+        """Return the ranks' shared GPU memory, if any. All must make the first call together."""
         return None if self.pg is None else symmetric_of(self.pg)
 
     @classmethod
     def of(cls, pg: ProcessGroup) -> Group:
-        """The group behind a `torch.distributed` process group."""
+        """Wrap a `torch.distributed` process group."""
         return cls(pg.rank(), pg.size(), pg)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
-        return self  # a copied model talks to the same ranks
+        return self  # a copied model communicates with the same ranks
 
 
 _known: Any = WeakIdKeyDictionary()
-"""DeviceMesh -> Mesh, so that the groups of sub-axes are made once."""
+"""DeviceMesh -> Mesh, so that the groups of sub-axes are made only once."""
 
 
 def forget_meshes() -> None:
-    """Let go of all meshes, and of the groups that they hold: the process ends."""
+    """Drop all meshes and their groups, at the end of the process."""
     _known.clear()
 
 
 class Mesh:
-    """Mesh dims by name, and where this rank stands on each."""
+    """Mesh dims by name, and this rank's coordinate on each."""
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self.groups = dict(groups)
@@ -86,7 +86,7 @@ class Mesh:
 
     @classmethod
     def from_device_mesh(cls, device_mesh: DeviceMesh) -> Mesh:
-        """The mesh behind torch's own; its dims must have names."""
+        """Return the mesh of a `DeviceMesh`, whose dims must have names."""
         if not device_mesh.mesh_dim_names:
             raise PlanError('the DeviceMesh has no dim names: pass mesh_dim_names=("tp",)')
         if device_mesh not in _known:
@@ -97,19 +97,19 @@ class Mesh:
 
     @classmethod
     def shape_only(cls, coords: Coords) -> Mesh:
-        """A mesh without process groups: `Mesh.shape_only({"tp": (rank, size)})`."""
+        """Make a mesh without process groups: `Mesh.shape_only({"tp": (rank, size)})`."""
         return cls({name: Group(rank, size) for name, (rank, size) in coords.items()})
 
     def with_sub_axes(self, sub_axes: Mapping[str, Sequence[int]]) -> Mesh:
-        """This mesh with groups for sub-axes too; all ranks must call it, and in the same order.
+        """Return this mesh with groups for sub-axes. All ranks must call it in the same order.
 
-        Asked for again it is the same mesh: groups are made once.
+        Groups are made once: a second call with the same sizes returns the same mesh.
 
         Args:
             sub_axes: Mesh dim -> the sizes of its sub-axes, major first.
 
         Raises:
-            PlanError: the sizes do not make the mesh dim.
+            PlanError: the product of the sizes is not the size of the mesh dim.
         """
         asked = {mesh: tuple(sizes) for mesh, sizes in sorted(sub_axes.items())}
         wanted = {m: s for m, s in asked.items() if self.sub_axes.get(m) != s}
@@ -122,7 +122,7 @@ class Mesh:
         return self._finer[key] if wanted else self
 
     def parameter_mesh(self) -> DeviceMesh | None:
-        """Torch's mesh with a dim for each sub-axis of tp; None without one. All ranks call it."""
+        """Return tp's DeviceMesh, one dim per sub-axis; None without one. All ranks call it."""
         if self._parameter_mesh is None and self.device_mesh is not None:
             names = self.device_mesh.mesh_dim_names or ()
             tp = self.device_mesh if names == (TP,) else self.device_mesh[TP]
@@ -143,7 +143,7 @@ class Mesh:
             ]
             mine = every[whole.rank]
             for name in sorted(mine.keys() - {mesh}):
-                # Those that differ from this rank in nothing but these sub-axes, in their order.
+                # The ranks that differ from this one only in these sub-axes, in order.
                 digits = set(name.removeprefix(f"{mesh}."))
                 fixed = [f"{mesh}.{i}" for i in range(len(sizes)) if str(i) not in digits]
                 members = [r for r, c in enumerate(every) if all(c[f] == mine[f] for f in fixed)]
@@ -151,7 +151,7 @@ class Mesh:
         return out
 
     def process_groups(self, names: Iterable[str]) -> list[ProcessGroup]:
-        """Those of the mesh dims `names`, for what their ranks do together."""
+        """Return the process groups of the mesh dims `names` that have several ranks."""
         groups = [self[name] for name in sorted(names)]
         return [g.pg for g in groups if g.pg is not None and g.size > 1]
 
@@ -172,11 +172,11 @@ class Mesh:
 
 
 def _sub_group(whole: Group, members: Sequence[int]) -> Group:
-    """The group of some ranks of `whole`, this one among them."""
+    """Return the group of some ranks of `whole`; this rank must be one of them."""
     if whole.pg is None:
         return Group(members.index(whole.rank), len(members))
     ranks = dist.get_process_group_ranks(whole.pg)
-    # Ranks of other groups need not come here: each makes its own, all in one order.
+    # Ranks of other groups need not call this: each makes its own group, in the same order.
     with noting_sockets():
         pg = dist.new_group(
             [ranks[m] for m in members],
@@ -189,7 +189,7 @@ def _sub_group(whole: Group, members: Sequence[int]) -> Group:
 
 
 def _timeout(group: ProcessGroup) -> Any:
-    """How long ranks wait in a group; None, which is half an hour to torch, if nobody said."""
+    """Return a group's timeout; None if none was set, which torch takes as half an hour."""
     for device in group._device_types:
         return getattr(getattr(group._get_backend(device), "options", None), "_timeout", None)
     return None

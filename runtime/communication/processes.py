@@ -1,4 +1,4 @@
-"""Ranks as processes: the device that each has, the mesh that they make, and their end."""
+"""Starts and ends ranks as processes: each rank's device, and the mesh over all ranks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from shardwright.runtime.ranks.failure import failed, noting_sockets
 
 @cache
 def end_in_order() -> None:
-    """When this process ends, end its process groups before Python takes its objects apart.
+    """Destroy process groups at exit, before Python destroys its objects.
 
-    Groups of gloo have threads. One that lives on in a cycle of references, or that nobody has
-    ended, may be freed while these still run: then the process aborts after all went well
+    gloo groups have threads. A group that is kept by a reference cycle, or that nobody destroyed,
+    may be freed while its threads still run. The process then aborts after all went well
     ("terminate called without an active exception"; seen in every other run of three ranks).
     """
     atexit.register(_end)
@@ -40,7 +40,7 @@ def _end() -> None:
 
 
 def pick_device(device: torch.device | str | None) -> torch.device:
-    """The device that this rank computes on: the one asked for, else its own GPU, else the CPU."""
+    """Return this rank's device: the one given, or else its own GPU, or else the CPU."""
     if device is not None:
         chosen = torch.device(device)
         if chosen.type == "cuda" and chosen.index is None:
@@ -57,18 +57,18 @@ def pick_device(device: torch.device | str | None) -> torch.device:
 def device_mesh_for(
     plan: Plan, mesh: DeviceMesh | None, device: torch.device, timeout: float
 ) -> DeviceMesh:
-    """The caller's mesh, or a new one over all ranks with the plan's dims.
+    """Return the caller's mesh, or a new one over all ranks with the plan's dims.
 
     Args:
         plan: the plan, the same on each rank.
         mesh: the caller's.
         device: where this rank computes.
-        timeout: seconds until all ranks must have come, and for each collective of groups that are
+        timeout: seconds until all ranks must be there, and for each collective of groups that are
             made here.
 
     Raises:
-        DistributedError: not under torchrun, another number of ranks than the plan needs, another
-            plan on some rank, or a rank that died or did not come.
+        DistributedError: the process is not under torchrun, the number of ranks is not the plan's,
+            a rank has another plan, or a rank died or did not come.
     """
     if mesh is not None:
         end_in_order()
@@ -79,18 +79,18 @@ def device_mesh_for(
 
 
 def start(plan: Plan, device: torch.device, timeout: float) -> DistributedError | None:
-    """Form the process group of all ranks, where there is none yet.
+    """Form the process group of all ranks, if there is none yet.
 
     Args:
         plan: says how many ranks there should be.
         device: where this rank computes.
-        timeout: seconds until all ranks must have come, and for each collective afterwards.
+        timeout: seconds until all ranks must be there, and for each collective afterwards.
 
     Returns:
-        What is wrong if there are others; the ranks are to agree on it, and on the plan.
+        An error if the number of ranks is wrong. The caller lets the ranks agree on it.
 
     Raises:
-        DistributedError: not under torchrun, or a rank that died or did not come.
+        DistributedError: the process is not under torchrun, or a rank died or did not come.
     """
     end_in_order()
     if not dist.is_initialized():
@@ -105,13 +105,13 @@ def start(plan: Plan, device: torch.device, timeout: float) -> DistributedError 
 
 
 def new_mesh(plan: Plan, device: torch.device, timeout: float) -> DeviceMesh:
-    """A mesh over all ranks with the plan's dims; they have agreed on the plan.
+    """Make a mesh over all ranks with the plan's dims, after the ranks have agreed on the plan.
 
     Raises:
         DistributedError: a rank died.
     """
     names = tuple(plan.mesh)
-    own: dict[str, Any] | None = None  # one mesh dim is the default group, which has its timeout
+    own: dict[str, Any] | None = None  # a single mesh dim uses the default group and its timeout
     if len(names) > 1:
         kind: Any = type(agreement.world()._get_backend(device).options)
         options = kind()

@@ -1,10 +1,10 @@
-"""Copies of a split model that share a batch: their gradients are averaged after each backward.
+"""Averages gradients over copies of a split model that share a batch, after each backward pass.
 
-Each copy computes the mean loss of its own sequences, and the mean over copies is that of the whole
-batch where all have the same number of tokens that count. Copies may use other parameters (experts
-that only some tokens go to), and in another order: so all are averaged at the end, in the order of
-the model, those that any copy has a gradient for. Several backward passes before a step stay right,
-since what was averaged before is the same on all ranks.
+Each copy computes the mean loss of its own sequences. The mean over copies is the mean of the full
+batch if all copies have equally many tokens that count. Copies may use different parameters
+(experts that only some tokens reach), in a different order. At the end of a backward pass, all
+copies therefore average every parameter that any of them has a gradient for, in model order.
+Several backward passes before a step stay correct: what was averaged before is equal on all ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.runtime.communication.mesh import Group
 
 
 def average_gradients(model: nn.Module, groups: Sequence[Group]) -> None:
-    """From now on, average the gradient of each parameter of `model` over each of `groups`."""
+    """Average the gradient of each parameter of `model` over each of `groups` from now on."""
     groups = [group for group in groups if group.size > 1]
     if not groups:
         return
@@ -33,10 +33,10 @@ def average_gradients(model: nn.Module, groups: Sequence[Group]) -> None:
 
 
 class Copies:
-    """Which parameters got a gradient in the backward pass that is running.
+    """Tracks which parameters got a gradient in the current backward pass.
 
-    Modules that see local tensors of DTensors tell it (`runtime/tensors/to_local.py`), and hooks on
-    parameters, for compiled code and for parameters that are plain tensors.
+    Modules that see local tensors of DTensors report it (`runtime/tensors/to_local.py`). Hooks on
+    parameters report it for compiled code and for parameters that are plain tensors.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[Group]) -> None:
@@ -46,7 +46,7 @@ class Copies:
         self.made: set[int] = set()
 
     def watch(self, parameters: Iterable[nn.Parameter | None]) -> None:
-        """Have hooks on these parameters, which may be new; those that are not trained yet, too."""
+        """Hook these parameters, including new ones and those that are not trained yet."""
         for parameter in parameters:
             if parameter is None or not (parameter.is_floating_point() or parameter.is_complex()):
                 continue
@@ -54,22 +54,22 @@ class Copies:
                 old.remove()
             trained, there = parameter.requires_grad, parameter._post_accumulate_grad_hooks
             parameter.requires_grad_()
-            if there is not None:  # `.to()` puts another tensor below, which knows of none
+            if there is not None:  # `.to()` swaps the tensor underneath, which has no hooks
                 parameter._post_accumulate_grad_hooks = there
             hook = parameter.register_post_accumulate_grad_hook(self.note)
             self.hooks[id(parameter)] = hook
             parameter.requires_grad_(trained)
 
     def note(self, parameter: Tensor) -> None:
-        """`parameter` gets a gradient."""
+        """Record that `parameter` gets a gradient."""
         task = torch._C._current_graph_task_id()
-        if task != self.task:  # what a backward pass that failed has left does not count
+        if task != self.task:  # drops what a failed backward pass left
             self.task, self.made = task, set()
             Variable._execution_engine.queue_callback(self.average)
         self.made.add(id(parameter))
 
     def average(self) -> None:
-        """Average what any copy has, at the end of a backward pass; all ranks call it."""
+        """Average all gradients that any copy has. Runs on all ranks at the end of a backward."""
         parameters = list(self.model.parameters())
         flags = torch.tensor([id(p) in self.made for p in parameters], dtype=torch.int32)
         flags = flags.to(parameters[0].device)
@@ -85,7 +85,7 @@ class Copies:
             local.copy_(grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
-        return self  # until the copied model has its own
+        return self  # until the copied model gets its own
 
 
 def _local(grad: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Which model is meant: the Hub, its config, its class; building it without memory."""
+"""Finds a model on the Hub or disk, reads its config, and builds it without memory."""

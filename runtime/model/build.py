@@ -1,6 +1,6 @@
-"""Build a model that takes no memory for its parameters, and whose buffers are real and right.
+"""Builds models whose parameters take no memory and whose buffers are real, with right values.
 
-But those that are made of parameters and that checkpoints hold are on meta, as parameters are.
+Buffers that are made from parameters and that checkpoints hold are on meta, like parameters.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from shardwright.runtime.model.hub import USUAL, Hub
 M = TypeVar("M", bound=nn.Module)
 
 _PATCHING = threading.RLock()
-"""Held while torch's globals are changed: the ranks of a test are threads of one process."""
+"""Held while torch's globals are patched: ranks may be threads of one process in tests."""
 
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules built in here have their parameters on meta; all else is real and on the CPU.
+    """Modules built inside have their parameters on meta; all other tensors are real, on the CPU.
 
-    A parameter moves to meta as it is registered, before anything fills it: `torch.empty` has by
-    then reserved addresses and touched no memory. Sending factories to meta instead would also
-    catch the buffers that are made with them, and lose their values.
+    A parameter moves to meta when it is registered, before anything fills it: by then
+    `torch.empty` has reserved addresses but touched no memory. Sending factory functions to meta
+    would also send the buffers made with them to meta, and lose their values.
     """
     thread = threading.get_ident()
     moved: Any = WeakIdKeyDictionary()
@@ -41,7 +41,7 @@ def parameters_on_meta() -> Iterator[None]:
     def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(self, name, param)
         if param is not None and not param.is_meta and threading.get_ident() == thread:
-            # One parameter registered under two names must stay one.
+            # A parameter registered under two names must stay one parameter.
             if param not in moved:
                 moved[param] = _to_meta(param)
             self._parameters[name] = moved[param]
@@ -57,23 +57,22 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def _on_cpu() -> AbstractContextManager[Any]:
-    """Within, new tensors are on the CPU; a mode for that would be asked at each call of torch."""
+    """Put new tensors on the CPU; does nothing if that is the default, as a mode costs time."""
     usual = torch.get_default_device() == torch.device("cpu")
     return nullcontext() if usual else torch.device("cpu")
 
 
 class _NoFilling(TorchFunctionMode):
-    """Tensors without memory are not filled as `torch.nn.init` would.
+    """Skips the fill functions of `torch.nn.init` for meta tensors.
 
-    Torch works out what comes
-    of random numbers on meta in Python, 0.3 ms a weight.
+    Torch computes the result of random fills on meta in Python, 0.3 ms a weight.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        # transformers has its own in there while it builds a model.
+        # transformers patches functions of `nn.init` while it builds a model.
         if func in FILLS or getattr(nn.init, getattr(func, "__name__", ""), None) is func:
             filled = args[0] if args else kwargs.get("tensor")
             if isinstance(filled, torch.Tensor) and filled.is_meta:
@@ -93,16 +92,16 @@ def _to_meta(param: nn.Parameter) -> nn.Parameter:
 def empty_model(
     factory: Callable[..., M], *args: Any, dtype: torch.dtype | None = None, **kwargs: Any
 ) -> M:
-    """`factory(*args, **kwargs)` with its parameters on meta and its buffers real, on the CPU.
+    """Call `factory(*args, **kwargs)` with parameters on meta and real buffers on the CPU.
 
     Args:
         factory: a model class or a function that builds a model.
-        *args: what it is called with.
-        dtype: what new floating tensors have by default (`Checkpoint.dtype`, say).
-        **kwargs: what it is called with.
+        *args: its arguments.
+        dtype: the default dtype of new floating tensors (`Checkpoint.dtype`, for example).
+        **kwargs: its keyword arguments.
 
     Raises:
-        ModelError: a buffer that no checkpoint holds depends on a parameter's value, so that it
+        ModelError: a buffer that no checkpoint holds depends on a parameter's value and therefore
             could not be computed.
     """
     with parameters_on_meta(), _default_dtype(dtype):
@@ -117,7 +116,7 @@ def empty_model(
 
 
 def _transient(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Buffers that checkpoints do not hold, by name."""
+    """Yield the non-persistent buffers by name."""
     for path, module in model.named_modules():
         for name in sorted(module._non_persistent_buffers_set):
             if (buffer := module._buffers.get(name)) is not None:
@@ -135,7 +134,7 @@ def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def _move_stragglers(model: nn.Module) -> None:
-    """Move parameters to meta that did not come in through `register_parameter`."""
+    """Move parameters to meta that were not registered with `register_parameter`."""
     moved: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, param in module._parameters.items():
@@ -144,15 +143,16 @@ def _move_stragglers(model: nn.Module) -> None:
 
 
 def model_class(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> type[nn.Module]:
-    """The class that `config` says the model has.
+    """Return the model class that `config` names.
 
     Args:
-        config: As `read_config` gives it.
-        trust_remote_code: Whether it may be one of the code that comes with the model.
-        hub: Where that code is looked for.
+        config: The result of `read_config`.
+        trust_remote_code: Whether the class may come from code that is shipped with the model.
+        hub: Where that code is fetched from.
 
     Raises:
-        ModelError: the config names none, or one that neither transformers nor trusted code has.
+        ModelError: the config names no class, or one that neither transformers nor trusted code
+            has.
     """
     import transformers
 
@@ -179,7 +179,7 @@ def model_class(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) 
 
 
 def _causal(config: Any) -> list[str]:
-    """The causal language model of a config that names no class, where that is what it is for."""
+    """Return the causal language model class for a config that names no class, if it is one."""
     from transformers.models.auto import modeling_auto as auto
 
     kind = getattr(config, "model_type", None)
@@ -191,7 +191,7 @@ def _causal(config: Any) -> list[str]:
 
 
 def _own_class(config: Any, name: str, hub: Hub) -> type[nn.Module]:
-    """The class of that name in the code that came with a config; runs that code."""
+    """Return the class `name` from the code that is shipped with a config; runs that code."""
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     found = {k: v for k, v in config.auto_map.items() if k.startswith("AutoModel")}
@@ -202,7 +202,7 @@ def _own_class(config: Any, name: str, hub: Hub) -> type[nn.Module]:
     try:
         how = hub.options()
         cls = get_class_from_dynamic_module(references[0], config.name_or_path, **how)
-    except Exception as error:  # whatever that code raises
+    except Exception as error:  # that code may raise anything
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"the code that comes with {config.name_or_path} fails: {text}") from error
     if not issubclass(cls, nn.Module) or not hasattr(cls, "_from_config"):
@@ -211,17 +211,17 @@ def _own_class(config: Any, name: str, hub: Hub) -> type[nn.Module]:
 
 
 MOST_MODULES = 1 << 18
-"""Modules of a model: the largest that there are have half of that, experts one by one."""
+"""Most modules of a model: the largest models have half as many, counting each expert."""
 
 
 @contextmanager
 def building(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> Iterator[Any]:
-    """Within, a model of the class that a config names is built: the class is given.
+    """Build a model of the class that a config names: the context yields the class.
 
     Code that the config, or one nested in it, names runs only if it is trusted.
 
     Raises:
-        ModelError: the config is not one of such a model, of one without end, or of one that needs
+        ModelError: no model can be built from the config, it has too many modules, or it needs
             code that is not trusted.
     """
     cls = model_class(config, trust_remote_code, hub)
@@ -244,7 +244,7 @@ def building(config: Any, trust_remote_code: bool = False, hub: Hub = USUAL) -> 
             yield cls
     except ModelError:
         raise
-    except Exception as error:  # whatever the model's code raises
+    except Exception as error:  # the model's code may raise anything
         text = (str(error).strip() or "no message").splitlines()[0]
         what = f"cannot build a {cls.__name__} of this config"
         if "trust_remote_code" in str(error) and (named := code_named_in(config)):

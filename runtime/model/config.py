@@ -1,8 +1,8 @@
-"""Reads the config of a model, and decides whether code that configs name may run.
+"""Reads a model's config, and decides whether code that configs name may run.
 
 A config, or one nested in it, can name code: `auto_map` names classes of a repository, and
-`attn_implementation` can name a kernel on the hub. None of it runs, and nobody is asked about it on
-the terminal, unless the caller trusts it; then nested configs are trusted as well.
+`attn_implementation` can name a kernel on the Hub. No such code runs, and there is no prompt on the
+terminal, unless the caller trusts it. Nested configs are then trusted as well.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from shardwright.planner.contract.files import read_json
 from shardwright.runtime.model.hub import USUAL, Hub
 
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
-"""Keys that may name code on the hub: `owner/kernel`."""
+"""Keys that may name code on the Hub, as `owner/kernel`."""
 
 ASK = "which runs only with --trust-remote-code (trust_remote_code=True)"
-"""What messages say of code that is not trusted."""
+"""What messages say about code that is not trusted."""
 
 
 def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = USUAL) -> Any:
-    """The config of a hub id or a local directory.
+    """Return the config of a Hub id or a local directory.
 
     Args:
         name: The id, or the directory.
-        trust_remote_code: Whether to run code that comes with it.
-        hub: Where the id leads.
+        trust_remote_code: Whether to run code that is shipped with it.
+        hub: Options for the Hub.
 
     Raises:
-        ModelError: there is none, it does not hold, transformers does not know its architecture, or
-            it comes with code and that is not trusted.
+        ModelError: there is no config, it is invalid, transformers does not know its architecture,
+            or it is shipped with code that is not trusted.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
@@ -54,7 +54,7 @@ def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = US
             f"cannot find the config of {name}{hub.at}: no such directory, and the hub has no such "
             "model or cannot be reached (offline?)"
         ) from None
-    except Exception as error:  # whatever the code of a config raises
+    except Exception as error:  # the config's code may raise anything
         raise ModelError(_in_words(name, error)) from None
     if trust_remote_code:
         _name_nested(config)
@@ -64,22 +64,22 @@ def read_config(name: str | Path, trust_remote_code: bool = False, hub: Hub = US
 
 
 def _name_nested(config: Any) -> None:
-    """Say in nested configs that name code where it is: beside that of the config around them."""
+    """Give nested configs that name code the outer config's location, if they have none."""
     for _, inner in _walk(config):
         if "auto_map" in _fields(inner) and hasattr(inner, "name_or_path"):
             inner.name_or_path = inner.name_or_path or config.name_or_path
 
 
 def code_named_in(config: Any) -> list[str]:
-    """Where a config, or one nested in it, names code, in dotted names: "decoder.auto_map"."""
+    """Return the dotted paths at which a config or a nested one names code: "decoder.auto_map"."""
     return [f"{path}auto_map" for path, inner in _walk(config) if _fields(inner).get("auto_map")]
 
 
 def refuse_kernels(config: Any, name: str | Path) -> None:
-    """Refuse a config that names a kernel, which is code to be fetched from the hub.
+    """Refuse a config that names a kernel, which is code from the Hub.
 
     Raises:
-        ModelError: it does, or one nested in it.
+        ModelError: the config, or one nested in it, names a kernel.
     """
     for path, inner in _walk(config):
         for key, value in _fields(inner).items():
@@ -93,7 +93,7 @@ def refuse_kernels(config: Any, name: str | Path) -> None:
 
 
 def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All configs and dicts within `value`, itself first, each with the path that leads there."""
+    """Yield `value` and all configs and dicts inside it, each with its path."""
     if fields := _fields(value):
         yield path, value
     elif isinstance(value, list | tuple):
@@ -103,27 +103,27 @@ def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _fields(value: Any) -> dict[Any, Any]:
-    """What a config or dict holds; `to_dict` of a config leaves some of it out."""
+    """Return the fields of a config or dict; a config's `to_dict` leaves some of them out."""
     fields = vars(value) if hasattr(value, "to_dict") and hasattr(value, "__dict__") else value
     return fields if isinstance(fields, dict) else {}
 
 
 _trust: ContextVar[bool | None] = ContextVar("_trust", default=None)
-"""Whether nested configs may run code, while a model is built; None elsewhere."""
+"""Whether nested configs may run code while a model is built; None at other times."""
 
 _inside: list[None] = []
-"""One entry for each `trusting` that is entered, in any thread."""
+"""One entry for each entered `trusting`, in any thread."""
 
 _LOCK = threading.Lock()
 
 
 @contextmanager
 def trusting(trust_remote_code: bool) -> Iterator[None]:
-    """Within, code that configs name runs if it is trusted, else not; nobody is asked.
+    """Inside, code that configs name runs only if trusted, without a prompt on the terminal.
 
-    Models build parts of themselves by `AutoModel.from_config(config.decoder)`, to which they pass
-    no `trust_remote_code`, and transformers then asks on the terminal. So the function by which
-    its auto classes ask is another one for as long as a model is built.
+    Models build parts of themselves with `AutoModel.from_config(config.decoder)`, without
+    `trust_remote_code`, and transformers then prompts on the terminal. The function with which its
+    auto classes prompt is therefore replaced while a model is built.
     """
     from transformers import dynamic_module_utils as dynamic
     from transformers.models.auto import auto_factory, configuration_auto
@@ -151,11 +151,11 @@ def trusting(trust_remote_code: bool) -> Iterator[None]:
 
 
 def _check_file(name: str | Path) -> None:
-    """Refuse what is no name of a model, and a directory without a config that can be read."""
+    """Refuse an invalid model name, and a directory without a readable config."""
     path = Path(name)
     try:
         local = path.exists()
-    except (OSError, ValueError):  # too long, or with a zero in it
+    except (OSError, ValueError):  # the name is too long, or contains a NUL
         raise ModelError(f"'{str(name)[:40]!s}...' is no name of a directory or model") from None
     if local and not (path / "config.json").is_file():
         raise ModelError(f"{name} is not a model directory: it has no config.json")
@@ -176,7 +176,7 @@ def _check_file(name: str | Path) -> None:
 
 
 def _in_words(name: str | Path, error: Exception) -> str:
-    """What a config's own code raised."""
+    """Explain what reading a config raised."""
     if "trust_remote_code" in str(error):
         return f"the config of {name} comes with code of its own, {ASK}"
     kind = _model_type(Path(name))

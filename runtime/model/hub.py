@@ -1,4 +1,4 @@
-"""What of the Hugging Face Hub is meant: the options that transformers' `from_pretrained` has."""
+"""Options for the Hugging Face Hub, as in transformers' `from_pretrained`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 
 class Hub(NamedTuple):
-    """Where a hub id leads.
+    """Where and how a Hub id is resolved.
 
     Attributes:
-        revision: Branch, tag or commit; by default "main".
-        cache_dir: Folder that downloads are kept in; by default the Hub's own.
-        local_files_only: Whether to use what is there already, and fetch nothing.
-        token: Of who asks, or whether to use the one that `hf auth login` stored.
+        revision: Branch, tag or commit; "main" by default.
+        cache_dir: Folder for downloads; the Hub's own cache by default.
+        local_files_only: Whether to use only files that are already downloaded.
+        token: The access token, or whether to use the one that `hf auth login` stored.
     """
 
     revision: str | None = None
@@ -22,20 +22,20 @@ class Hub(NamedTuple):
     token: str | bool | None = None
 
     def options(self) -> dict[str, Any]:
-        """Those that are given, by the names that transformers has for them."""
+        """Return the options that are set, under transformers' names."""
         given = {k: v for k, v in self._asdict().items() if v is not None and v is not False}
         return given | ({"token": False} if self.token is False else {})
 
     @property
     def at(self) -> str:
-        """The revision, for messages; empty for the usual one."""
+        """Return the revision for messages; empty if it is the default."""
         return f" at revision {self.revision}" if self.revision else ""
 
     def __repr__(self) -> str:
-        """Without the token: nobody should read that in a log."""
+        """Hide the token, which must not appear in logs."""
         shown = self._asdict() | {"token": None if self.token is None else "..."}
         return f"Hub({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
 
 USUAL = Hub()
-"""What is meant where nothing is said."""
+"""The default options."""

@@ -1,4 +1,4 @@
-"""Is this the model that the plan was made for? If not, an error says what differs."""
+"""Checks that a model is the one that the plan was made for; the error says what differs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ VOLATILE = {
     "output_attentions",
     "output_hidden_states",
 }
-"""Config keys that say nothing of the shape of the computation."""
+"""Config keys that do not affect the shape of the computation."""
 
 
 def config_hash(module: nn.Module) -> str:
-    """SHA-256 of what the config says of the computation; of the shapes if there is none."""
+    """Return the SHA-256 of the config without volatile keys, or of the shapes if none."""
     config = getattr(module, "config", None)
     if hasattr(config, "to_dict"):
         data = _lasting(config.to_dict())  # type: ignore[union-attr]
@@ -44,10 +44,10 @@ def _lasting(value: Any) -> Any:
 
 
 def check_identity(model: nn.Module, plan: Plan) -> None:
-    """Compare `model`, still whole, with what the plan was made for.
+    """Compare the unsharded `model` with the one that the plan was made for.
 
     Raises:
-        PlanError: it is another model; says what differs.
+        PlanError: it is another model; the message says what differs.
     """
     name = type(model).__name__
     if name != plan.model.architecture:

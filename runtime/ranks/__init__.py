@@ -1,1 +1,1 @@
-"""Processes that meet, agree, and leave together; nothing here knows of a model."""
+"""How rank processes meet, agree and fail together. Nothing in this folder depends on a model."""

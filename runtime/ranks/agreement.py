@@ -1,4 +1,4 @@
-"""What ranks do together goes well on all of them, with the same in hand, or fails on all."""
+"""Checks that all ranks succeed at a common step and have the same inputs, or fails on all."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from shardwright.runtime.ranks import peers
 from shardwright.runtime.ranks.failure import failed
 
 Facts = Mapping[str, str]
-"""What -> what this rank has of it, in few words or as a digest."""
+"""What is compared -> this rank's value, as a short text or a digest."""
 
 AT_ONCE = 2048
-"""Bytes of what a rank has to tell that go along with how many there are."""
+"""Bytes of a message that are sent together with its length."""
 
 LENGTH = 8
-"""Bytes that say how many there are."""
+"""Bytes of the length field."""
 
 MOST = 1 << 24
-"""Bytes of the longest message of a rank."""
+"""Most bytes of a rank's message."""
 
 
 class _Answer(NamedTuple):
@@ -43,23 +43,23 @@ def agree(
     facts: Facts | None = None,
     groups: Sequence[dist.ProcessGroup] | None = None,
 ) -> None:
-    """Let ranks know whether any failed, and whether they have the same; all of them call it.
+    """Compare failures and facts across ranks. All of them must call this.
 
     Args:
         what: what was done, for messages: "saving".
-        failure: that of this rank.
-        facts: what should be the same on all ranks.
-        groups: of mesh dims, whose ranks together are those that call; by default all ranks, and
-            this one alone where there is no process group.
+        failure: this rank's failure.
+        facts: values that must be equal on all ranks.
+        groups: the groups of mesh dims that together span the calling ranks. The default is all
+            ranks, or only this one if there is no process group.
 
     Raises:
-        Exception: `failure` itself where there is one.
-        CheckpointError: another rank failed with one, in the same words.
-        DistributedError: another rank failed otherwise or died, or the ranks do not have the same.
+        Exception: `failure` itself, if given.
+        CheckpointError: another rank failed with one; the message quotes it.
+        DistributedError: another rank failed otherwise or died, or the facts differ.
     """
     if groups is None:
         groups = [world()] if dist.is_available() and dist.is_initialized() else []
-    for group in groups:  # what the ranks of one have found goes on to those of the next
+    for group in groups:  # a failure found in one group is passed on to the next
         mine = _Answer(
             dist.get_rank(),
             dict(facts or {}),
@@ -73,19 +73,19 @@ def agree(
 
 
 def gather(what: str, mine: Any, group: dist.ProcessGroup, kind: Any) -> list[Any]:
-    """What each rank of `group` passes as `mine`.
+    """Return what each rank of `group` passes as `mine`.
 
-    It travels as JSON, and is read as nothing but a `kind`: a message of somebody who is no rank
-    runs no code.
+    Values travel as JSON and are validated against `kind`, so a message from a stranger cannot run
+    code.
 
     Args:
         what: What the ranks do, for messages; the same on all ranks.
-        mine: What JSON can hold, small.
-        group: The ranks, all of which call this.
-        kind: The type of what each rank passes; NamedTuples come back as such.
+        mine: A small value that JSON can hold.
+        group: The ranks, all of which must call this.
+        kind: The type of the value that each rank passes; NamedTuples are restored.
 
     Raises:
-        DistributedError: a rank died, does not come, does something else, or sent something else.
+        DistributedError: a rank died, did not come, did something else, or sent an invalid message.
     """
     roll = peers.roll()
     text = json.dumps(mine, default=repr)
@@ -94,7 +94,7 @@ def gather(what: str, mine: Any, group: dist.ProcessGroup, kind: Any) -> list[An
     except RuntimeError as error:
         raise failed(what, error, group) from error
     ranks = dist.get_process_group_ranks(group)
-    roll.read(ranks)  # all have entered it by now
+    roll.read(ranks)  # all ranks have written their entries by now
     named = {rank: told.partition(b"\n")[0] for rank, told in zip(ranks, everyone, strict=True)}
     for rank, name in named.items():
         if name != named[ranks[0]]:
@@ -107,7 +107,7 @@ def gather(what: str, mine: Any, group: dist.ProcessGroup, kind: Any) -> list[An
 
 
 def _read(what: str, rank: int, told: bytes, kind: Any) -> Any:
-    """The value in the message of a rank, if it is a `kind`."""
+    """Return the value in a rank's message, if it is a `kind`."""
     try:
         return _reader(kind).validate_json(told.partition(b"\n")[2])
     except ValidationError:
@@ -123,7 +123,7 @@ def _reader(kind: Any) -> TypeAdapter[Any]:
 
 
 def _exchanged(told: bytes, group: dist.ProcessGroup) -> list[bytes]:
-    """What each rank has to tell: `all_gather_object` needs two collectives, this mostly one."""
+    """Exchange messages, mostly in one collective; `all_gather_object` needs two."""
     begun = _all_gathered(
         len(told).to_bytes(LENGTH, "little") + told[:AT_ONCE].ljust(AT_ONCE), group
     )
@@ -137,7 +137,7 @@ def _exchanged(told: bytes, group: dist.ProcessGroup) -> list[bytes]:
 
 
 def _all_gathered(mine: bytes, group: dist.ProcessGroup) -> list[bytes]:
-    """The bytes of each rank of `group`, as many on each."""
+    """Return the bytes of each rank of `group`, equally many on each."""
     device = dist.distributed_c10d._get_object_coll_device(group)
     part = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
     whole = part.new_empty(dist.get_world_size(group), len(mine))
@@ -156,7 +156,7 @@ def _failure(what: str, everyone: Sequence[_Answer]) -> Exception | None:
 def _difference(everyone: Sequence[_Answer]) -> DistributedError | None:
     first = everyone[0]
     for answer in everyone:
-        for name in {**first.facts, **answer.facts}:  # what decides on the others comes first
+        for name in {**first.facts, **answer.facts}:  # facts that determine others come first
             mine, other = first.facts.get(name, "none"), answer.facts.get(name, "none")
             if mine != other:
                 return DistributedError(
@@ -167,6 +167,6 @@ def _difference(everyone: Sequence[_Answer]) -> DistributedError | None:
 
 
 def world() -> dist.ProcessGroup:
-    """The group of all ranks."""
+    """Return the group of all ranks."""
     assert isinstance(dist.group.WORLD, dist.ProcessGroup)
     return dist.group.WORLD

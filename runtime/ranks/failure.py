@@ -1,9 +1,9 @@
-"""How a rank gives up: it says what failed and which ranks are missing, and hangs up.
+"""How a rank gives up after a failure: it names the missing ranks and closes its connections.
 
-Aborting a group of gloo does nothing in torch, and its sockets live as long as anything refers to
-the group. So the sockets that opened while a group was formed are noted here, and shut down when a
-collective has failed: whoever waits for this rank fails at once. Channels of shared memory are told
-the same. Other backends end by themselves.
+Aborting a gloo group does nothing in torch, and its sockets stay open as long as anything refers to
+the group. This module therefore notes the sockets that are opened while a group is formed, and
+shuts them down when a collective has failed, so that ranks waiting for this one fail at once.
+Shared-memory channels are told as well. Other backends end by themselves.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from shardwright.runtime.ranks.peers import Roll
 
 
 def failed(what: str, error: RuntimeError, pg: dist.ProcessGroup | None) -> DistributedError:
-    """An error for a collective of `pg` that failed, naming the ranks that left first."""
+    """Return the error for a failed collective of `pg`, naming the ranks that left first."""
     ranks = dist.get_process_group_ranks(pg)  # pyright: ignore[reportArgumentType] None is the world
     return lost(what, error, peers.roll(), ranks)
 
 
 def lost(what: str, error: RuntimeError, roll: Roll, among: Sequence[int]) -> DistributedError:
-    """An error for what the ranks `among` did together and what failed."""
-    hang_up()  # first, so that those who wait for this rank answer, too
+    """Hang up, and return the error for a failed step of the ranks `among`."""
+    hang_up()  # first, so that the ranks that wait for this one answer too
     missing, text = roll.missing(among), short(error)
     if roll.rank in missing:
         return DistributedError(
@@ -51,27 +51,27 @@ def lost(what: str, error: RuntimeError, roll: Roll, among: Sequence[int]) -> Di
 
 
 def short(error: BaseException) -> str:
-    """The first sentence of an error of torch's."""
+    """Return the first sentence of a torch error."""
     text = (str(error).strip() or "no message").splitlines()[0]
-    # gloo begins with its source line and ends with good wishes
+    # gloo's messages begin with a source location and end with advice
     return re.sub(r"^\[[^\]]*\]\s*", "", text).split(". ")[0]
 
 
 def named(ranks: Sequence[int]) -> str:
-    """In words: one is "rank 1", two are "ranks 1, 2"."""
+    """Return "rank 1" for one rank, "ranks 1, 2" for several."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 _opened: dict[int, int] = {}
-"""Inode -> file descriptor of sockets of process groups."""
+"""Inode -> file descriptor of the sockets of process groups."""
 
 _others: Any = weakref.WeakKeyDictionary()
-"""What else ranks wait at -> what lets them wait no more."""
+"""Other things that ranks wait on -> a function that ends the wait."""
 
 
 @contextmanager
 def noting_sockets() -> Iterator[None]:
-    """Note the sockets that are opened inside, where a process group is formed."""
+    """Note the sockets opened inside, for code that forms a process group."""
     before = _sockets()
     try:
         yield
@@ -81,12 +81,12 @@ def noting_sockets() -> Iterator[None]:
 
 
 def on_hang_up(what: object, leave: Callable[[], None]) -> None:
-    """Call `leave`, too, when this rank gives up, for as long as `what` is there."""
+    """Call `leave` when this rank gives up, as long as `what` is alive."""
     _others[what] = leave
 
 
 def hang_up() -> None:
-    """Close what was noted to all other ranks; no collective works in this process afterwards."""
+    """Close all noted connections. No collective works in this process afterwards."""
     for leave in list(_others.values()):
         leave()
     for inode, descriptor in _opened.items():
@@ -94,7 +94,7 @@ def hang_up() -> None:
             if os.fstat(descriptor).st_ino != inode:
                 continue
             with socket.socket(fileno=os.dup(descriptor)) as connection:
-                # gloo aborts the process where its listening socket is shut down
+                # gloo aborts the process if its listening socket is shut down
                 if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     connection.shutdown(socket.SHUT_RDWR)
     _opened.clear()
@@ -102,7 +102,7 @@ def hang_up() -> None:
 
 def _sockets() -> dict[int, int]:
     out: dict[int, int] = {}
-    with suppress(OSError):  # a system that does not list them: then nobody hangs up early
+    with suppress(OSError):  # without /dev/fd no socket is noted, and nobody hangs up early
         for name in os.listdir("/dev/fd"):  # noqa: PTH208 names are numbers
             with suppress(OSError):
                 found = os.fstat(int(name))

@@ -1,8 +1,9 @@
-"""The other ranks as processes: where each runs, and which of them left first.
+"""Tracks the other ranks as processes: where each runs, and which of them left first.
 
 Each rank writes its host and process into the store of the process group. When a collective fails,
-whoever sees it looks which process is gone, and writes that down before it leaves itself. Ranks
-that notice later, often because the first to notice have left, read it there: all name the same.
+the first rank that notices checks which processes are gone, and writes the result into the store
+before it leaves. Ranks that notice later, often because the first ones have left, read the result
+there. All ranks therefore name the same missing ranks.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ from shardwright.errors import DistributedError
 T = TypeVar("T")
 
 ANSWER_SECONDS = 3.0
-"""How long ranks that notice a failure wait for each other's answer, where no process is gone."""
+"""How long ranks that notice a failure wait for each other's answer if no process is gone."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank as a process: `host` also tells containers apart, `begun` a process from a later one.
+    """A rank's process.
 
-    `ranks` is how many ranks it was told that there are.
+    Attributes:
+        host: identifies the host; differs between containers.
+        pid: process id.
+        begun: start time, which tells the process from a later one with the same id.
+        ranks: the number of ranks that the process was told.
     """
 
     host: str
@@ -44,12 +49,12 @@ class Peer:
 
     @classmethod
     def this(cls, ranks: int) -> Peer:
-        """The process that asks."""
+        """Return the current process."""
         return cls(_host(), os.getpid(), _begun(os.getpid()), ranks)
 
     @property
     def gone(self) -> bool:
-        """Whether it is known to have ended; of another host nothing is known."""
+        """Return whether the process is known to have ended; never true for another host."""
         return self.host == _host() and _begun(self.pid) != self.begun
 
 
@@ -64,7 +69,7 @@ def _host() -> str:
 
 
 def _begun(pid: int) -> str:
-    """When a process began, in clock ticks; "" where it has ended, "runs" where nobody can tell."""
+    """Return a process's start time in clock ticks; "" if it ended, "runs" without /proc."""
     if Path("/proc/self/stat").exists():
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -82,13 +87,13 @@ def _begun(pid: int) -> str:
 
 @dataclass
 class Roll:
-    """All ranks of a process group by their entries in its store.
+    """All ranks of a process group, by their entries in its store.
 
     Attributes:
-        store: for this process group alone, so that no entry is of ranks that ended before.
-        rank: this one.
-        ranks: how many there are.
-        peers: the entries that were read so far.
+        store: a store for this process group only, so that it has no entries of earlier ranks.
+        rank: this rank.
+        ranks: the number of ranks.
+        peers: the entries read so far.
     """
 
     store: dist.Store
@@ -98,12 +103,12 @@ class Roll:
 
     @classmethod
     def enter(cls, store: dist.Store, rank: int, ranks: int) -> Roll:
-        """Write down where this rank runs."""
+        """Write this rank's entry."""
         store.set(_key("peer", rank), json.dumps(asdict(Peer.this(ranks))))
         return cls(store, rank, ranks)
 
     def read(self, among: Iterable[int]) -> list[int]:
-        """Read the entries of ranks that are there; those of `among` that have none yet."""
+        """Read the entries of ranks `among`, and return the ranks that have none yet."""
         missing = [rank for rank in among if rank not in self.peers]
         for rank in missing:
             if self.store.check([_key("peer", rank)]):
@@ -111,18 +116,18 @@ class Roll:
         return [rank for rank in missing if rank not in self.peers]
 
     def gone(self) -> list[int]:
-        """Other ranks that are known to have ended."""
+        """Return the other ranks that are known to have ended."""
         return sorted(r for r, peer in self.peers.items() if r != self.rank and peer.gone)
 
     def missing(self, among: Sequence[int]) -> list[int]:
-        """Of a group whose collective failed: the ranks that left first, or do not answer.
+        """Return the ranks of a failed group that left first or do not answer.
 
-        The same on all ranks that ask. None where all of them are there and ask too.
+        The result is the same on all ranks that ask. It is empty if all ranks are there and ask.
         """
         others = [r for r in among if r != self.rank]
         try:
             return bounded(lambda: self._ask(others), 4 * ANSWER_SECONDS)
-        except (OSError, RuntimeError):  # the rank that keeps the store has ended, or hangs
+        except (OSError, RuntimeError):  # the rank that keeps the store ended or hangs
             return [0] if self.rank else []
 
     def _ask(self, others: Collection[int]) -> list[int]:
@@ -148,13 +153,13 @@ class Roll:
             time.sleep(0.05)
 
     def settle(self, word: str, ranks: Sequence[int]) -> list[int]:
-        """Write down which ranks are missing, or read what another rank has written before."""
+        """Write which ranks are missing, or return what another rank wrote before."""
         return _read(self.store.compare_set(_key(word), "", json.dumps(ranks)), list[int])
 
     def leave(self, missing: Collection[int] = ()) -> None:
-        """Say that this rank has read all that it wants; rank 0 may keep the store, and waits.
+        """Say that this rank needs the store no more. Rank 0, which may keep the store, waits.
 
-        It waits for all but those that are `missing`, or gone.
+        It waits for all ranks that are neither `missing` nor gone, at most `ANSWER_SECONDS`.
         """
         self._say("knows")
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -165,7 +170,7 @@ class Roll:
             time.sleep(0.05)
 
     def _probe(self) -> None:
-        """Raise an OSError if nobody keeps the store any more: torch would fill the screen."""
+        """Raise an OSError if the store's server is gone; torch itself would log many lines."""
         store: Any = self.store
         while isinstance(store, dist.PrefixStore):
             store = store.underlying_store
@@ -180,7 +185,7 @@ class Roll:
 
 
 def _read(text: bytes, kind: Any) -> Any:
-    """What another rank wrote into the store, if it is a `kind`."""
+    """Return what another rank wrote into the store, if it is a `kind`."""
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError:
@@ -195,10 +200,10 @@ def _key(word: str, rank: int | None = None) -> str:
 
 
 def bounded(work: Callable[[], T], seconds: float) -> T:
-    """What `work` gives, in a thread of its own: torch waits without end for a store that hangs.
+    """Return the result of `work`, run in a thread: torch waits forever for a store that hangs.
 
     Raises:
-        TimeoutError: it takes longer than that; it is left alone.
+        TimeoutError: `work` takes longer than `seconds`; its thread goes on running.
     """
     out: Future[T] = Future()
 
@@ -220,11 +225,11 @@ _known: Any = WeakIdKeyDictionary()
 
 
 def roll() -> Roll:
-    """The roll of the default process group; this rank enters it when it is first asked for."""
+    """Return the roll of the default process group; the first call enters this rank in it."""
     world: Any = dist.group.WORLD
     if world not in _known:
         rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
-        # A store may outlive a group, and torchrun's agent keeps its own over restarts.
+        # A store may outlive a group, and torchrun's agent keeps its store over restarts.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         times = store.add(f"shardwright/{attempt}/{rank}", 1)
         own = dist.PrefixStore(f"shardwright/{attempt}.{times}", store)
@@ -233,5 +238,5 @@ def roll() -> Roll:
 
 
 def remember(called: Roll) -> None:
-    """Let `called` be the roll of the default process group."""
+    """Set `called` as the roll of the default process group."""
     _known[dist.group.WORLD] = called

@@ -1,11 +1,12 @@
-"""The start of a process group under torchrun: all ranks are there within a time, or an error is.
+"""Forms the process group under torchrun: all ranks are there within a time, or all raise an error.
 
-Torch's own start waits a full timeout at each of its steps, and for ranks that have died. So the
-ranks meet in its store first, where each sees what the others were told and whether they still run.
+Torch's own start waits a full timeout at each of its steps, even for ranks that have died. Here the
+ranks first meet in the store, where each sees what the others were told and whether they still run.
 
-Torchrun's agent keeps its store over `--max-restarts`, and torch alone then connects to addresses
-of ranks that have ended, and hangs. So each start has a name that rank 0 makes up, before all keys.
-The others get it as an answer to names that they make up, which no rank before them has asked by.
+Torchrun's agent keeps its store over `--max-restarts`. Torch alone would then connect to addresses
+of ranks that have ended, and hang. Each start therefore prefixes its keys with a name that rank 0
+draws. The other ranks ask for it under names that they draw themselves, so that they cannot read an
+answer to an earlier rank.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def form(backend: str, timeout: float) -> None:
 
     Args:
         backend: "gloo" or "nccl".
-        timeout: Seconds until all ranks must have come, and for each collective afterwards.
+        timeout: Seconds until all ranks must be there, and for each collective afterwards.
 
     Raises:
         DistributedError: a rank died or did not come, or was told another number of ranks.
@@ -63,7 +64,7 @@ def form(backend: str, timeout: float) -> None:
 def _come(
     rank: int, ranks: int, deadline: float
 ) -> tuple[dist.Store, Roll, DistributedError | None]:
-    """The store of this start, its roll, and what is wrong if the ranks do not meet."""
+    """Return this start's store and its roll, and an error if the ranks do not meet."""
     whole = _store(rank, deadline)
     name = uuid4().hex if rank == 0 else _asked(whole, rank, deadline)
     store = dist.PrefixStore(f"shardwright/{name}", whole)
@@ -72,16 +73,16 @@ def _come(
 
 
 def _asked(store: dist.Store, rank: int, deadline: float) -> str:
-    """The name of this start: rank 0 answers.
+    """Ask rank 0 for the name of this start.
 
     Raises:
-        DistributedError: it does not.
+        DistributedError: rank 0 does not answer.
     """
     mine = uuid4().hex
     store.set(f"shardwright/asks/{rank}", mine)
     pause = 0.01
     while not store.check([f"shardwright/answer/{mine}"]):
-        if time.monotonic() > deadline + ANSWER_SECONDS:  # rank 0 may have begun a little later
+        if time.monotonic() > deadline + ANSWER_SECONDS:  # rank 0 may have started a little later
             raise _absent(rank, [0])
         time.sleep(pause)
         pause = min(2 * pause, 0.25)
@@ -89,7 +90,7 @@ def _asked(store: dist.Store, rank: int, deadline: float) -> str:
 
 
 def _answer(store: dist.Store, name: str, ranks: Iterable[int]) -> None:
-    """Tell ranks that ask what this start is called; one that has ended does not mind."""
+    """Tell the ranks that ask the name of this start. A rank that has ended does no harm."""
     for rank in ranks:
         if store.check([f"shardwright/asks/{rank}"]):
             asked = store.get(f"shardwright/asks/{rank}").decode()
@@ -97,9 +98,9 @@ def _answer(store: dist.Store, name: str, ranks: Iterable[int]) -> None:
 
 
 def _meet(roll: Roll, whole: dist.Store, name: str, deadline: float) -> DistributedError | None:
-    """Wait until all ranks have entered the roll; what is wrong if they do not.
+    """Wait until all ranks have entered the roll, and return an error if they do not.
 
-    Whether to go on is settled once, for all ranks: none is left waiting for one that gave up.
+    The outcome is settled once for all ranks, so that none waits for a rank that gave up.
     """
     pause = 0.01
     while True:
@@ -132,7 +133,7 @@ def _absent(rank: int, missing: Sequence[int]) -> DistributedError:
 
 
 def _store(rank: int, deadline: float) -> dist.Store:
-    """The store that torchrun's agent keeps, else rank 0; none waits here for other ranks."""
+    """Connect to the store of torchrun's agent or else of rank 0, without waiting for ranks."""
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     keeps = rank == 0 and not agents
     host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT")
@@ -149,7 +150,7 @@ def _store(rank: int, deadline: float) -> dist.Store:
 
 
 def _await_port(host: str, port: int, deadline: float) -> None:
-    """Wait until somebody listens: torch would fill the screen where nobody comes to."""
+    """Wait until the port is open; torch itself would log many lines while nobody listens."""
     while True:
         try:
             with socket.create_connection((host, port), _left(deadline).total_seconds()):

@@ -1,1 +1,1 @@
-"""How one placement of a tensor becomes another, and its gradient the other way."""
+"""Redistribution of a tensor from one placement to another, and of its gradient back."""

@@ -1,8 +1,8 @@
-"""Random numbers for parts of tensors: those that the unsplit model draws for the whole.
+"""Draws random numbers for shards of tensors: the numbers that the unsharded model would draw.
 
-Generators stand alike (`runtime/communication/generators.py`); each rank draws the numbers of the
-whole, and keeps those of its part. So no rank falls behind, and what is dropped is what the unsplit
-model would drop.
+Generators have the same state on all ranks (`runtime/communication/generators.py`). Each rank draws
+the numbers of the full tensor and keeps those of its part. All generators therefore stay in step,
+and dropout drops what the unsharded model would drop.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ AGAIN = "plan the model again as it is now"
 
 
 class Part:
-    """For what numbers are drawn in one place, and which part of it this rank has.
+    """One place where code draws random numbers, and which part of them this rank has.
 
     Args:
-        drawn: What the plan says of it.
-        mesh: Where this rank stands.
-        lengths: Of the model.
+        drawn: What the plan says about this place.
+        mesh: This rank's mesh.
+        lengths: The model's lengths.
     """
 
     def __init__(self, drawn: RandomNumbers, mesh: Mesh, lengths: Lengths) -> None:
@@ -45,11 +45,11 @@ class Part:
         self.length = None if drawn.length is None else Length(lengths, drawn.length)
 
     def whole(self, sizes: Sequence[int]) -> Placement:
-        """How the whole lies of which this rank has a part of these `sizes`.
+        """Return the placement of the full tensor of which this rank's part has these `sizes`.
 
         Raises:
-            PlanError: it can have no such part.
-            UsageError: it has another number of dims.
+            PlanError: no full tensor has such a part.
+            UsageError: the number of dims differs from the plan's.
         """
         if len(sizes) != len(self.dims):
             raise UsageError(
@@ -65,10 +65,10 @@ class Part:
 
 
 class RandomDraws(TorchDispatchMode):
-    """Within, what the own code of a module drops of parts it drops as the unsplit model does.
+    """A mode in which a module's own dropout drops what the unsharded model would drop.
 
     Args:
-        parts: For what it draws, in order.
+        parts: The places where the module draws, in order.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -78,9 +78,9 @@ class RandomDraws(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Draw for the whole, and keep this rank's part; what else is done is done."""
+        """Draw for the full tensor and keep this rank's part; run all other ops unchanged."""
         kwargs = kwargs or {}
-        own = _innermost.draws is self  # modules within draw for themselves
+        own = _innermost.draws is self  # submodules draw for themselves
         if own and func is aten.bernoulli_.float:
             x, *rest = args
             return x.copy_(self._part(x, lambda whole: func(whole, *rest, **kwargs)))
@@ -91,14 +91,14 @@ class RandomDraws(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _part(self, like: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
-        """This rank's part of what `draw` makes of a new tensor for the whole."""
+        """Return this rank's part of what `draw` makes of a new full tensor."""
         if self.number == len(self.parts):
             self.refuse()
         part = self.parts[self.number]
         self.number += 1
         layout = part.whole(like.shape)
         sizes = [dim_size(dim) or 0 for dim in layout.dims]
-        # In memory it lies as the part does: numbers are drawn in that order.
+        # The full tensor has the part's memory format: numbers are drawn in memory order.
         order = list(range(like.ndim))
         if not like.is_contiguous():
             order.sort(key=lambda d: -like.stride(d))
@@ -106,7 +106,7 @@ class RandomDraws(TorchDispatchMode):
         return take_local(drawn, layout, part.mesh) if any(map(is_split, layout.dims)) else drawn
 
     def refuse(self) -> None:
-        """Raise: code draws as it did not when it was traced."""
+        """Raise because the code draws differently from when it was traced."""
         raise UsageError(
             f"a {self.module} draws random numbers for other tensors than those that the plan has "
             f"({len(self.parts)}): {AGAIN}"
@@ -114,7 +114,7 @@ class RandomDraws(TorchDispatchMode):
 
 
 class _Innermost(threading.local):
-    """What is drawn for in the module that runs: None where it draws full tensors."""
+    """The draws of the module that runs; None if it draws for full tensors."""
 
     draws: RandomDraws | None = None
 
@@ -124,10 +124,10 @@ _innermost = _Innermost()
 
 @contextmanager
 def drawing_for(module: nn.Module, parts: Sequence[Part] | None) -> Iterator[None]:
-    """Within, the code of `module` runs, which draws random numbers for these parts, if any.
+    """Run the code of `module` inside, which draws random numbers for `parts` if given.
 
     Raises:
-        UsageError: it draws otherwise than the plan has it.
+        UsageError: it draws differently from the plan.
     """
     outer, draws = _innermost.draws, None
     try:

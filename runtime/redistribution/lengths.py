@@ -1,8 +1,8 @@
-"""Whole lengths of axes that are split at run time: what a rank that holds a part cannot see.
+"""Full lengths of axes that are split at run time, which a rank with one part cannot see.
 
-A sequence of 19 over 4 ranks lies as 5, 5, 5 and 4, and one of 20 as 5 each: who gathers must know
-which it was. Every part was cut off a whole one earlier in the same forward pass, so the length is
-noted there, under the name that the plan gives the axis, and found again without a collective.
+A sequence of 19 over 4 ranks is split into 5, 5, 5 and 4, and one of 20 into 5 each. A gather must
+know which it was. Every part was cut from a full axis earlier in the same forward pass, so the
+length is noted there, under the plan's name for the axis, and found again without a collective.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from shardwright.runtime.communication.mesh import Group
 class Lengths:
     """The lengths that one model's forward pass has split so far, by axis.
 
-    Outside a forward pass of the root (a module within is called by itself, or runs again for
-    gradient checkpointing) the last length of an axis replaces those before it.
+    Outside a forward pass of the root model (a submodule is called by itself, or runs again for
+    gradient checkpointing), a new length of an axis replaces the earlier ones.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Lengths:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """One forward pass of the root: it may split several lengths of one axis."""
+        """Enclose a forward pass of the root model, which may split several lengths of an axis."""
         outer, self._running = self._running, True
         if not outer:
             self._noted.clear()
@@ -41,17 +41,17 @@ class Lengths:
             self._running = outer
 
     def note(self, axis: str, whole: int) -> None:
-        """A tensor whose `axis` is `whole` long is being split."""
+        """Note that a tensor whose `axis` has the full length `whole` is being split."""
         if not self._running:
             self._noted.pop(axis, None)
         self._noted.setdefault(axis, set()).add(whole)
 
     def find(self, axis: str, own: int, group: Group) -> int:
-        """The whole length of `axis`, of which this rank of `group` holds `own`.
+        """Return the full length of `axis`, of which this rank of `group` holds `own`.
 
         Raises:
-            PlanError: no length noted gives such a part, or two cannot be told apart on some rank
-                (then on every rank, so that none waits for another).
+            PlanError: no noted length has such a part, or some rank cannot tell two of them apart.
+                The second is then raised on every rank, so that none waits for another.
         """
         noted = sorted(self._noted.get(axis, ()))
         found = [n for n in noted if _part(n, group.rank, group.size) == own]
@@ -77,7 +77,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Length:
-    """One axis of `lengths`: what a redistribution that shards or gathers it needs to know."""
+    """One axis of `lengths`, for a redistribution that shards or gathers it."""
 
     lengths: Lengths
     axis: str

@@ -1,15 +1,15 @@
-"""Gradients that are summed over ranks while gradients of weights are computed.
+"""Sums input gradients over ranks while weight gradients are computed.
 
-In a backward pass, the gradient of what a block was given is summed over the ranks, and what the
-weights of the block get does not need that sum. So it is begun in one node of autograd's graph and
-waited for in another, and linear layers leave the gradients of their weights to the nodes in which
-these were read. Of the nodes that are ready, autograd runs the one with the highest number, which
-is the order in which they were made; those of the weights are numbered between the two of the sum.
-Megatron-LM does the same within a linear layer (`megatron/core/tensor_parallel/layers.py`); here,
-layers that share an input share its sum.
+In a backward pass, the gradient of a block's input is summed over the ranks, and the gradients of
+the block's weights do not need that sum. The sum is therefore begun in one node of the autograd
+graph and waited for in another, and linear layers leave the gradients of their weights to the nodes
+in which the weights were read. Of the ready nodes, autograd runs the one with the highest number;
+nodes are numbered in the order in which they were made. The nodes of the weights get numbers
+between the two nodes of the sum. Megatron-LM does the same within a linear layer
+(`megatron/core/tensor_parallel/layers.py`); here, layers that share an input share its sum.
 
-It is done where a collective can run beside other work: not through the memory that CPU ranks of
-one host share, where the ranks do the sum themselves.
+This is done if a collective can run at the same time as other work. It is not done with the shared
+memory of CPU ranks on one host, where the ranks compute the sum themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Again = Callable[[Tensor], Tensor]
 
 
 class _Last(threading.local):
-    """The latest sum of this thread's forward passes whose backward pass has not come by."""
+    """The latest sum of this thread's forward passes that has had no backward pass yet."""
 
     sum: _Sum | None = None
 
@@ -42,7 +42,7 @@ class _Sum:
     def __init__(self, group: Group, again: Again) -> None:
         self.group, self.again = group, again
         self.number = 0
-        """What nodes are numbered as that should run while it is under way."""
+        """Sequence number for nodes that should run while the sum is under way."""
         self.wait: Callable[[], None] | None = None
 
 
@@ -50,16 +50,16 @@ pending = _Last()
 
 
 def overlaps(x: Tensor, group: Group) -> bool:
-    """Whether the gradient of `x` can be summed over `group` while other work is done."""
+    """Return whether the gradient of `x` can be summed over `group` during other work."""
     if torch.compiler.is_compiling() or group.pg is None or torch.is_anomaly_enabled():
         return False
     return not x.is_cpu or group.channel is None
 
 
 def summed_behind(x: Tensor, group: Group, again: Again) -> Tensor:
-    """`x`, whose gradient is the sum over `group` of what it gets on each rank.
+    """Return `x`; its gradient becomes the sum over `group` of its gradients on the ranks.
 
-    `again` gives that sum where it may be differentiated again, and not beside other work.
+    `again` computes that sum, without overlap, if the gradient may be differentiated again.
     """
     total = _Sum(group, again)
     x = _Await.apply(x, total)
@@ -71,21 +71,21 @@ def summed_behind(x: Tensor, group: Group, again: Again) -> Tensor:
 
 
 class _End(Function):
-    """One of the two ends of a sum: nothing forward."""
+    """One of the two ends of a sum, which does nothing in forward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, total: _Sum) -> Tensor:  # type: ignore[override]
-        """`x` as it is."""
+        """Return a view of `x`."""
         ctx.total = total
         return x.view_as(x)
 
 
 class _Await(_End):
-    """The outer end."""
+    """The outer end of a sum, which runs second in backward."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """The gradient, once it is the sum."""
+        """Return the gradient after the sum is complete."""
         total: _Sum = ctx.total
         if pending.sum is total:
             pending.sum = None
@@ -96,22 +96,22 @@ class _Await(_End):
 
 
 class _Begin(_End):
-    """The inner end."""
+    """The inner end of a sum, which runs first in backward."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """What will be the sum when `_Await` has waited for it."""
-        if torch.is_grad_enabled():  # it may be differentiated again
+        """Begin the sum, and return the tensor that will hold it once `_Await` has waited."""
+        if torch.is_grad_enabled():  # the gradient may be differentiated again
             return ctx.total.again(grad), None
         out, ctx.total.wait = begin_all_reduce(grad, ctx.total.group)
         return out, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group | None) -> Tensor:
-    """`F.linear`, which leaves the gradient of `weight` to the node that read it, if it can.
+    """Run `F.linear`, leaving the gradient of `weight` to the node that read it if possible.
 
-    Whether there is a sum to be filled or not: what runs again for a backward pass must keep the
-    same tensors as it did at first.
+    It does so whether or not a sum is pending: code that runs again for a backward pass must save
+    the same tensors as in its first run.
 
     Shapes: [..., in] -> [..., out]; weight [out, in]; bias [out].
     """
@@ -127,13 +127,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group | None) 
 
 
 class _Linear(Function):
-    """A linear layer whose weight's gradient is computed elsewhere."""
+    """A linear layer whose weight gradient is computed in another node."""
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, reader: Any
     ) -> Tensor:
-        """What `F.linear` gives."""
+        """Return the result of `F.linear`."""
         ctx.save_for_backward(x, weight)
         ctx.reader, ctx.again = reader, False
         return writable(F.linear(x, weight, bias), x)
@@ -142,11 +142,11 @@ class _Linear(Function):
     def backward(  # type: ignore[override]
         ctx: Any, grad: Tensor
     ) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
-        """The gradients; of the weight only a stand-in of its shape, where it is owed."""
+        """Return the gradients; the weight's is only a placeholder if it is owed."""
         x, weight = ctx.saved_tensors
         to_input, _, to_bias, _ = ctx.needs_input_grad
         ctx.again = ctx.again or torch.is_grad_enabled()
-        if ctx.again:  # it will be differentiated again, and more comes to the weight then
+        if ctx.again:  # it will be differentiated again, and the weight then gets more gradient
             to_weight = _of_weight(grad, x)
         else:
             ctx.reader.owed = torch._C._current_graph_task_id(), grad, x
@@ -160,14 +160,14 @@ class _Linear(Function):
 
 
 def _of_weight(grad: Tensor, x: Tensor) -> Tensor:
-    """[..., out], [..., in] -> [out, in]."""
+    """Compute the weight gradient: [..., out], [..., in] -> [out, in]."""
     return grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
 def paid(reader: Any, grad: Tensor) -> Tensor:
-    """The gradient that came to `reader`, or the one that is owed in place of it.
+    """Return the gradient owed to `reader` in place of `grad`, or `grad` if none is owed.
 
-    Of another pass, which ended before it came here, nothing is kept.
+    A debt of an earlier pass, which ended before it was paid, is dropped.
     """
     owed, reader.owed = reader.owed, None
     if owed is None or owed[0] != torch._C._current_graph_task_id():

@@ -1,6 +1,6 @@
-"""Redistributing a tensor: the steps between two placements, bound to the ranks, both ways.
+"""Redistributes local tensors between two placements, forward and backward.
 
-Which steps these are says `planner/contract/redistribute.py`, by the table in `transitions.py`.
+`planner/contract/redistribute.py` determines the steps, from the table in `transitions.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardwright.runtime.redistribution.writable import writable
 class Operation:
     """One step of a redistribution over the ranks of one mesh axis.
 
-    `forward` and `backward` are names of actions: torch.compile knows text.
+    `forward` and `backward` are action names, as text, which torch.compile can trace.
     """
 
     group: Group
@@ -40,7 +40,7 @@ class Operation:
 
     @classmethod
     def of(cls, step: Step, mesh: Mesh, length: Length | None) -> Operation:
-        """What `step` asks of this rank of `mesh`."""
+        """Return the operation of `step` on this rank of `mesh`."""
         group, split = mesh[step.mesh], None
         if step.dim is not None and step.layout is not None:
             split = Split.of(group, step.mesh, step.dim, step.layout)
@@ -49,11 +49,11 @@ class Operation:
 
     @property
     def only_sums_behind(self) -> bool:
-        """Whether nothing is done to the tensor, and its gradient is summed."""
+        """Return whether the step leaves the tensor unchanged and sums its gradient."""
         return (self.forward, self.backward) == ("identity", "all_reduce")
 
     def size(self, x: Tensor) -> int | None:
-        """The whole length of the run-time axis that this step splits or gathers, if known."""
+        """Return the full length of the run-time axis that is split or gathered, if known."""
         assert self.split is not None
         if self.forward in ("take", "reduce_scatter"):
             size = self.split.whole_size(x)
@@ -66,7 +66,7 @@ class Operation:
         return self.length.find(self.split.own_size(x), self.group)
 
     def run(self, op: str, x: Tensor, size: int | None) -> Tensor:
-        """`op` on `x`; `size` is a run-time size that `x` need not show."""
+        """Run the action `op` on `x`; `size` is a run-time size that `x` may not show."""
         if op == "identity":
             return x
         if op == "all_reduce":
@@ -77,7 +77,7 @@ class Operation:
         return getattr(self.split, op)(x, size)
 
     def without_gradient(self, spent: bool) -> Callable[[Tensor], Tensor] | None:
-        """What it does where no gradient is wanted, or None; `spent` as in `all_reduce`."""
+        """Return the step for code without gradients, or None; `spent` as in `all_reduce`."""
         static = self.split is None or self.split.static
         if self.group.size == 1 or (self.forward == "identity" and static):
             return None
@@ -86,7 +86,7 @@ class Operation:
         return getattr(self.split, self.forward, self) if static else self
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` at the other side; differentiable."""
+        """Redistribute `x` to the step's target; differentiable."""
         if self.group.size == 1:
             return x
         size = None if self.split is None or self.split.static else self.size(x)
@@ -97,7 +97,7 @@ class Operation:
         return self.run(self.forward, x, size)
 
     def back(self, grad: Tensor, size: int | None = None) -> Tensor:
-        """The gradient at this side; differentiable."""
+        """Redistribute the gradient to the step's source; differentiable."""
         return _Redistribute.apply(grad, self, size, self.backward, self.forward)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operation:
@@ -105,26 +105,26 @@ class Operation:
 
 
 class _Redistribute(torch.autograd.Function):
-    """The action `there` of a step; its gradient, that `back`, which the transition asks for.
+    """Runs the action `there` of a step; the gradient is its action `back`.
 
-    Both are linear, so that a gradient of the gradient is the one `there` again: it lies as what
-    went there did, as a tangent of that would. What the collectives' own derivatives would say is
-    another thing.
+    Both are linear. The gradient of the gradient is therefore `there` again: it is laid out as the
+    input of `there` is, and as a tangent of that would be. The collectives' own derivatives would
+    be different.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, x: Tensor, step: Operation, size: int | None, there: str, back: str
     ) -> Tensor:
-        """`x` at the other side of the step, or the gradient of that at this side."""
+        """Redistribute `x` to the target of the step, or a gradient to its source."""
         ctx.step, ctx.size, ctx.there, ctx.back = step, size, there, back
         out = step.run(there, x, size)
         return out.view_as(out) if out is x else writable(out, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        """What `x` gets."""
-        if torch.is_grad_enabled():  # it may be differentiated again
+        """Return the gradient of `x`."""
+        if torch.is_grad_enabled():  # the gradient may be differentiated again
             out = _Redistribute.apply(grad, ctx.step, ctx.size, ctx.back, ctx.there)
         else:
             out = ctx.step.run(ctx.back, grad, ctx.size)
@@ -132,17 +132,17 @@ class _Redistribute(torch.autograd.Function):
 
 
 class Reshard:
-    """From placement `source` to placement `target`: compiled once, called on local tensors.
+    """Redistributes from placement `source` to `target`: built once, called on local tensors.
 
     Args:
-        source: placement of what comes in.
-        target: placement of what goes out; the same whole shape.
-        mesh: where this rank stands.
-        length: what knows the length of the axis of run-time size that is split, if one is.
+        source: placement of the input.
+        target: placement of the output; the full shape must be the same.
+        mesh: this rank's mesh.
+        length: the length of the split axis of run-time size, if there is one.
 
     Raises:
-        PlanError: the shapes differ, or no way between the two is supported; a run-time axis would
-            be gathered and nothing knows how long it is.
+        PlanError: the shapes differ, the redistribution is not supported, or a run-time axis would
+            be gathered without a `length`.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Reshard:
             raise PlanError(f"cannot reshard '{source}' to '{target}': the whole shapes differ")
         self.source, self.target = source, target
         for name in sorted(source.named | target.named):
-            mesh[name]  # an error where the mesh has no such dim
+            mesh[name]  # raises if the mesh has no such dim
         self.steps = tuple(
             Operation.of(step, mesh, length) for step in steps(source, target, mesh.coords)
         )
@@ -164,17 +164,17 @@ class Reshard:
                     "redistribution must name its `length`"
                 )
         self.shape = source.local_shape(mesh.coords)
-        """Of what comes in, None for sizes of run time."""
+        """Local shape of the input, with None for run-time sizes."""
         self.known = tuple((dim, n) for dim, n in enumerate(self.shape) if n is not None)
         self.forward, self.spent = (
             tuple(filter(None, (step.without_gradient(spent) for step in self.steps)))
             for spent in (False, True)
         )
-        """The steps without gradients: what one does backward alone need not be called. And the
-        same where the tensor that comes in is needed no more."""
+        """The steps without gradients: those that act only in backward are left out. The second
+        version is for an input that is no longer needed."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Redistribute `x`, of the source's local shape, to the target's.
+        """Redistribute `x`, which has the source's local shape, to the target's.
 
         Raises:
             PlanError: `x` cannot be a local tensor of the source placement.
@@ -201,7 +201,7 @@ class Reshard:
 
 
 class ByDims:
-    """Reshards of tensors that differ in their number of dims, by that."""
+    """Reshards by number of dims, for tensors whose number of dims varies."""
 
     def __init__(self, reshards: Mapping[int, Reshard]) -> None:
         self.reshards = dict(reshards)
@@ -210,7 +210,7 @@ class ByDims:
         """Redistribute `x`.
 
         Raises:
-            PlanError: no reshard is for its number of dims, or its shape is not that one's.
+            PlanError: there is no reshard for its number of dims, or its shape does not fit.
         """
         if x.dim() not in self.reshards:
             known = " or ".join(map(str, sorted(self.reshards)))
@@ -225,25 +225,25 @@ class ByDims:
 
 
 class LastDim:
-    """A reshard of the last dimension, whatever dimensions come before it.
+    """A reshard of the last dimension, for any number of dimensions before it.
 
     Args:
         source: the last dim and flags before, as text: "8@tp", "64 | partial tp".
-        target: the same after.
-        mesh: where this rank stands.
+        target: the last dim and flags after.
+        mesh: this rank's mesh.
     """
 
     MOST = 6
 
     def __init__(self, source: str, target: str, mesh: Mesh) -> None:
-        # All of them now: a compiled forward only picks one.
+        # All of them are built now: a compiled forward only picks one.
         self.by_rank = tuple(
             Reshard(parse("?, " * n + source), parse("?, " * n + target), mesh)
             for n in range(self.MOST)
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Redistribute `x`, whatever its number of dimensions."""
+        """Redistribute `x`, with any number of dimensions."""
         return self.by_rank[x.dim() - 1](x)
 
     def __repr__(self) -> str:
@@ -254,14 +254,14 @@ class LastDim:
 
 
 def gather_whole(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
-    """The whole tensor, on every rank, of which this rank holds `x`; not differentiable."""
+    """Return the full tensor, on every rank, of which this rank holds `x`; not differentiable."""
     rest = Placement(placement.dims, placement.partial)
     with torch.no_grad():
         return Reshard(rest, placement.replicated(), mesh)(x.detach())
 
 
 def take_local(x: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
-    """What this rank holds of the whole tensor `x`; not differentiable, no communication."""
+    """Return this rank's part of the full tensor `x`, without communication or gradient."""
     rest = Placement(placement.dims, placement.partial)
     with torch.no_grad():
         return Reshard(placement.replicated(), rest, mesh)(x.detach())

@@ -1,8 +1,8 @@
-"""How one mesh dim splits one tensor dimension, as index sets, and what to do with them.
+"""Splits one tensor dimension over one mesh dim, as index sets, and the operations on the parts.
 
 A dimension is seen as (major, inner, minor), where `inner` is the atom or the sum that the mesh
-dim splits: a fused q|k|v is several index ranges of one dimension, `heads@tp * head_dim` a single
-one, `?*4@tp` a split in the middle of a product whose outer size is known only at run time.
+dim splits. A fused q|k|v is several index ranges of one dimension, `heads@tp * head_dim` is a
+single one, and `?*4@tp` splits the middle of a product whose outer size is known only at run time.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ Ranges = tuple[Range, ...]
 
 @dataclass(eq=False)
 class Split:
-    """The parts that the ranks of `group` hold of dimension `dim` of a tensor.
+    """The parts of dimension `dim` of a tensor that the ranks of `group` hold.
 
-    `inner` splits over `mesh` only. `major` and `minor` are sizes on this rank, None if known
-    only at run time. What does not hang on run-time sizes is worked out once, here, and not by
-    properties: torch.compile would trace into those.
+    `inner` is split over `mesh` only. `major` and `minor` are sizes on this rank, None if known
+    only at run time. Everything that does not depend on run-time sizes is computed once, here, and
+    not in properties: torch.compile would trace into those.
 
     Attributes:
         static: whether the size of `inner` is known before run time; if not, the rest is empty.
         parts: the index ranges of `inner` that each rank holds.
-        order: pieces (rank, start in its part, length) that make up the whole, in its order.
-        shared: where this rank's own part has what all ranks hold.
-        sizes: how much of `inner` each rank holds.
-        in_turn: whether the whole is the parts of the ranks in turn, all of one size. What a
-            collective gives, or takes, is then a view of it where no dim before is longer than 1;
-            a copy otherwise.
-        size, own: of `inner`, the whole and this rank's; None if not static.
-        shift: how many dims `inner` is behind `dim` once that is opened.
+        order: pieces (rank, start in its part, length) that make up the full dimension, in order.
+        shared: where this rank's part has the indices that all ranks hold.
+        sizes: how many indices of `inner` each rank holds.
+        in_turn: whether the full dimension is the ranks' parts in rank order, all of one size. The
+            input or result of a collective is then a view of it if no dim before is longer than 1,
+            and otherwise a copy.
+        size, own: the size of `inner`, in full and on this rank; None if not static.
+        shift: how many dims `inner` is behind `dim` once `dim` is unflattened.
     """
 
     group: Group
@@ -93,7 +93,7 @@ class Split:
 
     @classmethod
     def of(cls, group: Group, mesh: str, dim: int, layout: Dim) -> Split:
-        """The split of dimension `dim`, laid out as `layout` (see `contract.dims.only`)."""
+        """Make the split of dimension `dim`, laid out as `layout` (see `contract.dims.only`)."""
         plain = cls(group, mesh, dim, layout)
         if plain.static and all(len(ranges) <= 1 for ranges in plain.parts):
             return plain
@@ -105,33 +105,33 @@ class Split:
         return cls(group, mesh, dim, inner, major, minor)
 
     def layout(self, size: int | None) -> tuple[Ranges, ...]:
-        """`parts`, given the whole size of `inner` where that is known only at run time."""
+        """Return `parts`; if not static, computed from `size`, the full size of `inner`."""
         if self.static:
             return self.parts
         assert size is not None
         return tuple((shard_range(size, r, self.group.size),) for r in range(self.group.size))
 
     def whole_size(self, x: Tensor) -> int | None:
-        """The run-time size of `inner`, read off a tensor that holds all of it; None if static."""
+        """Return the run-time size of `inner` of a full tensor; None if static."""
         return None if self.static else self._open(x, None).shape[self.dim + self.shift]
 
     def own_size(self, x: Tensor) -> int:
-        """The size of `inner` in this rank's part `x`."""
+        """Return the size of `inner` in this rank's part `x`."""
         return self._open(x, self.own).shape[self.dim + self.shift]
 
-    # What follows takes the tensor with its own dims and gives it back so.
+    # The following methods take and return tensors with their original dims.
 
     def take(self, x: Tensor, size: int | None = None) -> Tensor:
-        """This rank's part of a whole `x`."""
+        """Return this rank's part of a full `x`."""
         x, d = self._open(x, self.size), self.dim + self.shift
         parts = self.layout(x.shape[d])
         ranges = parts[self.group.rank]
-        part = _select(x, d, ranges)  # a view of one range; new memory of several
+        part = _select(x, d, ranges)  # a view for one range; new memory for several
         one = len(ranges) == 1
         return self._close(part.clone(memory_format=_CONTIGUOUS) if one else part.contiguous())
 
     def pad(self, x: Tensor, size: int | None = None) -> Tensor:
-        """A whole tensor that is `x` in this rank's part and 0 elsewhere."""
+        """Return a full tensor that is `x` in this rank's part and 0 elsewhere."""
         x, d = self._open(x, self.own), self.dim + self.shift
         size = self._whole(size)
         pieces, end = [], 0
@@ -142,7 +142,7 @@ class Split:
         return self._close(torch.cat(pieces, d))
 
     def all_gather(self, x: Tensor, size: int | None = None) -> Tensor:
-        """The whole, from each rank's part `x`; one all-gather."""
+        """Return the full tensor, from each rank's part `x`; one all-gather."""
         x, d = self._open(x, self.own), self.dim + self.shift
         sizes, in_turn = (self.sizes, self.in_turn) if self.static else self._given(size)
         if in_turn:
@@ -152,7 +152,7 @@ class Split:
         return self._close(torch.cat([out[rank].narrow(d, at, n) for rank, at, n in order], d))
 
     def reduce_scatter(self, x: Tensor, size: int | None = None) -> Tensor:
-        """This rank's part of the sum of all ranks' whole `x`; one reduce-scatter."""
+        """Return this rank's part of the sum of all ranks' full `x`; one reduce-scatter."""
         x, d = self._open(x, self.size), self.dim + self.shift
         sizes, in_turn = (self.sizes, self.in_turn) if self.static else self._given(x.shape[d])
         if in_turn:
@@ -164,15 +164,18 @@ class Split:
         return self._close(out.contiguous())
 
     def reduce_shared(self, x: Tensor, size: int | None = None) -> Tensor:
-        """This rank's part `x` with what all ranks hold summed over them; one all-reduce."""
+        """Sum the indices that all ranks hold over the ranks, in this rank's part; one all-reduce.
+
+        Indices that only some ranks hold are left as they are.
+        """
         return self._with_shared(x, lambda shared: all_reduce(shared, self.group))
 
     def keep_first_shared(self, x: Tensor, size: int | None = None) -> Tensor:
-        """This rank's part `x` with zeros for what all ranks hold, but on the first."""
+        """Zero the indices that all ranks hold in this rank's part, except on the first rank."""
         return x if self.group.rank == 0 else self._with_shared(x, torch.zeros_like)
 
     def _with_shared(self, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """This rank's part `x` with what all ranks hold changed."""
+        """Return this rank's part `x` with `change` applied to what all ranks hold."""
         x, d = self._open(x, self.own), self.dim + self.shift
         changed = change(_select(x, d, self.shared))
         pieces, end = [], 0
@@ -185,7 +188,7 @@ class Split:
     # Sizes and views.
 
     def _given(self, size: int | None) -> tuple[tuple[int, ...], bool]:
-        """`sizes` and `in_turn` where the whole size is known only at run time."""
+        """Return `sizes` and `in_turn` for a full size that is known only at run time."""
         sizes = tuple(map(_length, self.layout(self._whole(size))))
         return sizes, _one_size(sizes)
 
@@ -196,7 +199,7 @@ class Split:
         return size
 
     def _open(self, x: Tensor, inner: int | None) -> Tensor:
-        """`x` with dimension `dim` as (major, inner, minor)."""
+        """Return `x` with dimension `dim` as (major, inner, minor)."""
         expected = None if self.shift else inner
         if expected is not None and x.shape[self.dim] != expected:
             raise PlanError(
@@ -216,7 +219,7 @@ _CONTIGUOUS = torch.contiguous_format
 
 
 def _inner(dim: Dim, mesh: str) -> tuple[int | None, Dim, int | None]:
-    """`dim` as (size of the major factors, what `mesh` splits, size of the minor factors)."""
+    """Return `dim` as (size of the major factors, what `mesh` splits, size of the minor ones)."""
     if not isinstance(dim, Product):
         return 1, dim, 1
     places = [i for i, f in enumerate(dim.factors) if any(a.mesh == mesh for a in atoms(f))]
@@ -241,7 +244,7 @@ def _one_size(sizes: tuple[int, ...]) -> bool:
 
 
 def _offsets(ranges: Ranges) -> list[tuple[int, int, int]]:
-    """(start in the whole, start in the part, length) of ranges held one after the other."""
+    """Return (start in the full dim, start in the part, length) of each range of a part."""
     out, offset = [], 0
     for a, b in ranges:
         out.append((a, offset, b - a))
@@ -250,7 +253,7 @@ def _offsets(ranges: Ranges) -> list[tuple[int, int, int]]:
 
 
 def _order(parts: tuple[Ranges, ...], everywhere: Ranges) -> tuple[tuple[int, int, int], ...]:
-    """Pieces (rank, start in its part, length) in the whole's order; shared ones from rank 0."""
+    """Return the pieces (rank, start in its part, length) in order; shared ones from rank 0."""
     pieces = sorted(
         (start, rank, offset, length)
         for rank, ranges in enumerate(parts)
@@ -263,7 +266,7 @@ def _order(parts: tuple[Ranges, ...], everywhere: Ranges) -> tuple[tuple[int, in
 
 
 def _cut(ranges: Ranges, boundaries: Ranges) -> Ranges:
-    """`ranges`, cut where one of `boundaries` begins or ends."""
+    """Cut `ranges` where one of `boundaries` begins or ends."""
     points = sorted({p for boundary in boundaries for p in boundary})
     out: list[Range] = []
     for a, b in ranges:
@@ -283,6 +286,6 @@ def _zeros(x: Tensor, dim: int, length: int) -> Tensor:
 
 
 def _grow(x: Tensor, dim: int, length: int) -> Tensor:
-    """`x` with zeros appended along `dim` up to `length`: collectives want equal shapes."""
+    """Append zeros to `x` along `dim` up to `length`: collectives need equal shapes."""
     missing = length - x.shape[dim]
     return x if missing == 0 else pad(x, [0, 0] * (x.dim() - 1 - dim) + [0, missing])

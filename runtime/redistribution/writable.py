@@ -1,6 +1,6 @@
-"""What functions of autograd give: no views of what nobody else has, so code may write into it.
+"""Returns fresh results of autograd functions as plain tensors instead of views.
 
-torch lets nobody write into a view that such a function gave.
+Torch does not let code write in place into a view that an autograd function returned.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def writable(made: Tensor, x: Tensor) -> Tensor:
-    """`made`, in the forward of a function, of `x`; as no view, unless it is one of `x` itself."""
+    """Return `made`, a function's result for `x`, as a non-view unless it is a view of `x`."""
     if torch.compiler.is_compiling():
         return made
     base = made._base

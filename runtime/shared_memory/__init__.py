@@ -1,1 +1,1 @@
-"""Collectives of ranks on one host, through memory that they share; gloo does all the rest."""
+"""Collectives of ranks on one host through shared memory; gloo does everything else."""

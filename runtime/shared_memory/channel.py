@@ -1,4 +1,4 @@
-"""A channel: the memory that the ranks of a group share, and the collectives that go through it."""
+"""A channel: memory shared by the ranks of a group, and collectives through it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch import Tensor
 from shardwright.runtime.shared_memory.compiled import CHECK, library
 
 ROOM = 4 << 20
-"""Bytes of a rank's buffer, of which it has two, in memory as far as it is used: longer messages go
-in pieces, and for each of these the ranks wait for each other."""
+"""Bytes of each of a rank's two buffers, which take memory only where used. Longer messages are
+sent in pieces, and the ranks wait for each other at each piece."""
 
 SPINS = 2000
-"""How often a rank looks before it yields the processor, where each rank has one."""
+"""How often a rank polls before it yields the processor, if each rank has a processor."""
 
 MOST_RANKS = 1024
-"""That share one memory; as in `collectives.cpp`."""
+"""Most ranks that can share one memory; the same as in `collectives.cpp`."""
 
 DTYPES = {
-    # those of sums, and their numbers in `collectives.cpp`
+    # dtypes of sums, and their numbers in `collectives.cpp`
     torch.float32: 0,
     torch.float64: 1,
     torch.bfloat16: 2,
@@ -45,21 +45,22 @@ OUTCOMES = {
 
 
 def size(ranks: int, room: int = ROOM) -> int:
-    """Bytes of the memory that so many ranks share."""
+    """Return the bytes of the memory that `ranks` ranks share."""
     return library().shardwright_bytes(ranks, room)
 
 
 class Channel:
-    """Collectives of a group; all ranks call the same ones in the same order.
+    """Collectives of a group. All ranks must call the same ones in the same order.
 
-    Their results are new tensors, with the same bits on all ranks where a sum is whole on each.
+    Results are new tensors. A sum that every rank gets in full has the same bits on all ranks.
 
     Args:
-        file: Of `size(ranks, room)` bytes, zeros at first, the same on all ranks; may be closed.
-        rank: This one, in the group.
-        ranks: How many there are.
-        look: Called from time to time while others are waited for, with the seconds that it has
-            taken; raises if it should be waited no more.
+        file: Descriptor of a file of `size(ranks, room)` bytes, zeros at first, the same on all
+            ranks. It may be closed afterwards.
+        rank: This rank in the group.
+        ranks: The number of ranks.
+        look: Called now and then while this rank waits, with the seconds waited so far; it raises
+            to end the wait.
         room: Bytes of a buffer, the same on all ranks; at least 8 for each of them.
     """
 
@@ -76,7 +77,7 @@ class Channel:
         self._look, self._begun = look, 0.0
         self._error: BaseException | None = None
         self._lock, self._pid = threading.Lock(), os.getpid()
-        self._check = CHECK(self._asked)  # lives as long as the library may call it
+        self._check = CHECK(self._asked)  # kept alive as long as the library may call it
         memory = mmap.mmap(file, size(ranks, room))
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         spins = SPINS if len(os.sched_getaffinity(0)) >= ranks else 0
@@ -88,25 +89,26 @@ class Channel:
             for kind in ("all_reduce", "all_gather", "reduce_scatter")
         }
         self.leave = partial(_leave, state, memory, self._pid)
-        """Let all calls fail from now on, on all ranks, also those that wait for this one."""
+        """Make all calls fail from now on, on all ranks, including those that wait for this one."""
         weakref.finalize(self, self.leave)
 
     def run(
         self, kind: str, x: Tensor, op: str = "sum", spent: bool = False, rows: int = 1
     ) -> Tensor:
-        """A collective of a contiguous `x`, in one call: it is made for each token that is decoded.
+        """Run a collective on a contiguous `x`, in a single call: it runs for each decoded token.
 
         Args:
-            kind: "all_reduce" gives the sum over the ranks; "all_gather" makes of the [rows, n] of
-                each rank [rows, ranks, n]; "reduce_scatter" of [ranks, n] the [n] of the sum that
-                are this rank's. But for the first, results are flat.
-            x: Of the same size and dtype on all ranks.
-            op: "sum"; of an all-reduce "max" or "min", too.
-            spent: Whether an all-reduce may leave its result in `x`.
-            rows: Of an all-gather.
+            kind: "all_reduce" returns the sum over the ranks. "all_gather" combines the [rows, n]
+                of each rank to [rows, ranks, n]. "reduce_scatter" sums [ranks, n] and returns this
+                rank's [n]. The results of the last two are flat.
+            x: A tensor of the same size and dtype on all ranks.
+            op: "sum", or "max" or "min" for an all-reduce.
+            spent: Whether an all-reduce may overwrite `x` with its result.
+            rows: Number of rows for an all-gather.
 
         Raises:
-            RuntimeError: another rank has failed or called something else, or this is no rank.
+            RuntimeError: another rank failed or called something else, or this process is a fork
+                of a rank.
         """
         if os.getpid() != self._pid:
             raise RuntimeError("this process is a fork of a rank, which has no part in collectives")
@@ -130,18 +132,18 @@ class Channel:
         return out
 
     def _asked(self) -> int:
-        """Called by the library while it waits: whether to stop, and keep in mind why."""
+        """Tell the library, which calls this while it waits, whether to stop; keep the error."""
         try:
             now = time.monotonic()
             self._begun = self._begun or now
             self._look(now - self._begun)
-        except BaseException as error:  # also a signal's
+        except BaseException as error:  # including exceptions that signal handlers raise
             self._error = error
             return 1
         return 0
 
 
 def _leave(state: Any, memory: mmap.mmap, pid: int) -> None:
-    """Holds the memory, too: it is there for as long as a rank may say that it has left."""
-    if os.getpid() == pid:  # a fork has the memory, and is no rank
+    """Mark this rank as gone. Holds `memory`, which must exist as long as a rank may leave."""
+    if os.getpid() == pid:  # a fork has the memory, but is not a rank
         library().shardwright_leave(state)

@@ -1,8 +1,8 @@
-"""`collectives.cpp` as a library: compiled when it is first needed, then kept.
+"""Compiles `collectives.cpp` to a library when it is first needed, and keeps the library.
 
-It is kept in the user's cache folder, under a name with a digest of its source and of the flags of
-the compiler. A library is code, so that folder counts only if nobody else can write to it; else
-each process compiles one for itself, in a temporary folder.
+It is kept in the user's cache folder, under a name with a digest of its source and of the compiler
+flags. Since a library is code, that folder is used only if nobody else can write to it. Otherwise
+each process compiles its own library in a temporary folder.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SOURCE = Path(__file__).with_name("collectives.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fwrapv", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 120.0
-"""What the compiler may take: a few on a machine that does little else."""
+"""Time limit for the compiler, which takes a few seconds on an idle machine."""
 
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
-"""Bits of a file's mode that let others write to it."""
+"""File mode bits that let others write to a file."""
 
 CHECK = ctypes.CFUNCTYPE(c_int)
 FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
@@ -39,26 +39,26 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "all_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_size_t]),
     "reduce_scatter": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int]),
 }
-"""Name -> what it returns, and what it takes."""
+"""Function name -> its return type and argument types."""
 
 
 class UnavailableError(Exception):
-    """There is no such library on this machine; the text says why."""
+    """The library cannot be had on this machine; the text says why."""
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The library, compiled if nobody has done that for this user before.
+    """Return the library, compiled now if this user does not have it yet.
 
     Raises:
-        UnavailableError: there is no compiler, it fails, or there is no place for the library.
+        UnavailableError: there is no compiler, it fails, or the library cannot be stored.
     """
     try:
         kept = _kept()
         if kept is not None:
             try:
                 return _loaded(kept)
-            except (OSError, AttributeError):  # written in part, on a full disk for one
+            except (OSError, AttributeError):  # an incomplete file, for example after a full disk
                 kept.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
             file = Path(folder) / "collectives.so"
@@ -77,26 +77,26 @@ def _loaded(file: Path) -> ctypes.CDLL:
 
 
 def version() -> str:
-    """What is the same for libraries that can talk to each other."""
+    """Return a digest that is equal for libraries that can share memory."""
     text = SOURCE.read_bytes() + " ".join((*FLAGS, platform.system(), platform.machine())).encode()
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _kept() -> Path | None:
-    """The library in the cache folder, compiled by one process if it is not there yet.
+    """Return the library in the cache folder, compiled by one process if it is not there yet.
 
-    None where others could have written it, or could replace it before it is loaded.
+    Returns None if others could have written it, or could replace it before it is loaded.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwright"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = folder.resolve(strict=True)
         lock = (folder / "lock").open("w")
-    except OSError:  # a home that cannot be written, for one
+    except OSError:  # for example, the home folder is not writable
         return None
     file = folder / f"collectives-{version()}.so"
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, or its process killed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed or the process dies
         if not _is_ours(folder) or not all(map(_is_safe, folder.parents)):
             return None
         if not _is_ours(file):
@@ -110,7 +110,7 @@ def _kept() -> Path | None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file or folder is there, is this user's, and nobody else can write to it."""
+    """Return whether `path` exists, belongs to this user, and nobody else can write to it."""
     if path.is_symlink() or not path.exists():
         return False
     about = path.stat()
@@ -118,7 +118,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_safe(folder: Path) -> bool:
-    """Whether nobody else can put another folder in the place of ours in `folder`."""
+    """Return whether nobody else can replace our folder inside `folder`."""
     about = folder.stat()
     shared = about.st_mode & OTHERS and not about.st_mode & stat.S_ISVTX
     return about.st_uid in (0, os.getuid()) and not shared

@@ -1,7 +1,7 @@
-"""Which groups have a channel: those of gloo, on one host, whose ranks can all map one memory.
+"""Decides which groups get a channel: gloo groups on one host whose ranks can map one memory.
 
-The memory has no name in any file system: the first rank makes it, the others open it through its
-process. So nothing of it can be left, however ranks end.
+The memory has no name in any file system. The first rank creates it and the others open it through
+the first rank's process, so nothing is left behind however the ranks end.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from shardwright.runtime.shared_memory.compiled import UnavailableError, library
 LOG = logging.getLogger("shardwright")
 
 NAME = "shardwright"
-"""What the system calls the memory, beside its number."""
+"""What the system calls the memory, in addition to its number."""
 
 _known: Any = WeakIdKeyDictionary()
 """Process group -> its channel, or None."""
 
 
 class _Offer(NamedTuple):
-    """What one rank tells the others: why it cannot, or where it runs and what memory it has."""
+    """What a rank tells the others: why it cannot share, or where it runs and its memory."""
 
     why_not: str | None
     host: str
@@ -44,10 +44,10 @@ class _Offer(NamedTuple):
 
 
 def channel_of(group: dist.ProcessGroup) -> Channel | None:
-    """The channel of a group, if it has one; its ranks call this together for the first time.
+    """Return a group's channel, if it has one. Its ranks must make the first call together.
 
     Raises:
-        DistributedError: a rank died before all had it.
+        DistributedError: a rank died before all had the channel.
     """
     if group not in _known:
         _known[group] = _connected(group) if _is_gloo(group) else None
@@ -59,7 +59,7 @@ def _is_gloo(group: dist.ProcessGroup) -> bool:
         return False
     try:
         return isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo)
-    except RuntimeError:  # it has none for CPUs
+    except RuntimeError:  # the group has no CPU backend
         return False
 
 
@@ -113,7 +113,7 @@ def _refusal(offers: Sequence[_Offer]) -> str | None:
 
 
 def _opened(offer: _Offer, group: dist.ProcessGroup, ranks: Sequence[int]) -> Channel:
-    """The channel through the memory that the first rank offers.
+    """Open the channel in the memory that the first rank offers.
 
     Raises:
         OSError: it cannot be opened, or is not such memory.
@@ -126,7 +126,7 @@ def _opened(offer: _Offer, group: dist.ProcessGroup, ranks: Sequence[int]) -> Ch
         if os.fstat(file).st_size != size(len(ranks)):
             raise OSError("the first rank offers memory of another size")
         others = set(ranks) - {dist.get_rank()}
-        options = group._get_backend(torch.device("cpu")).options  # of it, as it keeps no group
+        options = group._get_backend(torch.device("cpu")).options  # keeps no reference to the group
         channel = Channel(file, group.rank(), len(ranks), _looking(others, options))
     finally:
         os.close(file)
@@ -135,7 +135,7 @@ def _opened(offer: _Offer, group: dist.ProcessGroup, ranks: Sequence[int]) -> Ch
 
 
 def _looking(others: Collection[int], options: Any) -> Callable[[float], None]:
-    """What a waiting rank does from time to time: it looks after the others, and at the clock."""
+    """Return what a waiting rank does now and then: it checks the other ranks and the timeout."""
     roll = peers.roll()
 
     def look(seconds: float) -> None:

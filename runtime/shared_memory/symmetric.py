@@ -1,12 +1,13 @@
-"""All-reduces of GPU ranks in memory that each reads of the others: torch's symmetric memory.
+"""All-reduces of GPU ranks that read each other's memory, through torch's symmetric memory.
 
-What a token's messages take is the start of a collective more than its bytes, and a kernel that
-reads all other ranks' memory at once ("one shot") starts sooner than NCCL's. Longer ones are summed
-by parts first ("two shot"). See https://docs.pytorch.org/docs/2.13/symmetric_memory.html.
+The messages of a token are short: starting a collective takes longer than moving their bytes. A
+kernel that reads all other ranks' memory at once ("one shot") starts sooner than NCCL's. Longer
+messages are first summed by parts ("two shot"). See
+https://docs.pytorch.org/docs/2.13/symmetric_memory.html.
 
-Torch calls this alpha, and ours has run on no GPU yet (`benchmarks/gpu.sh` tries it): it is used
-where all ranks ask for it (SHARDWRIGHT_SYMMETRIC_MEMORY=1), and of its kernels those whose sums, in
-a trial when ranks first meet, are those of the backend, with the same bits on each rank.
+Torch calls this alpha, and ours has run on no GPU yet (`benchmarks/gpu.sh` tries it). It is used
+only if all ranks ask for it (SHARDWRIGHT_SYMMETRIC_MEMORY=1). A trial when ranks first meet keeps
+only the kernels whose sums equal the backend's within rounding, with the same bits on each rank.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from shardwright.runtime.ranks.failure import named
 LOG = logging.getLogger("shardwright")
 
 ROOM = 8 << 20
-"""Bytes that a rank lets others read, and of the longest message that goes through them."""
+"""Bytes that a rank lets others read, and the longest message that can use them."""
 
 SHORT = 128 << 10
-"""Bytes up to which one shot is tried first; Inductor's own limit in torch 2.13."""
+"""Most bytes for which one shot is tried first; Inductor's own limit in torch 2.13."""
 
 ALIGNED = 16
-"""Bytes of which a message is a multiple: what a thread of these kernels reads at once."""
+"""A message is a multiple of this many bytes: what a thread of these kernels reads at once."""
 
 DTYPES = (torch.bfloat16, torch.float32)
 
 Sum = Callable[[Tensor], Tensor]
-"""Of a message in shared memory, the same memory or new: the sum over the ranks."""
+"""Sums a message in shared memory over the ranks; returns the same memory or new memory."""
 
 _known: Any = WeakIdKeyDictionary()
 """Process group -> its symmetric memory, or None."""
@@ -49,10 +50,11 @@ class Symmetric:
     """Sums over a group through memory that its ranks share.
 
     Args:
-        memory: This rank's, of bytes.
-        ranks: How many there are.
-        one_shot: Sums short messages, if it may be used; its result is in new memory.
-        two_shot: Sums in place messages that are a multiple of `ALIGNED` bytes for each rank.
+        memory: This rank's memory, as bytes.
+        ranks: The number of ranks.
+        one_shot: Sums short messages into new memory; None if it must not be used.
+        two_shot: Sums messages in place whose size is a multiple of `ALIGNED` times the ranks;
+            None if it must not be used.
     """
 
     def __init__(
@@ -63,9 +65,9 @@ class Symmetric:
         self._stream: torch.cuda.Stream | None = None
 
     def all_reduce(self, x: Tensor, op: str, spent: bool) -> Tensor | None:
-        """The sum of a contiguous `x`, in its memory if that is `spent`; None if none can be had.
+        """Return the sum of a contiguous `x`, in place if `spent`; None if it is not supported.
 
-        Whether one can is the same on all ranks, since their messages are alike.
+        All ranks get None for the same calls, since their messages are equal in shape.
         """
         size = x.nbytes
         if op != "sum" or x.dtype not in DTYPES or not 0 < size <= len(self._memory):
@@ -85,9 +87,9 @@ class Symmetric:
         return x.copy_(message) if spent else message.clone()
 
     def _in_turn(self) -> bool:
-        """Have this stream wait for the one that used the memory last; not in a captured graph.
+        """Make this stream wait for the last one that used the memory; False in a captured graph.
 
-        Which may be replayed on any stream, and beside anything.
+        A captured graph may be replayed on any stream, next to anything else.
         """
         if torch.cuda.is_current_stream_capturing():
             return False
@@ -99,7 +101,7 @@ class Symmetric:
 
 
 def symmetric_of(group: dist.ProcessGroup) -> Symmetric | None:
-    """The symmetric memory of a group, if it has any; its ranks ask together for the first time.
+    """Return a group's symmetric memory, if any. Its ranks must make the first call together.
 
     Raises:
         DistributedError: a rank died before all had it.
@@ -132,7 +134,7 @@ def _connected(group: dist.ProcessGroup, device: torch.device) -> Symmetric | No
 
 
 def _why_not(group: dist.ProcessGroup, device: torch.device) -> str | None:
-    """Why this rank will not share memory, if so."""
+    """Return why this rank will not share memory; None if it will."""
     if os.environ.get("SHARDWRIGHT_SYMMETRIC_MEMORY", "0") in ("", "0"):
         return "SHARDWRIGHT_SYMMETRIC_MEMORY is not 1"
     if not hasattr(torch.ops.symm_mem, "one_shot_all_reduce"):
@@ -145,7 +147,7 @@ def _why_not(group: dist.ProcessGroup, device: torch.device) -> str | None:
 
 
 def _shared(group: dist.ProcessGroup, device: torch.device) -> Tensor:
-    """Memory of this rank that the others may read; all of them call this."""
+    """Return memory of this rank that the others may read. All ranks must call this."""
     import torch.distributed._symmetric_memory as symmetric
 
     memory = symmetric.empty(ROOM, dtype=torch.uint8, device=device)
@@ -162,13 +164,15 @@ def _kernels(group: dist.ProcessGroup) -> dict[str, Sum]:
 
 
 def trusted(group: dist.ProcessGroup, memory: Tensor, sums: Mapping[str, Sum]) -> dict[str, Sum]:
-    """Those of `sums` that are right here: tried on all ranks, short and long, several in a row.
+    """Return the `sums` that are right on this system, tried on all ranks.
+
+    They are tried on short and long messages, several in a row.
 
     Args:
-        group: The ranks, all of which call this.
-        memory: What this rank shares.
-        sums: By name; each is left out that fails, is not close to the backend's sum, or has not
-            the same bits on all ranks.
+        group: The ranks, all of which must call this.
+        memory: The memory that this rank shares.
+        sums: Functions by name. One is left out if it fails, is not close to the backend's sum, or
+            does not give the same bits on all ranks.
     """
     out = {}
     for name, work in sums.items():
@@ -179,7 +183,7 @@ def trusted(group: dist.ProcessGroup, memory: Tensor, sums: Mapping[str, Sum]) -
 
 
 def _tried(group: dist.ProcessGroup, memory: Tensor, work: Sum) -> str | None:
-    """A digest of the bits of sums of random numbers; None if they are wrong, or there are none."""
+    """Return a digest of the bits of sums of random numbers; None if any is wrong or fails."""
     bits, right = sha256(), True
     seeded = torch.Generator().manual_seed(dist.get_rank(group))
     for dtype in DTYPES:
@@ -189,7 +193,7 @@ def _tried(group: dist.ProcessGroup, memory: Tensor, work: Sum) -> str | None:
             dist.all_reduce(want, group=group)
             close = torch.finfo(dtype).eps * group.size() * want.abs().max()
             message = memory[: x.nbytes].view(dtype)
-            for factor in (1, 2, 4):  # written again while others may still read what was there
+            for factor in (1, 2, 4):  # written while others may still read the old values
                 message.copy_(x * factor)
                 try:
                     found = work(message).clone()

@@ -1,1 +1,1 @@
-"""Plans as tables of transformers' own styles, as torch's styles, and for vLLM."""
+"""Exports plans as tables of transformers' own styles, as torch's styles, and for vLLM."""

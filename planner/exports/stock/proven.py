@@ -1,4 +1,4 @@
-"""The table that is exported: the first candidate with which the runtime is right on ranks."""
+"""Finds the table to export: the first candidate with which the runtime is right on ranks."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Model:
 
     @classmethod
     def read(cls, plan: Plan, model: Any, trust_remote_code: bool = False, **hub: Any) -> Model:
-        """The model that `plan` was made for, by hub id, directory, config or module.
+        """Read the model that `plan` was made for: a Hub id, directory, config or module.
 
         Raises:
-            UsageError: none is given, or it is no model of transformers.
+            UsageError: no model is given, or it is not a transformers model.
             PlanError: the plan is for another model.
         """
         if model is None:
@@ -76,7 +76,7 @@ class Model:
         return cls(whole, *small(config, trust_remote_code, Hub(**hub)))
 
     def run(self, way: Way, ranks: int) -> Ran:
-        """Split the small model that way, and compare it with the unsplit one."""
+        """Split the small model with `way`, and compare it with the unsharded one."""
         with quiet(), tempfile.TemporaryDirectory() as directory:
             saved: Any = self.small
             saved.save_pretrained(directory)
@@ -94,7 +94,7 @@ class Proven:
     ranks: int
 
     def lost(self) -> dict[str, Any]:
-        """Costs of the plan and of the table: bytes, collectives, gathered modules."""
+        """Return costs of the plan and of the table: bytes, collectives, gathered modules."""
         whole = self.model.whole
         names = read(self.table, whole).modules if self.table else {}
         names |= {
@@ -118,11 +118,11 @@ class Proven:
 
     @property
     def bytes(self) -> int:
-        """Bytes of parameters and buffers on the fullest rank."""
+        """Return the bytes of parameters and buffers on the fullest rank."""
         return sum(held(self.table, self.model.whole, self.plan.mesh["tp"]).values())
 
     def proof(self) -> dict[str, Any]:
-        """The run and its differences."""
+        """Return the size of the run and its differences."""
         return {
             "ranks": self.ranks,
             "parameters": sum(p.numel() for p in self.model.small.parameters()),
@@ -133,7 +133,7 @@ class Proven:
 
 
 def ranks_to_run(plan: Plan) -> int:
-    """How many processes try an export."""
+    """Return how many processes try an export."""
     if plan.batch_dims or CP in plan.mesh:
         raise UsageError(
             "the plan has copies of the model: plan with tp alone, and ask the other runtime "
@@ -149,17 +149,17 @@ def proven(
     expressed: Callable[[Table], str | None] = lambda table: None,
     what: str = "transformers' styles",
 ) -> Proven:
-    """The first table with the results of the unsplit model that holds no more than the plan.
+    """Return the first table that gives the unsharded model's results in the plan's memory.
 
     Args:
         plan: The plan.
-        model: What it is for.
-        way: Makes of a table what is run.
-        expressed: Why the format cannot express a table; None if it can.
+        model: The plan's model.
+        way: Turns a table into what is run.
+        expressed: Returns why the format cannot express a table; None if it can.
         what: The styles of the format, for messages.
 
     Raises:
-        PlanError: there is none; the message says why the first one failed.
+        PlanError: no table qualifies; the message says why the first one failed.
     """
     ranks, why = ranks_to_run(plan), ""
     for table in candidates(plan, model.whole):
@@ -182,12 +182,12 @@ def proven(
 
 
 def _share(table: Table, model: nn.Module, ranks: int) -> float:
-    """The share of all bytes on the fullest rank."""
+    """Return the fullest rank's share of all bytes."""
     return sum(held(table, model, ranks).values()) / sum(held({}, model, 1).values())
 
 
 def _heavier(plan: Plan, model: nn.Module, table: Table) -> str | None:
-    """What a table replicates that the plan shards, if that is much."""
+    """Describe what a table replicates that the plan shards; None if that is little."""
     sizes, ours = held(table, model, plan.mesh["tp"]), max(plan.predicted.parameter_bytes)
     if sum(sizes.values()) <= MOST * ours:
         return None
@@ -200,7 +200,7 @@ def _heavier(plan: Plan, model: nn.Module, table: Table) -> str | None:
 
 
 def _whole(plan: Plan, model: nn.Module, sizes: Mapping[str, int]) -> list[str]:
-    """What the plan shards and a table replicates, the largest first."""
+    """List what the plan shards and a table replicates, the largest first."""
     found: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         entry = plan.parameter(name)

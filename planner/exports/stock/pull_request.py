@@ -1,6 +1,6 @@
-"""A plan as a text for a pull request to transformers: what to set, and how it was tested.
+"""Exports a plan as the text of a pull request to transformers: what to set, and how it was tested.
 
-For architectures that have no table there, or one that leaves much replicated.
+It is for architectures that have no table there, or one that leaves much replicated.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from shardwright.planner.problem.tp_plan import general
 
 
 def emit(plan: Plan, model: Any = None, **how: Any) -> str:
-    """A text in Markdown: what to set in which class, figures, and a script that tests it.
+    """Return Markdown: what to set in which class, figures, and a script that tests it.
 
     Args:
         plan: The plan.
         model: The model it was made for, as `shardwright.plan` takes it.
-        **how: `trust_remote_code` and options of a hub id, as `plan` takes them.
+        **how: `trust_remote_code` and options of a Hub id, as `plan` takes them.
 
     Raises:
-        PlanError: no table is right and holds no more than the plan, or the model's code is not
+        PlanError: no table gives right results in the plan's memory, or the model's code is not
             part of transformers.
     """
     subject = Model.read(plan, model, **how)
@@ -75,13 +75,13 @@ def emit(plan: Plan, model: Any = None, **how: Any) -> str:
 
 
 def _file(cls: type) -> str:
-    """The file of a class in transformers' repository."""
+    """Return the path of a class's file in transformers' repository."""
     parts = Path(inspect.getfile(cls)).parts
     return "/".join(("src", *parts[len(parts) - 1 - parts[::-1].index("transformers") :]))
 
 
 def _notes(plan: Plan, table: Mapping[str, str], model: nn.Module) -> dict[str, str]:
-    """Why layers in blocks are split in memory only, by the key of their rule."""
+    """Explain which layers in blocks are sharded in memory only, by the key of their rule."""
     notes: dict[str, str] = {}
     prefix = f"{model.base_model_prefix}."
     for name, module in model.named_modules():
@@ -97,7 +97,7 @@ def _notes(plan: Plan, table: Mapping[str, str], model: nn.Module) -> dict[str, 
 
 
 def _counted(plan: Plan, name: str) -> str:
-    """Integers that the code around a layer computes with, which the plan would make local."""
+    """List the integers that code around a layer computes with and the plan would make local."""
     while name := name.rpartition(".")[0]:
         spec = plan.module(name)
         if spec and spec.attributes:
@@ -106,14 +106,14 @@ def _counted(plan: Plan, name: str) -> str:
 
 
 def _settings(config: Any) -> dict[str, str]:
-    """The values of a config as Python."""
+    """Return a config's values as Python source."""
     drop = {"architectures", "transformers_version", "dtype", "model_type"}
     kept = {k: v for k, v in config.to_diff_dict().items() if k not in drop}
     return {k: json.dumps(v) if isinstance(v, str) else repr(v) for k, v in kept.items()}
 
 
 def _value(value: Any, config: Any) -> str:
-    """An input of the same kind as Python."""
+    """Return Python source for an input of the same kind."""
     if not isinstance(value, Tensor):
         return repr(value)
     if value.is_floating_point():

@@ -1,7 +1,7 @@
-"""Plans for other runtimes: transformers, torch and vLLM, from one table that was tried on ranks.
+"""Exports plans for transformers, torch and vLLM, from one table that was tried on ranks.
 
 Each format is a function of a plan and of the model that it was made for, as `shardwright.plan`
-takes it, with `trust_remote_code` and the options of a hub id. It raises PlanError if the runtime
+takes it, with `trust_remote_code` and the options of a Hub id. It raises PlanError if the runtime
 would not compute what the unsharded model does, or would replicate what the plan shards.
 """
 
@@ -29,17 +29,18 @@ IN_TORCH = {
     "embedding_rowwise": "RowwiseParallel(input_layouts=Replicate())",
     "embedding_colwise": "ColwiseParallel(output_layouts=Replicate())",
 }
-"""A style of transformers -> the same in torch."""
+"""A transformers style -> the torch style that does the same."""
 IN_VLLM = {"colwise", "rowwise"}
-"""Styles within blocks: vLLM computes attention with the heads of a rank: nothing is gathered."""
+"""Styles that work within blocks: vLLM computes attention with a rank's heads, without gathers."""
 BY_VLLM = {"embedding_rowwise", "embedding_colwise", "colwise_gather_output"}
 """Styles of the embedding and the head, which vLLM shards by itself."""
 
 
 def to_transformers(plan: Plan, model: Any = None, own_styles: bool = False, **how: Any) -> str:
-    """JSON with what `DistributedConfig(tp_size=..., tp_plan=...)` takes.
+    """Return JSON for `DistributedConfig(tp_size=..., tp_plan=...)`.
 
-    With `own_styles` Python with our style: it carries out the whole plan, and needs Shardwright.
+    With `own_styles`, return Python that uses our style, which carries out the full plan and needs
+    Shardwright.
     """
     subject = Model.read(plan, model, **how)
     if own_styles:
@@ -53,9 +54,9 @@ def to_transformers(plan: Plan, model: Any = None, own_styles: bool = False, **h
 
 
 def to_vllm(plan: Plan, model: Any = None, **how: Any) -> str:
-    """JSON with `base_model_tp_plan` for the model's config, for vLLM's transformers backend.
+    """Return JSON with `base_model_tp_plan` of the config, for vLLM's transformers backend.
 
-    transformers was right with it on ranks. vLLM is not run, and the file says so.
+    The table gave right results on ranks in transformers. vLLM is not run, and the file says so.
     """
     subject = Model.read(plan, model, **how)
     found = proven(plan, subject, Table, _not_in_vllm, "the styles that are exported for vLLM")
@@ -70,7 +71,7 @@ def to_vllm(plan: Plan, model: Any = None, **how: Any) -> str:
 
 
 def to_torch(plan: Plan, model: Any = None, **how: Any) -> str:
-    """Python source with `parallelize(model, mesh)`, by torch's `parallelize_module`."""
+    """Return Python source with `parallelize(model, mesh)`, by torch's `parallelize_module`."""
     subject = Model.read(plan, model, **how)
     small = subject.small
     found = proven(
@@ -91,7 +92,7 @@ so on {proof["ranks"]} ranks differs from the unsplit one by {proof["logits"]:.1
 
 
 def by_class(table: Mapping[str, str], model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
-    """A table as transformers keeps it: of the config's base model, and of the class around it."""
+    """Split a table as transformers stores it: on the base config, and on the outer class."""
     kept = {key: style for key, style in table.items() if style != WHOLE}
     if getattr(model, "base_model", None) is model:
         return kept, {}
@@ -101,10 +102,10 @@ def by_class(table: Mapping[str, str], model: nn.Module) -> tuple[dict[str, str]
 
 
 def source(table: Mapping[str, str], model: nn.Module) -> str:
-    """Python for torch that carries out `table`, for `model` or one with other layer numbers."""
+    """Return torch code that carries out `table`, for `model` with any layer numbers."""
     styles = {key: IN_TORCH[style] for key, style in table.items() if style != WHOLE}
     first: dict[int, str] = {}
-    ties = {  # torch's styles would part tied parameters
+    ties = {  # torch's styles would untie tied parameters
         name: first[id(p)]
         for name, p in model.named_parameters(remove_duplicate=False)
         if first.setdefault(id(p), name) != name

@@ -1,7 +1,8 @@
-"""The style of transformers for one module, from its placements in a plan.
+"""Finds the transformers style for one module, from its placements in a plan.
 
 A linear layer is sharded while it computes, or in memory only. Stacked experts are sharded within
-each expert, vectors of heads by heads. torch can compute any other module with DTensors, gathered.
+each expert, and vectors of heads by heads. Torch can compute any other module with DTensors,
+gathered.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shardwright.planner.contract.placement import Placement
 from shardwright.planner.contract.plan_file import ModulePlan, Plan
 
 Table = dict[str, str]
-"""Name of a module or parameter, `*` for a layer number -> style."""
+"""Name of a module or parameter, with `*` for a layer number -> style."""
 
 COLUMN, ROW = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
 """Styles of a linear layer with sharded outputs or inputs; the second of a pair gathers them."""
@@ -27,7 +28,7 @@ BY_TORCH, SECOND = "embedding_rowwise", "embedding_colwise"
 
 
 class Choice(NamedTuple):
-    """What a candidate gathers, and which gradients it sums."""
+    """What a candidate table gathers, and which gradients it sums."""
 
     gathered: frozenset[str]
     """Patterns of modules whose linear layers are sharded in memory only."""
@@ -36,8 +37,8 @@ class Choice(NamedTuple):
     by_torch: bool
     """Whether modules without a style compute with DTensors, sharded in memory only."""
     summed: bool
-    """Whether gradients are summed of modules that see no sharded tensor. Colwise layers and
-    experts after them sum those of their inputs."""
+    """Whether gradients are summed in modules that see no sharded tensor. Colwise layers and
+    experts after them sum the gradients of their inputs."""
 
 
 class Subject(NamedTuple):
@@ -53,7 +54,7 @@ class Subject(NamedTuple):
     """Width of the part of a latent that all heads share, if the config has one."""
 
     def styles(self) -> Table:
-        """The styles of the module, under "", and of its own parameters."""
+        """Return the styles of the module, under "", and of its direct parameters."""
         called = self.spec.takes or self.spec.inputs or isinstance(self.module, nn.Embedding)
         if not called:  # other code reads its parameters, and would get DTensors
             return {}
@@ -84,7 +85,7 @@ def _linear(at: Subject) -> Table | None:
 
 
 def _is_latent(at: Subject) -> bool:
-    """Whether all heads share the last part of the output, whose gradient is Partial."""
+    """Return whether all heads share the last part of the output, whose gradient is Partial."""
     for change in at.spec.outputs:
         width = parse(change.source).dims[-1]
         last = width.terms[-1] if isinstance(width, Concat) else None
@@ -103,7 +104,7 @@ def _embedding(at: Subject) -> Table | None:
 
 
 def _experts(at: Subject) -> Table | None:
-    """Stacked experts with both products in one tensor each: sharded within each expert."""
+    """Style stacked experts with one tensor per product: sharded within each expert."""
     shapes = {n: tuple(p.shape) for n, p in at.module.named_parameters(recurse=False)}
     up, down = shapes.get("gate_up_proj"), shapes.get("down_proj")
     if len(shapes) != 2 or up is None or down is None or len(up) != 3:
@@ -118,7 +119,7 @@ def _experts(at: Subject) -> Table | None:
 
 
 def _stacked(at: Subject) -> Table | None:
-    """Experts of any other form, as the plan shards them: each rank has a part of every expert."""
+    """Style other experts as the plan shards them: each rank has a part of every expert."""
     cut: Table = {}
     stacks = 0
     for name, entry in at.spec.parameters.items():
@@ -140,7 +141,7 @@ def _stacked(at: Subject) -> Table | None:
 
 
 def _others(at: Subject) -> Table | None:
-    """Sharded vectors, and replicated parameters whose gradients are sums."""
+    """Style sharded vectors, and replicated parameters whose gradients are sums."""
     if at.whole:
         return None
     placed = {n: parse(p.placement) for n, p in at.spec.parameters.items() if _is_vector(at, n)}
@@ -153,7 +154,7 @@ def _others(at: Subject) -> Table | None:
 
 
 def _by_torch(at: Subject) -> Table | None:
-    """Any other module with matrices, all of its parameters as DTensors."""
+    """Style any other module with matrices; all of its parameters become DTensors."""
     own = dict(at.module.named_parameters(recurse=False))
     dims = {n: split_dims(parse(p.placement)) for n, p in at.spec.parameters.items()}
     cut = [n for n in own if dims.get(n) and own[n].dim() > 1]
@@ -164,13 +165,13 @@ def _by_torch(at: Subject) -> Table | None:
 
 
 def _along(ndim: int, dim: int) -> str:
-    """The style that shards one dim of a parameter of `ndim` dims."""
+    """Return the style that shards dim `dim` of a parameter of `ndim` dims."""
     styles = {ndim - 1: ROW[0], ndim - 2: COLUMN[0], 1: SECOND, 0: BY_TORCH}
     return styles.get(dim, BY_TORCH)
 
 
 def _sees_parts(spec: ModulePlan) -> bool:
-    """Whether any input or output of a module is sharded."""
+    """Return whether any input or output of a module is sharded."""
     lie = [placed.placement for placed in (*spec.takes, *spec.gives)]
     return any(split_dims(parse(p)) for p in (*lie, *(c.source for c in spec.outputs)))
 
@@ -181,25 +182,25 @@ def _is_vector(at: Subject, name: str) -> bool:
 
 
 def is_linear(module: Any) -> bool:
-    """Whether transformers treats a module as a linear layer."""
+    """Return whether transformers treats a module as a linear layer."""
     weight = getattr(module, "weight", None)
     sizes = [getattr(module, n, None) for n in ("out_features", "in_features")]
     return isinstance(weight, Tensor) and list(weight.shape) == sizes
 
 
 def split_dims(placement: Placement) -> list[int]:
-    """The dims of a tensor that are sharded."""
+    """Return the sharded dims of a tensor."""
     replicated = placement.replicated().dims
     return [d for d, dim in enumerate(placement.dims) if dim != replicated[d]]
 
 
 def _gives_whole(spec: ModulePlan) -> bool:
-    """Whether the plan gathers the output of a layer."""
+    """Return whether the plan gathers the output of a layer."""
     return any(not split_dims(parse(change.target)) for change in spec.outputs)
 
 
 def _contiguous(plan: Plan, placed: Placement, dim: int, parts: int = 1) -> bool:
-    """Whether each rank holds of a dim, or of its equal `parts`, the same chunk as in torch."""
+    """Return whether each rank holds the same chunks of the dim's equal `parts` as in torch."""
     size, ranks = placed.shape[dim] or 0, plan.mesh["tp"]
     if size % parts:
         return False

@@ -1,8 +1,8 @@
-"""A plan as tables of transformers' own styles: candidates, of which one may be right.
+"""Turns a plan into candidate tables of transformers' own styles, one of which may be right.
 
 The styles shard linear layers, embeddings and stacked experts, and change no integers. If code
-counts heads by an attribute, or splits a fused weight up, a layer is sharded in memory only and its
-output gathered: `gathered` says in which modules. `on_ranks/stock.py` tries what a table computes.
+counts heads by an attribute, or splits a fused weight, the layer is sharded in memory only and its
+output is gathered: `gathered` says in which modules. `on_ranks/stock.py` tries a table on ranks.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from shardwright.planner.problem.tp_plan import general, read, split_dim, style_
 
 WHOLE = "replicate"
 MOST = 1.05
-"""A table may hold this many times the bytes of the plan on a rank."""
+"""A table may hold at most this many times the plan's bytes per rank."""
 
 
 def candidates(plan: Plan, model: nn.Module) -> Iterator[Table]:
-    """Tables for `model`, on meta or not: first those with most sharded while it computes."""
+    """Yield tables for `model`, on meta or not, those that gather least first."""
     seen: list[Table] = []
     own = _with_integers(plan, model)
     groups = _groups(plan, model)
@@ -50,7 +50,7 @@ def candidates(plan: Plan, model: nn.Module) -> Iterator[Table]:
 
 
 def held(table: Mapping[str, str], model: nn.Module, ranks: int) -> dict[str, int]:
-    """Bytes of each parameter and buffer on the fullest rank, tied ones once."""
+    """Return the bytes of each parameter and buffer on the fullest rank, tied ones once."""
     styles = read(table, model).parameters if table else {}
     out: dict[str, int] = {}
     seen: set[int] = set()
@@ -68,19 +68,19 @@ def held(table: Mapping[str, str], model: nn.Module, ranks: int) -> dict[str, in
 
 
 def _with_integers(plan: Plan, model: nn.Module) -> set[str]:
-    """Patterns of the modules whose code computes with integers that the plan makes local."""
+    """Return patterns of modules whose code computes with integers that the plan makes local."""
     specs = {name: plan.module(name) for name, _ in model.named_modules()}
     return {pattern(n) for n, s in specs.items() if n and s and (s.attributes or s.sizes)}
 
 
 def _groups(plan: Plan, model: nn.Module) -> set[str]:
-    """Patterns of the modules that contain linear layers which the plan shards."""
+    """Return patterns of modules that contain linear layers which the plan shards."""
     names = (n for n, m in model.named_modules() if is_linear(m) and _split(plan, n, "weight"))
     return {pattern(name.rpartition(".")[0] or name) for name in names}
 
 
 def _cut(plan: Plan, model: nn.Module) -> set[str]:
-    """Patterns of all other modules with a sharded parameter."""
+    """Return patterns of all other modules with a sharded parameter."""
     specs = {n: plan.module(n) for n, m in model.named_modules() if n and not is_linear(m)}
     return {
         pattern(n) for n, s in specs.items() if s and any(_split(plan, n, p) for p in s.parameters)
@@ -90,7 +90,7 @@ def _cut(plan: Plan, model: nn.Module) -> set[str]:
 def _table(
     plan: Plan, model: nn.Module, choice: Choice, shared: frozenset[str] = frozenset()
 ) -> Table:
-    """The table of a choice; `shared` are keys of modules that no single style fits."""
+    """Make the table of a choice; `shared` are keys of modules that no single style fits."""
     config: Any = model.config
     rotary = getattr(config.get_text_config(), "qk_rope_head_dim", None)
     found: dict[str, list[str | None]] = {}
@@ -122,7 +122,7 @@ def _table(
 
 
 def _agreed(styles: list[str | None], linear: bool) -> str | None:
-    """The style of all modules that a key matches; None if they cannot have the same."""
+    """Return the one style for all modules that a key matches; None if there is none."""
     several = set(styles)
     if len(several) == 1:
         return styles[0]
@@ -133,14 +133,14 @@ def _agreed(styles: list[str | None], linear: bool) -> str | None:
 
 
 def _identities(table: Table, model: nn.Module) -> Table:
-    """Identity modules among experts: their output must become Partial, too."""
+    """Add rules for identity modules among experts: their output must become Partial too."""
     keys = {general(n) for n, m in model.named_modules() if isinstance(m, nn.Identity)}
     experts = [k for k, style in table.items() if style == EXPERTS]
     return {k: "moe_identity_expert" for k in keys if any(is_within(k, e) for e in experts)}
 
 
 def _aliases(table: Table, model: nn.Module) -> Table:
-    """Rules for other names of tied parameters: those of a module with a style are DTensors."""
+    """Add rules for other names of tied parameters: parameters of styled modules are DTensors."""
     if not table:
         return {}
     styles = read(table, model).parameters
@@ -164,7 +164,7 @@ def _split(plan: Plan, name: str, parameter: str) -> list[int]:
 
 
 def _around(name: str) -> Iterator[str]:
-    """A module and its parents, without the root."""
+    """Yield a module's name and its parents' names, without the root."""
     while name:
         yield name
         name = name.rpartition(".")[0]
