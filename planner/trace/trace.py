@@ -1,19 +1,23 @@
-"""From a model to the graph of its calls: the order in which things happen to a model.
+"""Trace a model into the graph of its calls.
 
-1. `model/`: `read_source` builds the model, or copies it, on the meta device, without weights.
-2. `inputs/`: it is given example inputs, made up where the user gives none.
+The steps, in order:
+
+1. `model/`: `read_source` builds or copies the model on the meta device, without weights.
+2. `inputs/`: example inputs are made if the user gives none.
 3. `runs/`: the calls that the plan must hold for are chosen: the plain call, calls with masks,
    labels and caches, decoding steps, training mode, towers that the plain call does not use.
-4. `record/`: the model's own code runs once for each of them, on fake tensors; each ATen call and
+4. `record/`: the model's own code runs once for each call, on fake tensors. Each ATen call and
    each module boundary is recorded.
-5. While it runs, the code's questions are answered and noted: `queries/` (training mode, gradients,
-   autocast, flags), `data_queries/` (values of tensors), `sizes/` (integers, and what they are
-   computed from), `state/` (what modules keep between calls). What cannot be traced is one op:
-   `opaque/`.
+5. During the run, queries of the code are answered and noted: `queries/` (training mode, gradients,
+   autocast, flags), `data_queries/` (values of tensors), `sizes/` (integers and what they are
+   computed from), `state/` (what modules keep between calls). A module that cannot be traced
+   becomes one op: `opaque/`.
 6. `to_graph/`: the record becomes the planner's graph, with facts about its tensors.
-7. `fold/`: steps 4 to 6 see one block of each kind, which stands for the blocks that are like it.
+7. `fold/`: steps 4 to 6 run on a model with one block of each kind, which represents all blocks of
+   that kind.
 
-`trial/` serves the dry run of a plan: the split model on fake tensors, compared with the unsplit.
+`trial/` serves the dry run of a plan: it runs the split model on fake tensors and compares it with
+the unsharded model.
 """
 
 from __future__ import annotations
@@ -29,10 +33,10 @@ from shardwright.planner.trace.model.source import Source
 def trace_model(
     source: Source, pins: Sequence[Pin] = (), ends: bool = False, folds: bool = True
 ) -> Traced:
-    """Trace what `read_source` gave: steps 3 to 7.
+    """Trace the result of `read_source`: steps 3 to 7.
 
-    A model that cannot be traced without data is traced with the values of the integers and masks
-    among its example inputs. As with sizes, the plan then holds for what the code does with them.
+    A model that cannot be traced without data is traced again with the values of the integers and
+    masks among its example inputs. The plan then holds for what the code does with these values.
 
     Raises:
         ModelError: the model cannot be traced.

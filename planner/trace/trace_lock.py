@@ -1,14 +1,13 @@
-"""The code of one model runs at a time, and what it plans itself is planned apart from it.
+"""A lock: the code of only one model runs at a time. Plans made by model code run in a new thread.
 
-While model code is traced, or tried, some of what all threads share is changed: what torch says of
-exporting, the default dtype, filters of warnings and logs, random numbers, who asks for modes. So
-it runs `alone`: other threads that plan wait until it is through, and solve meanwhile. All else of
-a plan is its own: its copy of the model, modes and context variables, which belong to their thread.
-(Ids of axes are counted for all; those of a plan grow as its axes are made, and nothing else
-counts.)
+Tracing and trial runs change state that all threads share: torch's export flags, the default dtype,
+filters of warnings and logs, random numbers, patched functions. Model code therefore runs `alone`:
+other planning threads wait for the lock before they run model code, but may solve meanwhile.
+Everything else belongs to one plan: its copy of the model, and the modes and context variables of
+its thread. (Ids of axes come from one counter. Only their order within a plan matters.)
 
-Model code may plan another model, in a thread of its own, where no mode of the outer trace is on:
-`apart`. (Threads that it starts itself must not plan: they would wait for it.)
+Model code may plan another model. `apart` runs that plan in a thread of its own, in which no mode
+of the outer trace is active. (Threads started by model code must not plan: they would deadlock.)
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ MODEL_CODE = Lock()
 """Held while model code runs."""
 
 _ours: ContextVar[bool] = ContextVar("ours", default=False)
-"""Whether it is held for what runs here."""
+"""Whether the lock is held on behalf of the current context."""
 
 _inside: ContextVar[bool] = ContextVar("inside", default=False)
-"""Whether model code runs here."""
+"""Whether the current context runs model code."""
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Within, model code may run: no other thread runs any. It may be entered again."""
+    """Context manager that holds the lock for running model code. It is reentrant."""
     with nullcontext() if _ours.get() else MODEL_CODE:
         ours, inside = _ours.set(True), _inside.set(True)
         try:
@@ -52,7 +51,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Within, fake tensors do not log what model code fails at: it becomes a reason in words."""
+    """Silence the log of fake tensors: failures of model code are reported as reasons instead."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -62,7 +61,7 @@ def _unlogged() -> Iterator[None]:
 
 
 def apart(planning: Callable[P, R]) -> Callable[P, R]:
-    """`planning` that model code may call, too."""
+    """Wrap `planning` so that model code may call it too."""
 
     @wraps(planning)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -70,7 +69,7 @@ def apart(planning: Callable[P, R]) -> Callable[P, R]:
             return planning(*args, **kwargs)
 
         def planned() -> R:
-            _ours.set(True)  # the code that waits for this has it
+            _ours.set(True)  # the thread that waits for this one holds the lock
             _inside.set(False)
             return planning(*args, **kwargs)
 
@@ -82,7 +81,7 @@ def apart(planning: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def exporting(value: bool) -> Iterator[None]:
-    """Within, torch says to model code that it is being exported (there is no data), or is not."""
+    """Set torch's compiling and exporting flags, which tell model code that there is no data."""
     flags = ("_is_compiling_flag", "_is_exporting_flag")
     before = {flag: getattr(torch.compiler, flag) for flag in flags}
     try:

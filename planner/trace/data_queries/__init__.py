@@ -1,1 +1,1 @@
-"""What model code asks of data, while there is none: numbers, rows, branches, loops."""
+"""Queries of model code about tensor data, which a trace lacks: numbers, rows, branches, loops."""

@@ -1,8 +1,8 @@
-"""Model code that goes on either way from what it asks of data: it is run both ways.
+"""Branches on data of which both sides go on: the run is traced once for each side.
 
-A run that asks such a question is made twice, once with each answer, and a plan must hold for both,
-as for all runs. All ranks read the same, so all go the same way. Code that asks more than a few
-such questions depends on data as a whole.
+A plan must hold for both traces, as for all runs. All ranks read the same value, so all of them
+take the same branch. If a run has more than `MOST` such branches, the module that branches is
+treated as data-dependent.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from shardwright.planner.trace.data_queries.errors import BranchesOnData
 
 Answers = tuple[bool, ...]
 BranchPaths = tuple[tuple[int, Answers], ...]
-"""(number of a run that is asked for, answers to the first questions that it asks), traced call by
-traced call."""
+"""For each traced call: (number of the run, answers to the first questions that it asks)."""
 
 MOST = 2
-"""Questions of a run that are answered both ways."""
+"""The most questions of a run that are answered both ways."""
 
 _present: ContextVar[tuple[int, Iterator[bool], dict[str, bool]]] = ContextVar("present")
-"""The traced call that is made now: its number, the answers that are left, and those that hold for
-all of the call."""
+"""The current traced call: its number, the remaining answers, and answers that hold all through it.
+"""
 
 
 def both(paths: BranchPaths, traced_call: int) -> BranchPaths | None:
-    """`paths` where a traced call answers one question more, both ways; None if that is many."""
+    """Return `paths` with one more question of a traced call answered both ways.
+
+    Returns None if the call has `MOST` answers already.
+    """
     run, answers = paths[traced_call]
     if len(answers) >= MOST:
         return None
@@ -37,11 +39,11 @@ def both(paths: BranchPaths, traced_call: int) -> BranchPaths | None:
 
 @contextmanager
 def taken(traced_call: int, answers: Answers, all_asked: bool = True) -> Iterator[None]:
-    """Within, which is traced call number `traced_call`, the first questions have these answers.
+    """Context manager for traced call number `traced_call`: its first questions get these answers.
 
     Raises:
-        RuntimeError: fewer are asked, though it should be all: what was run before has changed
-            something.
+        RuntimeError: with `all_asked`, fewer questions were asked than there are answers: an
+            earlier run changed something.
     """
     token = _present.set((traced_call, rest := iter(answers), {}))
     try:
@@ -53,16 +55,16 @@ def taken(traced_call: int, answers: Answers, all_asked: bool = True) -> Iterato
 
 
 def answer() -> tuple[int, bool | None]:
-    """The number of the traced call, and the answer to its next question if it has one."""
+    """Return the number of the traced call, and the answer to its next question or None."""
     traced_call, rest, _ = _present.get()
     return traced_call, next(rest, None)
 
 
 def answer_for_all(question: str) -> bool | None:
-    """The answer to a question that has the same one all through a call; None outside of calls.
+    """Return the answer to a question that has one answer per call; None outside of calls.
 
     Raises:
-        BranchesOnData: it has none yet.
+        BranchesOnData: the question has no answer yet.
     """
     if (present := _present.get(None)) is None:
         return None

@@ -1,8 +1,9 @@
-"""Code that runs or not as data says: passes of a loop over selected rows, and what a test skips.
+"""Find conditional code: passes of loops over selected rows, and code that a test on data skips.
 
-It is traced as if it always ran. That is right where it hands nothing but tensors to other code: it
-calls nothing that may keep something else, and any other name that it assigns is assigned before it
-is read, and read nowhere else. `conditional_regions.py` looks at what it does to tensors.
+Conditional code is traced as if it always ran. That is correct if it passes nothing but tensors to
+other code: it calls nothing that may keep other values, and any other name that it assigns is
+assigned before it is read, and is not read outside. `conditional_regions.py` checks what the code
+does to tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shardwright.planner.trace.data_queries.model_code import (
 )
 
 SELECTING = ("nonzero", "argwhere", "where", "squeeze", "flatten")
-"""Functions that give rows, or a view of them."""
+"""Functions that return row indices, or views of them."""
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 ENDS = (ast.Return, ast.Break, ast.Continue, ast.Raise)
@@ -30,7 +31,7 @@ STATEMENTS = (
     ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.If, ast.For, ast.With, ast.Assert,
     ast.Raise, ast.Continue, ast.Pass,
 )  # fmt: skip
-"""What code that may not run can do: all of it ends where it ends, or before."""
+"""Statements that conditional code may contain: all of them end within it."""
 LATER = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)
 """Expressions that assign, or run later."""
 
@@ -42,14 +43,14 @@ T = TypeVar("T", bound=ast.AST)
 
 
 class Refused(Exception):
-    """Code may depend on whether other code ran; the message says by what."""
+    """Other code may depend on whether the conditional code ran; the message says how."""
 
 
 class ConditionalCode(NamedTuple):
-    """Lines of a function that run or not, and the names of tensors that they assign for others.
+    """Lines of a function that may not run, and the tensor names that they assign for other code.
 
-    Where a `test` decides, `answer` is the one with which they run. It may be ahead of them, and
-    set a flag that they are asked about later.
+    If a `test` decides, the lines run if it gives `answer`. The test may stand before the lines and
+    set a flag that is tested later.
     """
 
     first: int
@@ -60,15 +61,15 @@ class ConditionalCode(NamedTuple):
 
 
 def loop_over_rows(file: str, line: int, tensors: Collection[str]) -> ConditionalCode:
-    """The loop that takes the rows which code on a line of a file asks for.
+    """Return the loop that iterates over the rows queried on a line of a file.
 
     Args:
-        file: The source.
-        line: Where what is looped over is asked for its rows.
-        tensors: Names that stand for tensors before the loop.
+        file: The source file.
+        line: The line that queries the rows.
+        tensors: Names of tensors before the loop.
 
     Raises:
-        Refused: there is no such loop, or passes hand on more than tensors.
+        Refused: there is no such loop, or its passes pass on more than tensors.
     """
     found = [(f, loop) for f, loop in _statements(file, ast.For) if is_at(loop.iter, line)]
     if len(found) != 1:
@@ -81,7 +82,7 @@ def loop_over_rows(file: str, line: int, tensors: Collection[str]) -> Conditiona
 
 
 def _is_rows(node: ast.expr) -> bool:
-    """Whether an expression is a tensor of rows itself, or its list, not something made with it."""
+    """Return whether an expression is a tensor of rows or its `tolist()`, not computed from it."""
     match node:
         case ast.Call(func=ast.Attribute(value=rows, attr="tolist"), args=[]):
             return _is_rows(rows)
@@ -96,14 +97,14 @@ def _is_rows(node: ast.expr) -> bool:
 def skipped_code(
     file: str, line: int, values: Mapping[str, Any], tensors: Collection[str], rows: int | None
 ) -> ConditionalCode | None:
-    """What the test on a line of a file may skip; None where more depends on it.
+    """Return the code that the test on a line may skip; None if the test decides more than that.
 
     Args:
-        file: The source.
-        line: Where the test is.
-        values: What names stand for there.
-        tensors: Those of tensors.
-        rows: The length that it asks for; it must not skip for that. None where it is one question.
+        file: The source file.
+        line: The line of the test.
+        values: Names and their values at the test.
+        tensors: The names of tensors.
+        rows: The length that the test compares; the code must run for it. None for another query.
     """
     for function, node in _statements(file, ast.If):
         if is_at(node.test, line):
@@ -114,7 +115,7 @@ def skipped_code(
 
 
 def _statements(file: str, kind: type[T]) -> Iterator[tuple[ast.FunctionDef, T]]:
-    """Statements of a kind in a file, each with the function that it stands in."""
+    """Yield the statements of a kind in a file, each with the function that contains it."""
     for function in ast.walk(parsed(file)):
         if isinstance(function, ast.FunctionDef):
             yield from ((function, n) for n in own(function.body) if isinstance(n, kind))
@@ -150,7 +151,7 @@ def _skipped(
 def _asking_for_flag(
     function: ast.FunctionDef, node: ast.If, values: Mapping[str, Any]
 ) -> ast.If | None:
-    """The test that alone asks for a flag, which `node` sets to skip the code of that test."""
+    """Return the only test of a flag that `node` sets to skip the code of that test, or None."""
     match node:
         case ast.If(
             body=[ast.Assign(targets=[ast.Name(id=flag)], value=ast.Constant(bool(value)))],
@@ -167,7 +168,7 @@ def _asking_for_flag(
 
 
 def _open_part(test: ast.expr, values: Mapping[str, Any]) -> ast.expr:
-    """What of a test is open: `a or b` is `a` where `b` is known to be false."""
+    """Return the undecided part of a test: `a or b` is `a` if `b` is known to be false."""
     if not isinstance(test, ast.BoolOp):
         return test
     neutral = isinstance(test.op, ast.And)
@@ -176,7 +177,7 @@ def _open_part(test: ast.expr, values: Mapping[str, Any]) -> ast.expr:
 
 
 def _with_length(test: ast.expr, rows: int) -> bool | None:
-    """The truth of a test of a length, compared with a plain number at most; None of any other."""
+    """Return the truth of a test on `len(...)` or its comparison with a number; None otherwise."""
     text = LENGTH.sub(str(rows), ast.unparse(test))
     return bool(eval(text)) if PLAIN_TEST.fullmatch(text) else None
 
@@ -188,10 +189,10 @@ def _in(node: ast.AST, other: ast.AST) -> bool:
 def _conditional(
     function: ast.FunctionDef, body: Sequence[ast.stmt], tensors: Collection[str]
 ) -> ConditionalCode:
-    """Statements of a function that run or not, with the names of tensors that they hand on.
+    """Return conditional statements of a function, with the tensor names that they pass on.
 
     Raises:
-        Refused: they may hand on something else.
+        Refused: the statements may pass on something else.
     """
     assigned = _assigned(body)
     assigned -= {*tensors} - _assigned(body, augmented=False)  # `x += y` changes a tensor in place
@@ -209,13 +210,13 @@ def _conditional(
 
 
 def _check(node: ast.AST, tensors: Collection[str]) -> None:
-    """Refuse a node that may keep something, but in `tensors`, or that leaves the code early."""
+    """Refuse a node that may keep a value outside of `tensors`, or that leaves the code early."""
     match node:
         case ast.Expr(value=ast.Constant()):
             return
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))) if name.endswith(
             "_"
-        ) and not name.startswith("_"):  # it changes a tensor
+        ) and not name.startswith("_"):  # a method that changes a tensor in place
             return
         case ast.Expr():
             raise Refused("a pass calls what may keep something for the next")
@@ -228,7 +229,7 @@ def _check(node: ast.AST, tensors: Collection[str]) -> None:
 
 
 def _assigned(nodes: Iterable[ast.AST], augmented: bool = True) -> set[str]:
-    """Names that are assigned; where not `augmented`, by more than `+=` and its like."""
+    """Return the names that are assigned; without `augmented`, `+=` and the like do not count."""
     out = set[str]()
     for node in nodes:
         if isinstance(node, ast.AugAssign) and not augmented:
@@ -251,9 +252,10 @@ def _read(nodes: Iterable[ast.AST]) -> set[str]:
 def _read_first(
     body: Iterable[ast.stmt], have: frozenset[str]
 ) -> tuple[set[str], frozenset[str] | None]:
-    """The names that statements read before they assign them, and those that they assign.
+    """Return the names that statements read before assigning them, and all names assigned by then.
 
-    `have` are those that were assigned before. None where nothing goes on from there.
+    `have` are the names assigned before. The second result is None if control never leaves the
+    statements at their end.
     """
     stale = set[str]()
     for node in body:

@@ -1,9 +1,10 @@
-"""Calls that are made at run time or not, as data says: passes of a loop over rows, skipped code.
+"""Conditional regions: recorded calls that may not run on real data (loop passes, skipped code).
 
-Every pass is traced that any data could make, and all that code may skip. At run time some of it
-runs, none maybe. That is as right where each tensor that it changes in place, or hands on, is in
-one state before and after it: then it does not matter which of the changes are made. What it makes
-else nobody reads outside of it. Nothing is sent where some ranks may be alone.
+The trace contains every pass that any data could cause, and all code that may be skipped. At run
+time some or none of it runs. The plan is still correct if each tensor that a region changes in
+place or passes on has one state before and after: it then does not matter which changes are made.
+Other results of a region must not be read outside of it. Ranks do not communicate in a region that
+some of them may run alone.
 """
 
 from __future__ import annotations
@@ -28,37 +29,40 @@ from shardwright.planner.trace.sizes.expressions import reads_of
 from shardwright.rules.call import name_of
 
 SAME = {"detach", "lift_fresh_copy"}
-"""Ops whose result is their operand."""
+"""Ops that return their operand."""
 
 
 @dataclass
 class Region:
-    """A loop that ran, or what a test may skip, which is one pass."""
+    """The calls of a loop over rows, or of code that a test may skip (one pass)."""
 
     mask: Tensor | None = None
-    """What says which rows a loop has; it is as long as the model says."""
+    """The mask that selects the rows of a loop; its length must be a size of the model."""
 
     starts: list[int] = field(default_factory=list)
-    """The numbers of the calls that passes began with."""
+    """The number of the first call of each pass."""
 
     stop: int | None = None
-    """That behind the last pass; None until it ended."""
+    """The number of the first call after the last pass; None until the region has ended."""
 
     rebound: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """What stood for names before and after a pass: without it code reads what was before."""
+    """For each rebound name, its tensor before and after a pass.
+
+    Code reads the first if the pass does not run.
+    """
 
     same_on_all_ranks: bool = False
-    """Whether all ranks make it or none does, as all read the same off data: they may send."""
+    """Whether all ranks run the region or none does, so that they may communicate in it."""
 
     def pass_of(self, call: int) -> int:
-        """The number of the pass that a call was made in; -1 for one outside."""
+        """Return the number of the pass that contains a call; -1 for a call outside."""
         inside = self.stop is not None and call < self.stop
         return bisect_right(self.starts, call) - 1 if inside else -1
 
 
 @dataclass
 class _Skippable:
-    """What may be skipped and runs now, or is still ahead."""
+    """Skippable code that runs now, or is still ahead."""
 
     frame: Any
     code: ConditionalCode
@@ -68,20 +72,20 @@ class _Skippable:
 
 
 class Regions:
-    """The regions of a run; `now` is how many calls were made so far."""
+    """The regions of a run; `now` returns the number of calls so far."""
 
     def __init__(self, now: Callable[[], int]) -> None:
         self.now = now
         self.found: list[Region] = []
         self.passes = 0
-        """How many loops are in a pass."""
+        """The number of loops that are in a pass."""
         self._open: list[_Skippable] = []
 
     def skippable(self, frame: Any, rows: int | None = None) -> bool | None:
-        """The answer to the test that `frame` is at, with which it runs what it may skip.
+        """Return the answer to the test at `frame` with which the skippable code runs.
 
-        With `rows`, whether it does so where these are the length that it asks for. None where the
-        code does more than to skip.
+        With `rows`, the test is about a length, and the code must run for this length. Returns None
+        if the test decides more than to skip code.
         """
         values, file = frame.f_locals, frame.f_code.co_filename
         code = skipped_code(file, frame.f_lineno, values, tensors_of(values), rows)
@@ -89,14 +93,14 @@ class Regions:
             return None
         self.settle()
         before = {name: inner(values[name]) for name in code.rebound}
-        alike = rows is None and bool(before)  # a length may be that of what a rank selects
+        alike = rows is None and bool(before)  # the number of selected rows may differ by rank
         self.found.append(region := Region(starts=[self.now()], same_on_all_ranks=alike))
         ahead = not code.first <= frame.f_lineno <= code.last
         self._open.append(_Skippable(frame, code, region, before, ahead))
         return code.answer
 
     def settle(self) -> None:
-        """Close what no longer runs."""
+        """Close the regions whose code no longer runs."""
         running = _frames() if self._open else ()
         for one in list(self._open):
             line, test = one.frame.f_lineno if one.frame in running else 0, one.code.test
@@ -106,7 +110,7 @@ class Regions:
                 self._close(one)
 
     def ended(self) -> list[Region]:
-        """All regions, when nothing runs any more.
+        """Close and return all regions at the end of a run.
 
         Raises:
             NeedsData: a loop was left early.
@@ -125,7 +129,7 @@ class Regions:
     def loop(
         self, mask: Tensor, frame: Any, code: ConditionalCode, numbers: Iterable[Any]
     ) -> Generator[Any]:
-        """Rows that `mask` may select, by `numbers`, each in a pass of the loop of `frame`."""
+        """Yield each of `numbers` for a pass of the loop in `frame` over rows of `mask`."""
         self.found.append(region := Region(inner(mask)))
         for number in numbers:
             region.starts.append(self.now())
@@ -139,7 +143,7 @@ class Regions:
 
 
 def tensors_of(values: Mapping[str, Any]) -> frozenset[str]:
-    """The names that stand for tensors."""
+    """Return the names whose values are tensors."""
     return frozenset(name for name, value in values.items() if isinstance(value, Tensor))
 
 
@@ -160,8 +164,8 @@ def _frames() -> list[Any]:
 
 
 def inner(value: Any) -> Any:
-    """The fake tensor that holds the present value of a tensor of the run."""
-    elem = value.elem if isinstance(value, FunctionalTensor) else value  # methods may take that
+    """Return the fake tensor that holds the current value of a functional tensor."""
+    elem = value.elem if isinstance(value, FunctionalTensor) else value
     if not (isinstance(elem, Tensor) and torch._is_functional_tensor(elem)):
         return value
     torch._functionalize_sync(elem)
@@ -169,7 +173,7 @@ def inner(value: Any) -> Any:
 
 
 def known(value: Any) -> bool:
-    """Whether a tensor has a value though there is no data: one that code states."""
+    """Return whether a tensor is a constant that code states, so that its value is known."""
     return isinstance(value, Tensor) and getattr(inner(value), "constant", None) is not None
 
 
@@ -180,22 +184,22 @@ def changed(
     results: Iterable[Tensor],
     has_value: Callable[[Tensor], bool] = lambda tensor: False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """What passes change, before and after each change.
+    """Yield the tensors that passes change, before and after each change.
 
     Args:
         calls: All calls (`args`, `kwargs`, `result`) that were made.
-        regions: What they are in.
-        replaced: Tensors after they were changed in place, and before.
+        regions: The regions of these calls.
+        replaced: Tensors after and before an in-place change.
         results: Tensors that are read after all calls.
-        has_value: Whether a tensor has a value though there is no data.
+        has_value: Returns whether the value of a tensor is known without data.
 
     Raises:
-        NeedsData: something else that a pass made is read outside of it, or what it changes has a
-            value: that would be the one after all passes.
+        NeedsData: another result of a pass is read outside of it, or a changed tensor has a known
+            value, which would be the value after all passes.
     """
     if not regions:
         return
-    first: dict[int, Tensor] = {}  # of tensors that are the same
+    first: dict[int, Tensor] = {}  # id of an alias -> the first of the equal tensors
 
     def one(tensor: Tensor) -> Tensor:
         return first.get(id(tensor), tensor)
@@ -231,9 +235,9 @@ def changed(
 
 
 def masks_have_stated_lengths(graph: Graph) -> bool:
-    """Whether masks of loops (of one dim) are as long as a parameter, or as model code states.
+    """Return whether the length of each loop mask is a parameter's size or stated by model code.
 
-    Not as what it is given, or as data says: then there may be more rows than in the trace.
+    If it is the size of an input or depends on data, there may be more rows than in the trace.
     """
     marks = graph.marks
     if not marks.loop_masks:

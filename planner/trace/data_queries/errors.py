@@ -1,4 +1,4 @@
-"""What stops a run that would need data."""
+"""Exceptions that stop a run which would need data."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch._subclasses.fake_tensor import (
 
 
 class NeedsData(Exception):
-    """What a module gives depends on data; the message says why."""
+    """The result of a module depends on data; the message says why."""
 
 
 class Unproven(NeedsData):
-    """Code does what nobody can prove of it; the message says what, and what to do instead."""
+    """Code does something that cannot be proven correct; the message says what to do instead."""
 
 
 class FailsOnMadeUpData(NeedsData):
-    """It does not run on made-up data."""
+    """The module does not run on made-up data."""
 
 
 class BranchesOnData(NeedsData):
-    """Traced call number `traced_call` asked something of data, and goes on either way."""
+    """Traced call number `traced_call` branches on data, and both branches go on."""
 
     def __init__(self, traced_call: int) -> None:
         super().__init__("it branches on data")
@@ -29,4 +29,4 @@ class BranchesOnData(NeedsData):
 
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, NeedsData)
-"""What is raised where a run would need data."""
+"""Exceptions that are raised if a run would need data."""

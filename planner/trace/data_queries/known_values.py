@@ -1,8 +1,8 @@
-"""Values of tensors that model code makes of plain numbers alone: positions, masks, offsets.
+"""Values of tensors that model code computes from plain numbers only: positions, masks, offsets.
 
-There is no data while a model is traced, but these are the same whatever the data. They are
-computed beside the shapes, so that an op whose result is as long as its values say (`nonzero`) has
-one. As with sizes, they are those of the inputs that are traced.
+A trace has no data, but these values do not depend on data. They are computed along with the
+shapes, so that ops whose result length depends on values (`nonzero`) have a result. Like sizes,
+the values are those for the traced inputs.
 """
 
 from __future__ import annotations
@@ -23,35 +23,38 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwright.planner.trace.record.arguments import mapped, tensors_in
 
 MOST = 1 << 16
-"""Elements from which on values are not kept: nobody looks for a few in there."""
+"""Values of results with this many elements or more are not kept."""
 
 CPU = torch.device("cpu")
 
 aten = torch.ops.aten
 LIFTED = {aten.lift_fresh.default, aten.lift_fresh_copy.default}
-"""They are given the tensor that `torch.tensor` and its like have just filled."""
+"""Ops that take the tensor that `torch.tensor` and similar functions have just filled."""
 
 DRAWS = torch.Tag.nondeterministic_seeded
 UNIFORM = {aten.rand.default, aten.rand.generator}
 BELOW_ALL = {aten.lt.Scalar: False, aten.ge.Scalar: True}
-"""Comparisons with a number, and what they give where that is none of those from 0 to 1."""
+"""Comparison -> its result for uniform random numbers in [0, 1) if the bound is not above 0."""
 
 
 class KnownValues:
-    """The values of fake tensors, as far as they are known; a tensor made in `fakes` is fake."""
+    """The known values of fake tensors; tensors that are created within `fakes` are fake."""
 
     def __init__(self, fakes: AbstractContextManager[Any] | None = None) -> None:
         self._values = WeakIdKeyDictionary()
         self._ids = set[int]()
-        """Of all that ever had a value: what is not among them has none, which most ops ask."""
+        """Ids of all tensors that ever had a value: a fast test, because most tensors have none."""
         self._uniform = WeakIdKeyDictionary()
-        """What holds random numbers from 0 to 1, 1 not among them."""
+        """Tensors of random numbers in [0, 1)."""
         self._fakes = fakes or nullcontext()
 
     def result(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fake: Callable[[], Any]
     ) -> tuple[Any, bool]:
-        """What an op gives, and whether only values say so; else `fake` does."""
+        """Return the result of an op, and whether its shape was known only from values.
+
+        `fake` computes the result without values.
+        """
         given = func in LIFTED or all(t in self for t in tensors_in((args, kwargs)))
         known = given and DRAWS not in func.tags and "empty" not in func.__name__
         try:
@@ -83,16 +86,16 @@ class KnownValues:
         return out, False
 
     def keep(self, tensor: Tensor, value: Tensor) -> None:
-        """Take it that `tensor` has this value."""
+        """Note that `tensor` has this value."""
         self._values[tensor] = value
         self._ids.add(id(tensor))
 
     def value(self, tensor: Tensor) -> Tensor | None:
-        """The value of `tensor`; None if it is not known."""
+        """Return the value of `tensor`; None if it is not known."""
         return self._values.get(tensor)
 
     def same(self, made: Tensor, given: Tensor) -> None:
-        """`made` has the values of `given`."""
+        """Note that `made` has the value of `given`, if that is known."""
         if given in self:
             self.keep(made, self._values[given])
 
@@ -100,7 +103,7 @@ class KnownValues:
         return id(tensor) in self._ids and tensor in self._values
 
     def _computed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result on values; None if the CPU cannot compute it."""
+        """Return the result computed on values; None if the CPU cannot compute it."""
 
         def real(value: Any) -> Any:
             return self._values.get(value, value) if isinstance(value, Tensor) else CPU
@@ -117,7 +120,7 @@ class KnownValues:
             self.keep(name, value)
 
     def _forget(self, func: Any, args: Sequence[Any]) -> None:
-        """Tensors in the memory of those that an op writes unknown values to."""
+        """Forget the values of tensors in memory that an op writes unknown values to."""
         if func._schema.is_mutable:
             pairs = zip(func._schema.arguments, args, strict=False)
             written = {_place(x) for a, x in pairs if _writes(a) and isinstance(x, Tensor)}
@@ -127,7 +130,7 @@ class KnownValues:
 
 @contextmanager
 def on_data() -> Iterator[None]:
-    """Within, functions of tensors run as they do without any mode."""
+    """Context manager in which tensor functions run without any mode."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         yield
 
@@ -141,7 +144,10 @@ def _place(tensor: Tensor) -> int:
 
 
 def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
-    """What makes the bins that code counts in; more only where it counts what is in none."""
+    """Return a function that creates the result of `bincount` with `minlength` bins, or None.
+
+    The real result is longer only if a value is not below `minlength`.
+    """
     dtype = torch.int64 if weights is None else weights.dtype
     return (lambda: torch.empty(minlength, dtype=dtype, device=x.device)) if minlength else None
 

@@ -1,6 +1,6 @@
-"""The line of a model's code that asks something of data, and whether one answer makes it raise.
+"""Find the line of model code that queries data, and whether one answer makes it raise.
 
-An `assert`, or an `if` that raises, is given the answer with which the code goes on.
+An `assert`, or an `if` that raises, gets the answer with which the code goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ CALLED_THROUGH = ("torch.overrides", "torch._tensor", __package__)
 
 
 def model_frame(calls_itself: bool = False) -> Any:
-    """The innermost frame of model code; None without, or if it must call itself and torch does."""
+    """Return the innermost frame of model code, or None.
+
+    With `calls_itself`, returns None if torch's code, not the model's, makes the call.
+    """
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -32,13 +35,13 @@ def model_frame(calls_itself: bool = False) -> Any:
 
 
 def is_plumbing(module: str) -> bool:
-    """Whether code of a module is torch's or ours, and not of a model."""
+    """Return whether a Python module belongs to torch or Shardwright, not to a model."""
     return module.split(".")[0] in ("torch", "shardwright")
 
 
 @lru_cache(maxsize=256)
 def parsed(file: str) -> ast.Module:
-    """The code of a file; nothing where it has none."""
+    """Parse a file; a file with a syntax error gives an empty module."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -46,7 +49,7 @@ def parsed(file: str) -> ast.Module:
 
 
 def own(body: Iterable[ast.AST], without: tuple[type[ast.AST], ...] = NESTED) -> Iterator[ast.AST]:
-    """All nodes of some statements but for those within others of some kinds."""
+    """Yield all nodes of some statements, without nodes of the kinds `without` and their parts."""
     for node in body:
         if not isinstance(node, without):
             yield node
@@ -54,27 +57,27 @@ def own(body: Iterable[ast.AST], without: tuple[type[ast.AST], ...] = NESTED) ->
 
 
 def is_at(node: ast.AST, line: int) -> bool:
-    """Whether a node stands on a line, among others."""
+    """Return whether the lines of a node include `line`."""
     return node.lineno <= line <= (node.end_lineno or node.lineno)  # type: ignore[attr-defined]
 
 
 def answer_that_goes_on(file: str, line: int) -> bool | None:
-    """The answer to a test on a line with which code does not raise; None if it never does."""
+    """Return the answer with which a test on a line does not raise; None without such a test."""
     tests, _ = _tests(file)
     found = {answer for test, answer in tests if is_at(test, line)}
     return found.pop() if len(found) == 1 else None
 
 
 def may_be_caught(file: str, line: int) -> bool:
-    """Whether what a line raises may be caught in the file."""
+    """Return whether an exception raised on a line may be caught in the file."""
     return any(is_at(node, line) for node in _tests(file)[1])
 
 
 @lru_cache(maxsize=256)
 def _tests(file: str) -> tuple[list[tuple[ast.expr, bool]], list[ast.AST]]:
-    """Tests that raise when they fail, each with the answer that passes it; and what is caught."""
+    """Return tests that raise if they fail, with the passing answer, and nodes in `try`, `with`."""
     nodes = [*ast.walk(parsed(file))]
-    # What a context raises it may suppress.
+    # A context manager may suppress exceptions.
     caught = [s for n in nodes if isinstance(n, (ast.Try, ast.With)) for s in n.body]
     safe = {id(n) for statement in caught for n in ast.walk(statement)}
     out = []
@@ -92,7 +95,7 @@ def _tests(file: str) -> tuple[list[tuple[ast.expr, bool]], list[ast.AST]]:
 
 
 def answer_for(test: ast.expr, wanted: bool) -> bool | None:
-    """The answer to the one question of a test that makes it `wanted`; None if it has others."""
+    """Return the answer to a test's only query that makes it `wanted`; None if it has several."""
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test, wanted = test.operand, not wanted
     for node in ast.walk(test):

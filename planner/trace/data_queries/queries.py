@@ -1,20 +1,20 @@
-"""What model code asks of tensors while there is no data: `ANSWERS` has every function that asks.
+"""Answers to queries of model code about tensor data in a trace. `ANSWERS` lists the functions.
 
-A tensor of which the value is known without data (`known_values.py`) is answered with that. Else:
+If the value of a tensor is known without data (`known_values.py`), the answer is that value. Else:
 
-| asked | answered | what follows |
+| query | answer | consequence |
 |---|---|---|
-| `x.item()`, `x.tolist()` | a stand-in for a number | `x` is replicated: all ranks read the same |
-| whether that, or `x`, is true | what does not raise | where only one does not: nothing |
-| the same, where it skips code | what runs that code | it is a region that may not run |
-| the same, where it goes on either way | both, in two runs | a plan must hold for both |
-| `nonzero`, `where(mask)`, `x[mask]` | so many rows as nothing else has | that dim is never split |
-| how many those are | a stand-in, or a number to skip by | as whether it is true |
-| `x.split(counts)` | parts of made-up sizes | that dim is never split |
-| a loop over selected rows | a pass for each unlike the others | it is a region that may not run |
-| `x.requires_grad` | both, in two runs | a plan must hold for both |
+| `x.item()`, `x.tolist()` | a stand-in for a number | `x` is readable: all ranks read the same |
+| truth of that, or of `x`, if one side raises | the side that does not raise | none |
+| truth that skips code | the side that runs the code | the code is a conditional region |
+| truth of which both sides go on | both, in two runs | the plan must hold for both |
+| `nonzero`, `where(mask)`, `x[mask]` | `TRACE_ROWS` rows | that dim is never sharded |
+| the number of these rows | a stand-in, or a number to skip by | as for truth |
+| `x.split(counts)` | parts of made-up sizes | that dim is never sharded |
+| a loop over selected rows | one pass per distinct kind | the loop is a conditional region |
+| `x.requires_grad` | both, in two runs | the plan must hold for both |
 
-All else raises `NeedsData`: then the module stands for itself, and is replicated.
+Any other query raises `NeedsData`: the module then becomes one replicated op.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ from shardwright.planner.trace.record.arguments import mapped
 from shardwright.planner.trace.record.record import Record
 
 REQUIRES_GRAD: Any = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
-"""What tells whether a tensor wants a gradient: code may do something else where it does."""
+"""The getter of `requires_grad`: code may branch on it."""
 
 JOINING = set("cat concat concatenate hstack vstack pad narrow unfold diff __getitem__".split())
-"""What makes tensors of other lengths out of the lengths of others."""
+"""Functions whose results have new lengths, computed from the lengths of their operands."""
 
 SHAPES = ("__get__", "size", "dim", "numel", "__len__")
-"""What tells nothing of a number."""
+"""Functions that do not depend on the value of a row number."""
 
 
 class DataQueries(TorchFunctionMode):
-    """Within, what code asks of tensors that have no data is answered.
+    """Mode that answers queries of model code about tensors without data.
 
     Args:
-        opaque: Says whether there are stand-ins for numbers, and is told if one was given.
-        values: Of tensors, where they have one without data.
-        record: Is told of what is read and selected, and has the calls that were made so far.
-        hooked: Called with each tensor whose gradient a hook sees.
+        opaque: Says whether numbers get stand-ins, and notes if one was given.
+        values: The values of tensors that are known without data.
+        record: The calls so far; notes which tensors are read and cut.
+        hooked: Called with each tensor on which code registers a gradient hook.
     """
 
     def __init__(
@@ -92,17 +92,17 @@ class DataQueries(TorchFunctionMode):
         self.record = record or Record([])
         self.regions = Regions(lambda: len(self.record.calls))
         self.selects = False
-        """Whether any tensor is as long as data says."""
+        """Whether any tensor has a length that depends on data."""
         self.selected: dict[int, tuple[Tensor, Tensor]] = {}
-        """By id, rows of indices that a mask of one dim selects, and the mask."""
+        """By id: row indices that a mask of one dim selects, and the mask."""
         self.checked: dict[int, Tensor] = {}
-        """By id, what a check of torch's raises at if it is not true."""
+        """By id: results of torch's checks, which raise if the result is not true."""
         self.loops: list[Generator[Any]] = []
         self.rows: dict[int, tuple[Tensor, RowUses]] = {}
-        """By id, the number of a row that a pass of a loop is for, as a tensor."""
+        """By id: the row number of a loop pass as a tensor, and its uses."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What `ANSWERS` has for a function; all others as they are, with no stand-in in them."""
+        """Answer a function in `ANSWERS`; call any other function, if it gets no stand-in."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "__get__" and not self.selects and func != REQUIRES_GRAD:
@@ -126,20 +126,20 @@ class DataQueries(TorchFunctionMode):
         return out
 
     def __exit__(self, *error: Any) -> None:
-        """Leave loops that code was in when it failed."""
+        """Close loops that were still running when code failed."""
         for loop in self.loops:
             loop.close()
         super().__exit__(*error)
 
     def value(self, x: Tensor) -> Tensor | None:
-        """The value that a tensor has without data, if it does."""
+        """Return the value of a tensor that is known without data, or None."""
         return self.values.value(inner(x))
 
     def read(self, x: Tensor) -> None:
-        """Note that a tensor is read.
+        """Note that code reads the values of a tensor.
 
         Raises:
-            NeedsData: nothing is to be read.
+            NeedsData: numbers get no stand-ins.
         """
         if not self.opaque.stand_ins:
             raise NeedsData("it reads numbers off data")
@@ -147,10 +147,10 @@ class DataQueries(TorchFunctionMode):
         self.record.read.append(inner(x))
 
     def answer(self) -> bool:
-        """The answer to what code asks now, with which it goes on.
+        """Return the answer to the current branch on data with which the code goes on.
 
         Raises:
-            NeedsData: it goes on either way.
+            NeedsData: no answer can be chosen; `BranchesOnData` if both sides go on.
         """
         if (frame := model_frame()) is None:
             raise NeedsData("it branches on data")
@@ -168,7 +168,7 @@ class DataQueries(TorchFunctionMode):
     # --- numbers
 
     def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """`item`, `tolist` and `__bool__`."""
+        """Answer `item`, `tolist` and `__bool__`."""
         (x,) = args
         if known(x):
             return func(x)
@@ -189,7 +189,7 @@ class DataQueries(TorchFunctionMode):
         return [self._numbers(shape[1:], kind) for _ in range(shape[0])]
 
     def _check(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What checks of torch's ask, which raise where it is not so."""
+        """Answer `_is_all_true` in torch's checks, which raise if it is false."""
         if (frame := model_frame()) is None or model_frame(calls_itself=True) is not None:
             return NotImplemented
         if may_be_caught(frame.f_code.co_filename, frame.f_lineno):
@@ -202,7 +202,7 @@ class DataQueries(TorchFunctionMode):
         return format(args[0].item(), *args[1:]) if known(args[0]) else NotImplemented
 
     def _attribute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """`requires_grad`, and `shape`."""
+        """Answer `requires_grad` and `shape`."""
         if func != REQUIRES_GRAD:
             is_shape = getattr(func, "__self__", None) is torch.Tensor.shape
             return self._length(func, args, kwargs) if is_shape else NotImplemented
@@ -219,7 +219,7 @@ class DataQueries(TorchFunctionMode):
         return RemovableHandle(OrderedDict())
 
     def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A tensor of numbers; on meta torch forgets them at once."""
+        """Call `torch.tensor` and keep the value: on meta torch drops it at once."""
         if torch.device(kwargs.get("device") or "cpu").type != "meta":
             return NotImplemented
         out, numbers = func(*args, **kwargs), tree_leaves(args[0])
@@ -234,8 +234,8 @@ class DataQueries(TorchFunctionMode):
         return NotImplemented
 
     def _split(self, func: Any, x: Tensor, sizes: Any, dim: int = 0) -> Any:
-        """Into parts of made-up sizes, as equal as can be."""
-        if not isinstance(sizes, (list, tuple)):  # but a stand-in
+        """Split a tensor into parts of made-up sizes, as equal as possible."""
+        if not isinstance(sizes, (list, tuple)):  # a stand-in
             raise NeedsData("the number of parts depends on data")
         stated = sum(n for n in sizes if type(n) is not DataNumber)
         count = sum(type(n) is DataNumber for n in sizes)
@@ -250,10 +250,10 @@ class DataQueries(TorchFunctionMode):
     # --- rows that a mask selects
 
     def _select(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """`nonzero`, `argwhere`, and `where` of a mask alone: so many rows as data says."""
+        """Answer `nonzero`, `argwhere`, and `where` of a mask alone with `TRACE_ROWS` rows."""
         if func.__name__ == "where" and (len(args) > 1 or kwargs):
             return NotImplemented
-        with suppress(DynamicOutputShapeException):  # it may have a value without data
+        with suppress(DynamicOutputShapeException):  # the value may be known without data
             return func(*args, **kwargs)
         by_dim = func.__name__ == "where" or kwargs == {"as_tuple": True}
         return self._selected(args[0], by_dim)
@@ -280,7 +280,7 @@ class DataQueries(TorchFunctionMode):
         return DataList(partial(self._passes, mask, RowNumber))
 
     def _same_rows(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """`squeeze` and `flatten` of rows."""
+        """Answer `squeeze` and `flatten` of row indices."""
         if id(args[0]) not in self.selected:
             return NotImplemented
         out = func(*args, **kwargs)
@@ -288,7 +288,7 @@ class DataQueries(TorchFunctionMode):
         return out
 
     def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What a mask selects of a tensor: what its rows of indices select."""
+        """Index with a mask: replace the mask by the row indices that it selects."""
         x, index = args
         parts = index if isinstance(index, tuple) else (index,)
         masks = [p for p in parts if isinstance(p, Tensor) and p.dtype == torch.bool and p.dim()]
@@ -303,7 +303,7 @@ class DataQueries(TorchFunctionMode):
         return func(x, tuple(i for p in parts for i in (rows if p is masks[0] else (p,))))
 
     def _length(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The sizes of a tensor, those that only data has among them."""
+        """Answer size queries; sizes that depend on data are stand-ins."""
         if not self.selects or (frame := model_frame(calls_itself=True)) is None:
             return NotImplemented
         (x, *at), name = args, func.__name__
@@ -324,7 +324,7 @@ class DataQueries(TorchFunctionMode):
     # --- loops over rows
 
     def _iterate(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """`unbind`, which a loop over a tensor calls."""
+        """Answer `unbind`, which a loop over a tensor calls."""
         x = args[0]
         if id(x) not in self.selected:
             return NotImplemented
@@ -335,10 +335,10 @@ class DataQueries(TorchFunctionMode):
         return self._passes(self.selected[id(x)][1], row)
 
     def _passes(self, mask: Tensor, row: Callable[[int, RowUses], Any]) -> Iterator[Any]:
-        """The row of each pass of a loop over those that `mask`, of one dim, may select.
+        """Return the row of each pass of a loop over rows that `mask` (of one dim) may select.
 
         Raises:
-            NeedsData: a pass may depend on which others there are.
+            NeedsData: a pass may depend on which other passes run.
         """
         if (frame := model_frame()) is None:
             raise NeedsData("it loops over rows that data selects")
@@ -357,7 +357,7 @@ class DataQueries(TorchFunctionMode):
         return row
 
     def _row_in(self, given: Any) -> RowUses | None:
-        """What is noted of the number of a row that is among arguments, if any is."""
+        """Return the uses of the row number among the arguments, or None."""
         for part in given.values() if isinstance(given, dict) else given:
             if id(part) in self.rows:
                 return self.rows[id(part)][1]
@@ -368,7 +368,7 @@ class DataQueries(TorchFunctionMode):
         return None
 
     def _on_row(self, uses: RowUses, name: str, func: Any, args: Any) -> Any:
-        """A function that is given the number of a row: note what it does with it."""
+        """Note how a function uses a row number that it is given."""
         x = args[0]
         if id(x) not in self.rows:
             selects = name == "__getitem__" and not known(x) and self.value(x) is None
@@ -399,11 +399,11 @@ ANSWERS: Mapping[str, Callable[[DataQueries, Any, Any, Any], Any]] = {
     **dict.fromkeys(("squeeze", "flatten"), DataQueries._same_rows),
     "unbind": DataQueries._iterate,
 }
-"""What is answered, by the function that asks; `NotImplemented` where it asks nothing of data."""
+"""Function name -> answer; the answer is `NotImplemented` if the call does not query data."""
 
 
 def _has_stand_in(value: Any) -> bool:
-    """Whether there is a stand-in in arguments; every function that is called asks for it."""
+    """Return whether arguments contain a stand-in. This runs for every function call."""
     for part in value.values() if isinstance(value, dict) else value:
         if type(part) in (DataNumber, DataList):
             return True
@@ -413,7 +413,7 @@ def _has_stand_in(value: Any) -> bool:
 
 
 def _refuse_joined(given: Any, made: Any) -> None:
-    """Refuse a length that is neither one that data says nor one that was there before."""
+    """Refuse results with a length that is neither data-dependent nor a length of an operand."""
     sizes = {n for leaf in tree_leaves(given) if isinstance(leaf, Tensor) for n in leaf.size()}
     if not has_rows(sizes) or not isinstance(made, Tensor):
         return

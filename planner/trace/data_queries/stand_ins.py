@@ -1,4 +1,4 @@
-"""What model code gets for numbers that only data has, and for the number of a row in a loop."""
+"""Stand-ins that model code gets for numbers that depend on data, and for row numbers in loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 
 
 def _refuses(names: str) -> Callable[[type], type]:
-    """A class of which code may not use these methods."""
+    """Return a class decorator whose class raises `NeedsData` in these special methods."""
 
     def used(*_: Any) -> NoReturn:
         raise NeedsData("it computes with a number that only data has")
@@ -30,7 +30,7 @@ def _refuses(names: str) -> Callable[[type], type]:
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow"
 )
 class DataNumber:
-    """A number that only data has: code may ask whether it is true, and compare it."""
+    """Stand-in for a number that depends on data. Code may take its truth value and compare it."""
 
     def __init__(self, ask: Callable[[], bool], kind: type) -> None:
         self.ask, self.kind = ask, kind
@@ -42,7 +42,7 @@ class DataNumber:
         return self.answer
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # pyright: ignore  # code that asks goes on as with the real one
+    def __class__(self) -> type:  # pyright: ignore  # for `isinstance` in model code
         return self.kind
 
 
@@ -52,7 +52,7 @@ for _name in COMPARISONS:
 
 @_refuses("len bool getitem contains eq ne hash add radd mul rmul reversed getattr")
 class DataList:
-    """A list of the rows that data selects, as plain numbers: code may loop over it alone."""
+    """Stand-in for the list of row numbers that data selects. Code may only loop over it."""
 
     def __init__(self, passes: Callable[[], Iterator[Any]]) -> None:
         self.passes = passes
@@ -71,21 +71,21 @@ __subclasshook__ __dir__ __sizeof__ __getnewargs__ __reduce__ __reduce_ex__ __ge
 
 
 class WatchedNumber:
-    """An integer for code that is handed it; not an `int`, which lists take without asking."""
+    """An integer that notes each use. It is no `int`, which lists accept without a method call."""
 
     def __init__(self, value: int, asked: Callable[[], None]) -> None:
         self.value, self.asked = value, asked
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
-        """What `isinstance` is told."""
+        """The class that `isinstance` sees."""
         return int
 
     def __deepcopy__(self, memo: Any) -> WatchedNumber:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if hasattr(int, name):  # torch looks for others, to see what this is
+        if hasattr(int, name):  # torch looks up other attributes to find out what this is
             self.asked()
         return getattr(self.value, name)
 
@@ -104,28 +104,28 @@ for _name in dir(int):
 
 
 class RowUses:
-    """What passes do with the number of their row: which of them stand for all.
+    """Notes how loop passes use their row number, to find the passes that represent all others.
 
-    Those for rows on the same side of all numbers that it is compared with make the same calls, if
-    it does nothing else but to select from tensors.
+    If a row number is only compared and used to select from tensors, then passes whose rows lie on
+    the same side of all compared numbers make the same calls.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.bounds = {0}
         self.matters = False
-        """Whether passes may differ in another way."""
+        """Whether the row number is used in another way, so that each pass may differ."""
 
     def compared(self, bound: int) -> None:
-        """Note a number that it is compared with."""
+        """Note a number that the row number is compared with."""
         self.bounds |= {bound, bound + 1}
 
     def used(self) -> None:
-        """Note that it is used in another way."""
+        """Note that the row number is used in another way."""
         self.matters = True
 
     def numbers(self) -> Iterator[int]:
-        """One number of a row for each way that a pass takes, as far as is known by then."""
+        """Yield one row number per distinct kind of pass, as far as uses are known by then."""
         done = set[int]()
         while left := (set(range(self.count)) if self.matters else self.bounds) - done:
             done.add(number := min(left))
@@ -134,7 +134,7 @@ class RowUses:
 
 
 class RowNumber(WatchedNumber):
-    """The number of a row."""
+    """The row number of a loop pass, which notes its uses."""
 
     def __init__(self, value: int, uses: RowUses) -> None:
         super().__init__(value, uses.used)
@@ -143,7 +143,7 @@ class RowNumber(WatchedNumber):
 
 @contextmanager
 def int_keeps_rows(names: dict[str, Any]) -> Iterator[None]:
-    """Within, `int(number)` is still the number of a row, for code with these global names."""
+    """Context manager in which `int(row_number)` stays a `RowNumber` in code with these globals."""
 
     class Kind(type):
         def __call__(cls, *args: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Tracing with one block of each kind in place of all."""
+"""Tracing with one block of each kind instead of all blocks."""

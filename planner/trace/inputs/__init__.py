@@ -1,1 +1,1 @@
-"""Example inputs of modules, and the values that meta inputs remember."""
+"""Example inputs of modules, and values attached to inputs on meta."""

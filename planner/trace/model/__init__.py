@@ -1,1 +1,1 @@
-"""The module to trace: read or copied onto the meta device, without weights."""
+"""The module to trace, read or copied onto the meta device without weights."""

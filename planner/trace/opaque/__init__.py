@@ -1,1 +1,1 @@
-"""Modules and functions that are not traced, and stand for themselves."""
+"""Modules and functions that are not traced and become one op each."""

@@ -1,1 +1,1 @@
-"""Questions of model code about its surroundings: training, gradients, autocast, flags, numbers."""
+"""Queries of model code about its context: training, gradients, autocast, flags, numbers."""

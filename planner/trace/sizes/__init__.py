@@ -1,1 +1,1 @@
-"""Where the integers that model code computes with come from."""
+"""Provenance of the integers that model code computes with."""

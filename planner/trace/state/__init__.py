@@ -1,1 +1,1 @@
-"""What modules and caches keep from one call to the next."""
+"""State that modules and caches keep from one call to the next."""

@@ -1,1 +1,1 @@
-"""From a record of calls to the planner's graph, and facts about its tensors."""
+"""Conversion of a record of calls to the planner's graph, with facts about its tensors."""

@@ -1,4 +1,4 @@
-"""What a fresh graph still needs: fewer boundaries, facts on tensors."""
+"""Passes over a fresh graph: prune boundaries, and find facts about tensors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from shardwright.rules.call import OpCall
 
 
 def carried(graph: Graph, root: nn.Module) -> set[str]:
-    """Tensors between blocks of a `ModuleList` where each takes what the one before gives first.
+    """Find the tensors between blocks of a `ModuleList`: first outputs that the next block takes.
 
-    What blocks hand on beside it (a position bias, say) no user sees.
+    Other tensors that blocks pass on (a position bias, for example) are not seen by users.
     """
     leaves, enters, places = {}, [], dict[str, list[str]]()
     for boundary in graph.boundaries:
@@ -42,7 +42,7 @@ def carried(graph: Graph, root: nn.Module) -> set[str]:
         if leaves.get(boundary.source) == (stack, number - 1):
             out.add(boundary.source)
             chains.add((stack, boundary.slot))
-    # The first block's input and the last block's output are of the same kind.
+    # The first block's input and the last block's output are carried too.
     out |= {b.source for b, stack, number in enters if number == 0 and (stack, b.slot) in chains}
     stacks = {stack for stack, _ in chains}
     last = {stack: max(n for s, n in leaves.values() if s == stack) for stack in stacks}
@@ -66,10 +66,10 @@ def _key(boundary: Boundary) -> Key:
 
 
 def prune_boundaries(graph: Graph) -> None:
-    """Of boundaries in a row with nothing between them keep the first: one reshard there is enough.
+    """Remove boundaries that directly follow another boundary: one reshard there is enough.
 
-    But keep a module's entrance where its own ops and modules within both take the tensor: a
-    residual may become Partial there while the modules within take it as it was.
+    A module's input boundary is kept if its own ops and its submodules both read the tensor: a
+    residual may become Partial there, while the submodules take the tensor without that change.
     """
     readers = Counter(name for op in graph.ops for name in {*op.inputs})
     readers.update(source for source, _ in {(b.source, b.target) for b in graph.boundaries})
@@ -78,17 +78,17 @@ def prune_boundaries(graph: Graph) -> None:
     enters_again = {b.source for b in graph.boundaries if b.side == "in"}
     forks = {b.target for b in graph.boundaries if b.side == "in"} & read_by_ops & enters_again
     demanded = {*graph.outputs, *(n for *_, names in graph.marks.demands() for n in names)}
-    # The root's own inputs are given whole: a module within it takes them from there.
+    # Inputs of the root are full tensors: its submodules reshard them from there.
     makers = {b.target: _key(b) for b in graph.boundaries if b.module or b.side == "out"}
     before: dict[Key, set[Key | None]] = {}
     for boundary in graph.boundaries:
         single = readers[boundary.source] == 1 and boundary.source not in demanded
         maker = makers.get(boundary.source) if single and boundary.target not in forks else None
         before.setdefault(_key(boundary), set()).add(maker)
-    # A module does the same in each of its calls, so all of them must come behind the same
-    # boundary.
+    # A module reshards in the same way in each call, so a boundary is needless only if it follows
+    # the same boundary in all of them.
     needless = {k for k, found in before.items() if len(found) == 1 and not found & {None, k}}
-    needless = {k for k in needless if k[1] != ATTENDS}  # all that attention takes is known there
+    needless = {k for k in needless if k[1] != ATTENDS}  # the runtime needs all operands there
     shown = handed_out(graph)
     needless |= shown | _kept_for_later(graph)
     rename: dict[str, str] = {}
@@ -123,13 +123,16 @@ def prune_boundaries(graph: Graph) -> None:
 
 
 def _kept_for_later(graph: Graph) -> set[Key]:
-    """What modules set as their attributes for a later call, not for users: no boundary."""
+    """Return the keys of attributes that modules set for a later call only, not for users."""
     kept = [b for b in graph.boundaries if b.side == KEEPS]
     return {_key(b) for b in kept} - {_key(b) for b in kept if b.target in graph.outputs}
 
 
 def handed_out(graph: Graph) -> set[Key]:
-    """Where hidden states leave modules for users alone: whole as they are, they do not change."""
+    """Return the output boundaries where hidden states leave modules only for users.
+
+    Hidden states are replicated already, so no reshard is needed there.
+    """
     read = {name for op in graph.ops for name in op.inputs}
     inside: dict[str, list[Boundary]] = {}
     for boundary in graph.boundaries:
@@ -148,7 +151,7 @@ def handed_out(graph: Graph) -> set[Key]:
 
 
 def overwritten(graph: Graph) -> set[str]:
-    """The tensors in whose memory those lie that code changes in place, they included."""
+    """Return the tensors that code changes in place, and the tensors that they are views of."""
 
     def viewed(op: Op, _: str) -> str | None:
         return op.inputs[0] if is_view(op.call) else None
@@ -157,10 +160,10 @@ def overwritten(graph: Graph) -> set[str]:
 
 
 def joined(graph: Graph, root: nn.Module) -> set[str]:
-    """What runs from embeddings to blocks, and from block to block.
+    """Return the outputs of embeddings and the tensors carried from block to block.
 
-    What a part of the model gives (an image, a sound) is joined to it on the way, by code that is
-    not traced: both must be replicated, and so must their gradients.
+    Untraced code may join them with the output of a part of the model (of an image or a sound).
+    Both must then be replicated, and so must their gradients.
     """
     return graph.marks.carried | {
         b.target
@@ -170,10 +173,10 @@ def joined(graph: Graph, root: nn.Module) -> set[str]:
 
 
 def gone_on(graph: Graph) -> set[str]:
-    """What modules make, read themselves, and give out, if it is an output of the model, too.
+    """Return the model outputs that a module inside it both returns and reads itself.
 
-    A change of placement where it leaves would make another tensor of it, which only code outside
-    of the module goes on with. Scores of a loss, and hidden states, are seen to elsewhere.
+    A reshard at the module's output would make another tensor, which only code outside of the
+    module would read. Scores of a loss and hidden states are handled by other marks.
     """
     leaves = {b.target: b for b in graph.boundaries if b.side == "out"}
     readers = Counter(name for op in graph.ops for name in {*op.inputs})
@@ -188,10 +191,11 @@ def gone_on(graph: Graph) -> set[str]:
 
 
 def logits(graph: Graph) -> set[str]:
-    """The root's outputs, and what ops that keep the shape make of one real operand on the way.
+    """Return the scores in `graph.marks.logits`, and the tensors of equal shape they come from.
 
-    But not scores of fewer classes than there are features that they are made of: a loss that
-    leaves such a table split saves less memory than the hidden states before it take anyway.
+    The tensors are followed back through ops with one differentiable operand of the same shape.
+    Scores with fewer classes than the features that they are computed from are left out: keeping
+    them sharded in the loss saves less memory than the hidden states before them take.
     """
 
     def reshaped(op: Op, name: str) -> str | None:
@@ -206,22 +210,22 @@ def logits(graph: Graph) -> set[str]:
 
 
 def _narrows(call: OpCall) -> bool:
-    """Whether a product makes fewer features than it takes."""
+    """Return whether a linear op has fewer output features than input features."""
     return call.results[0][-1:] < call.operands[0][-1:]
 
 
 def _behind(
     graph: Graph, names: Iterable[str], operand: Callable[[Op, str], str | None]
 ) -> set[str]:
-    """`names`, and what they come from."""
+    """Return `names` and the tensors that they come from; `operand` is as in `sources`."""
     before = sources(graph, operand)
     return {n for name in names for n in (name, *nx.descendants(before, name))}
 
 
 def modes(graph: Graph, runs: Sequence[Run]) -> set[tuple[str, str]]:
-    """What each module takes and gives in eval mode, and what in the same call in training mode.
+    """Pair the tensors at each module boundary in eval mode with those in training mode.
 
-    Those `runs` that train are the others again, in their order.
+    The training `runs` are the eval runs repeated, in the same order.
     """
     twins = [i for i, run in enumerate(runs) if not run.training]
     again = dict(zip((i for i, run in enumerate(runs) if run.training), twins, strict=False))
@@ -241,7 +245,7 @@ def modes(graph: Graph, runs: Sequence[Run]) -> set[tuple[str, str]]:
 
 
 def name_literals(graph: Graph) -> None:
-    """Find slice bounds that come neither from an attribute nor from a size of a tensor."""
+    """Set `literals` of ops: slice bounds that come from no attribute and no tensor size."""
     producers = graph.producers()
     known: set[tuple[str, str]] = set()
     for size in graph.sizes:
@@ -257,14 +261,17 @@ def name_literals(graph: Graph) -> None:
 
 
 def fixed(graph: Graph, reads_as_numbers: Iterable[tuple[int, int]]) -> set[tuple[str, int]]:
-    """Dims of tensors whose length must be the same on every rank."""
+    """Return the dims of tensors whose length must be the same on every rank."""
     stated = {(s.tensor, s.dim) for s in graph.sizes if s.expression[0] == "constant"}
     read = {(graph.reads[n], dim) for n, dim in reads_as_numbers if n in graph.reads}
     return read | {(name, dim) for name, dim in stated if dim >= 0}
 
 
 def slice_of(producers: Mapping[str, Op], size: SizeArgument) -> Op | None:
-    """The slice or select that `size` is a bound of; one index expression makes several."""
+    """Return the slice or select op that `size` is a bound of, or None.
+
+    One index expression makes several such ops; they are searched from the last to the first.
+    """
     if not size.bound:
         return None
     value = evaluate(size.expression, {})

@@ -1,4 +1,4 @@
-"""From the recorded calls of a run to the planner's `Graph`, call by call."""
+"""Translate the recorded calls of a run to the planner's `Graph`."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ IGNORED = {
 
 
 def translate(record: Record, module: nn.Module, provenance: Provenance) -> Graph:
-    """The `Graph` of a run of `module`, with what is known of sizes in it.
+    """Return the `Graph` of recorded runs of `module`, with its size arguments.
 
     Args:
-        record: The run.
-        module: The module as it is without the run.
-        provenance: What was noted of sizes while it ran.
+        record: The recorded runs.
+        module: The module.
+        provenance: The sizes noted during the runs.
     """
     sources = provenance.sources
     translator = _Translator(module, {id(before) for before, _ in record.changed_in_regions})
     for fqn, tensor in record.stored.items():
         translator.store(fqn, tensor)
     for tensor in record.inputs:
-        # The caller may want its gradient: of embeddings, of another module's output.
+        # The caller may want the gradient of an input: embeddings, or another module's output.
         translator.take("input", tensor, differentiable=True)
     needed = [*record.read, *record.written.values(), *record.outputs, *sources.values()]
     needed += [tensor for pair in record.resumed for tensor in pair]
     read = {id(call) for call in alive(record.calls, needed)}
-    # What a module gives is made, and priced, even where nobody takes it; it gets no gradient.
-    # What goes in for nothing, as what is in a cache already, may lie as it likes.
+    # Outputs of modules are computed, and priced, even if nothing reads them; they get no gradient.
+    # Inputs that nothing reads, such as tensors that a cache holds already, may have any placement.
     crossed = [call for call in record.calls if call.op is boundaries.BOUNDARY]
     idle = {id(c) for c in crossed if record.taken[c.traced_call] and _enters(c)} - read
     given = [call.result for call in crossed if id(call) not in idle]
@@ -105,7 +105,7 @@ def translate(record: Record, module: nn.Module, provenance: Provenance) -> Grap
 
 
 def _equal(graph: Graph, pairs: Iterable[tuple[Expression, Expression]]) -> Iterator[SizeArgument]:
-    """Integers that were found equal, but for those of tensors that nobody needs."""
+    """Yield the integers that code found equal, except those of tensors outside of the graph."""
     of_attribute = {a: s.tensor for s in graph.sizes for a in attributes_of(s.expression)}
     for pair in pairs:
         difference = ("-", *pair)
@@ -117,7 +117,7 @@ def _equal(graph: Graph, pairs: Iterable[tuple[Expression, Expression]]) -> Iter
 
 
 def _in_place(record: Record) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """What modules were given, and took, and changed in place where others read it then."""
+    """Yield (tensor given to a module, tensor inside it) for changes that code outside reads."""
     for was, now, module in record.changed:
         if not any(not call or _is_outside(call, module) for call in _readers(record, now)):
             continue
@@ -155,7 +155,7 @@ def _enters(call: Call) -> bool:
 def _passed(
     record: Record, calls: Sequence[Call], translator: _Translator
 ) -> list[tuple[int, Passing]]:
-    """What `Graph.passed` is; of a tensor that nobody takes, what it was made of."""
+    """Return `Graph.passed`; for a tensor outside of the graph, what it was computed from."""
     at = {id(call): i for i, call in enumerate(record.calls)}
     crossed = [at[id(call)] for call in calls if call.op is boundaries.BOUNDARY]
     makers = {id(t): call for call in record.calls for t in tensors_in(call.result)}
@@ -181,9 +181,9 @@ def _passed(
 
 
 def _looped(record: Record, names: Mapping[int, str]) -> set[str]:
-    """What passes of loops over data take or give at boundaries, and parameters that they read.
+    """Return boundary targets in conditional regions, and the parameters that the regions read.
 
-    Of those that some ranks may make alone.
+    Only regions that some ranks may run alone count.
     """
     parameters = {id(t) for t in record.stored.values()}
     out = set[str]()
@@ -196,7 +196,7 @@ def _looped(record: Record, names: Mapping[int, str]) -> set[str]:
 
 
 def alive(calls: Sequence[Call], results: Iterable[torch.Tensor]) -> list[Call]:
-    """The calls that `results` hang on, in order."""
+    """Return the calls that `results` depend on, in order."""
     maker: dict[int, int] = {}
     needs: list[set[int]] = []
     for i, call in enumerate(calls):
@@ -211,7 +211,7 @@ def alive(calls: Sequence[Call], results: Iterable[torch.Tensor]) -> list[Call]:
 
 
 def trained(graph: Graph) -> list[Use]:
-    """Parameters and buffers that ops change in place when the model trains."""
+    """Return the parameters and buffers that ops change in place in training mode."""
     changed = {
         op.inputs[op.call.arguments[name].index]
         for op in graph.ops
@@ -221,7 +221,10 @@ def trained(graph: Graph) -> list[Use]:
 
 
 class _Translator:
-    """The graph so far, and which name stands for which tensor."""
+    """Builds the graph, and maps ids of recorded tensors to names.
+
+    `carried` has the ids of tensors that conditional code changes.
+    """
 
     def __init__(self, module: nn.Module, carried: Collection[int] = ()) -> None:
         self.carried = carried
@@ -237,31 +240,31 @@ class _Translator:
         self.owners = {n.rpartition(".")[0] for n in parameters}
 
     def fresh(self, base: str) -> str:
-        """A name that no other tensor or op has."""
+        """Return an unused name made from `base`."""
         count = self.counts[base] = self.counts.get(base, -1) + 1
         return f"{base}_{count}" if count else base
 
     def name_of(self, tensor: torch.Tensor) -> str:
-        """The name of `tensor`; one that no call made is a constant."""
+        """Return the name of `tensor`; a tensor that no call made is added as a constant."""
         if id(tensor) not in self.names:
             self.take("constant", tensor, differentiable=False)
         return self.names[id(tensor)]
 
     def add(self, name: str, value: torch.Tensor, differentiable: bool) -> None:
-        """Put a tensor into the graph."""
+        """Add a tensor to the graph."""
         can = differentiable and (value.dtype.is_floating_point or value.dtype.is_complex)
         shape = tuple(int(s) for s in value.shape)
         self.graph.tensors[name] = Tensor(name, shape, value.dtype, can)
         self.names[id(value)] = name
 
     def take(self, kind: str, value: torch.Tensor, differentiable: bool) -> None:
-        """An input."""
+        """Add an input or constant; `kind` is the base of its name."""
         name = self.fresh(kind)
         self.add(name, value, differentiable)
         self.graph.inputs.append(name)
 
     def store(self, fqn: str, value: torch.Tensor) -> None:
-        """A parameter or a buffer."""
+        """Add a parameter or a buffer."""
         is_buffer = fqn in self.buffers
         used = self.fresh(f"{'b' if is_buffer else 'p'}_{fqn.replace('.', '_')}")
         held = self.held[fqn]
@@ -271,9 +274,10 @@ class _Translator:
         self.graph.uses.append(Use(fqn, stored, used, is_buffer))
 
     def write(self, fqn: str, after: str) -> None:
-        """A new value of a parameter or buffer: as the old one where that is part of it.
+        """Note that `after` is the new value of a parameter or buffer.
 
-        Else it is an output, and so whole.
+        If elementwise ops or norms compute it from the old value, it keeps the placement of the old
+        value. Otherwise it is an output and so replicated.
         """
         use = next(u for u in self.graph.uses if u.fqn == fqn)
         producers, made, found = self.graph.producers(), [after], {after}
@@ -291,7 +295,7 @@ class _Translator:
             self.graph.outputs.append(after)
 
     def call(self, call: Call, differentiable: bool) -> None:
-        """An op, or a marker."""
+        """Add a call: an op or a boundary marker."""
         name = name_of(call.op)
         if name in IGNORED:
             return
@@ -310,10 +314,10 @@ class _Translator:
             self.op(call, name, differentiable)
 
     def results(self, call: Call, name: str, differentiable: bool) -> list[str]:
-        """Put the tensors that a call makes into the graph and return their names."""
+        """Add the results of a call to the graph and return their names."""
         sources = [self.name_of(t) for t in tensors_in((call.args, dict(call.kwargs)))]
         differentiable &= any(self.graph.tensors[n].differentiable for n in sources) or (
-            id(call.result) in self.carried  # what passes of a loop add to it is
+            id(call.result) in self.carried  # passes of a loop add differentiable values to it
         )
         several = isinstance(call.result, (tuple, list))
         names = []
@@ -324,7 +328,7 @@ class _Translator:
         return names
 
     def argument(self, value: Any, inputs: list[str]) -> Any:
-        """An argument of an op, with tensors, whose names join `inputs`, as operands."""
+        """Return an argument with tensors replaced by `Operand`s; adds their names to `inputs`."""
         if isinstance(value, torch.Tensor):
             inputs.append(self.name_of(value))
             return Operand(len(inputs) - 1)
@@ -332,7 +336,7 @@ class _Translator:
         return [self.argument(v, inputs) for v in value] if several else value
 
     def op(self, call: Call, name: str, differentiable: bool) -> None:
-        """The call as rules see it, with the tensors that go in and come out."""
+        """Add the call of an op, with its inputs and outputs."""
         inputs: list[str] = []
         arguments = {k: self.argument(v, inputs) for k, v in named_arguments(call).items()}
         unique = self.fresh(name.rpartition("::")[2])
@@ -360,7 +364,7 @@ class _Translator:
 
 
 def named_arguments(call: Call) -> Mapping[str, Any]:
-    """The arguments of a call by their names in the op's schema, defaults filled in."""
+    """Return the arguments of a call by their names in the op's schema, with defaults."""
     schema = getattr(call.op, "_schema", None)
     if schema is None:
         return {str(i): a for i, a in enumerate(call.args)} | dict(call.kwargs)

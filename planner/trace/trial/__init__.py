@@ -1,1 +1,1 @@
-"""Running a split module on fake tensors, and what such a run is compared by."""
+"""Running a split module on fake tensors, and the log by which such runs are compared."""
