@@ -156,7 +156,7 @@ class PricedPlans:
         return result.assignment
 
     def _asked(self, weight: int) -> Result:
-        """Solve for one weight, backtracking first: one cost per row takes less room than fronts."""
+        """Solve for one weight, backtracking first: one cost per row is smaller than a front."""
         problem = self._two.weighed([(weight, 1)])
         result = Result("unknown", None, 0)
         for solver in dict.fromkeys((backtracking.solve, self.solver)):
@@ -286,7 +286,7 @@ def _price_for_time(plans: PricedPlans, memory: int) -> int:
 
 
 def _price_for_memory(plans: PricedPlans, budget: int) -> int:
-    """Return the least of `BYTE_PRICES` at which the best plan is within a budget; else the last."""
+    """Return the least of `BYTE_PRICES` whose best plan is within a budget; else the last."""
     low, high = BYTE_PRICES.start, BYTE_PRICES.stop - 1
     while low < high:
         middle = (low + high) // 2
