@@ -1,1 +1,1 @@
-"""Plans as one page of HTML that needs nothing else: what to look at, by one file a drawing."""
+"""Draws plans as one self-contained HTML page, with one file per drawing."""

@@ -1,4 +1,4 @@
-"""What a page shows beside a plan and needs its model: alternatives, other plans, a baseline."""
+"""Computes what a page needs the model for: alternatives, transformers' plan, a baseline."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shardwright.planner.search.search_state import SearchState
 
 
 def beside(plan: Plan, name: str, made: SearchState) -> Shown:
-    """A plan with the costs of alternatives, of transformers' own plan, and of no plan.
+    """Add to a plan the costs of alternatives, of transformers' own plan, and of no plan.
 
     Args:
         plan: The plan.
         name: Its name on the page.
-        made: The end of the search for it.
+        made: The end state of the search for it.
     """
     large = [w.one for w in Weights(plan) if len(w.shape) > 1]
     baseline = unsharded(made.task, made.formulation)
@@ -28,13 +28,13 @@ def beside(plan: Plan, name: str, made: SearchState) -> Shown:
 
 
 def beside_model(plan: Plan, name: str, model: Any, **how: Any) -> Shown:
-    """The same for a plan that was read from a file.
+    """Do the same for a plan that was read from a file.
 
     Args:
         plan: The plan.
         name: Its name on the page.
         model: The model it was made for, as `shardwright.plan` takes it; it is traced.
-        how: Example inputs as for the plan, and whether to run code that comes with the model.
+        how: Example inputs as for the plan, and whether to run code shipped with the model.
 
     Raises:
         PlanError: the plan is for another model.

@@ -1,4 +1,4 @@
-"""Each distinct block of a plan, step by step: what runs, what it reads, what ranks send."""
+"""Lists the steps of each distinct block: what runs, what it reads, what ranks send."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardwright.planner.units import human_bytes, human_time
 
 SIGNS = {"add": "+", "mul": "×", "sub": "−", "div": "÷"}
 SILENT = frozenset("_to_copy clone copy view alias permute transpose slice expand".split())
-"""Ops that say nothing of what is computed."""
+"""Ops that tell nothing about what is computed."""
 SHORTEST = 0.004
-"""Share of a bar from which on a span is drawn by itself."""
+"""Spans with a smaller share of a bar are joined."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Step:
 
     Attributes:
         kind: "weight", "op", "redistribution" or "blocks".
-        name: What it is called.
+        name: Its label.
         detail: What it computes, or the line of code.
         reads: The tensors that it reads.
         weights: The parameters that it reads, the largest first.
-        target: Number of the block that it runs, for "blocks".
+        target: For "blocks", the number of the block that it runs.
         sent: Collectives of the forward and backward pass, in words.
         time: Time of a phase, in words.
     """
@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that takes time, `sent` of its nanoseconds for redistribution."""
+    """Something that takes `ns` nanoseconds, `sent` of them for redistribution."""
 
     name: str
     ns: int
@@ -67,27 +67,27 @@ class Span:
 
     @property
     def told(self) -> str:
-        """Its name and time."""
+        """Return its name and time."""
         return f"{self.name}: {human_time(self.ns)}"
 
 
 class Blocks:
-    """The blocks of a plan, by their numbers.
+    """The blocks of a plan, by number.
 
     Args:
         plan: The plan.
-        weights: (block, step) -> the parameters that it reads.
+        weights: (block, step) -> the parameters that the step reads.
     """
 
     def __init__(self, plan: Plan, weights: dict[tuple[int, int], list[Weight]]) -> None:
         self.plan, self.drawing, self.weights = plan, plan.drawing, weights
 
     def title(self, number: int) -> str:
-        """What a block is called."""
+        """Return the title of a block."""
         return ", ".join(filter(None, self.drawing[number].modules)) or "the model"
 
     def steps(self, number: int, phase: Phase | None) -> list[Step]:
-        """The steps of a block, in the order in which they run, timed in a phase."""
+        """Return a block's steps in execution order, with their times in a phase."""
         block = self.drawing[number]
         return [
             self._step(number, i, item, phase)
@@ -113,7 +113,7 @@ class Blocks:
         )
 
     def _tensors(self, number: int, found: dict[str, str]) -> list[Tensor]:
-        """Tensors by what makes them: inputs of the block first, then its steps in order."""
+        """List tensors by their origin: inputs of the block first, then steps in order."""
         steps = sorted((int(key), text) for key, text in found.items() if key.isdigit())
         return [
             *(Tensor(key, text) for key, text in sorted(found.items()) if not key.isdigit()),
@@ -121,11 +121,11 @@ class Blocks:
         ]
 
     def leaves(self, number: int) -> list[Tensor]:
-        """The tensors that leave a block."""
+        """Return the tensors that leave a block."""
         return self._tensors(number, self.drawing[number].gives)
 
     def label(self, number: int, i: int) -> str:
-        """What a step is called: its collective, the module with its weights, or its ops."""
+        """Return a step's label: its collective, the module with its weights, or its ops."""
         item = self.drawing[number].items[i]
         if item.slot is not None:
             ahead = {c.kind.replace("_", "-") for c in item.collectives if c.phase != "backward"}
@@ -147,7 +147,7 @@ class Blocks:
         return ", ".join(op.strip("_") for op in ops[:2]) or "other ops"
 
     def spans(self, number: int, phase: Phase) -> list[Span]:
-        """What a block spends time on in a phase, in order; very short spans are joined."""
+        """Return what a block spends time on in a phase, in order; short spans are joined."""
         least = SHORTEST * self.time(number, phase)[0]
         out: list[Span] = []
         joined = False
@@ -161,7 +161,7 @@ class Blocks:
         return out
 
     def time(self, number: int, phase: Phase) -> tuple[int, int]:
-        """Nanoseconds of a block in a phase, and of these for redistribution."""
+        """Return a block's nanoseconds in a phase, and how many are for redistribution."""
         found = [self._item_ns(item, phase) for item in self.drawing[number].items]
         return sum(ns for ns, _ in found), sum(moved for _, moved in found)
 
@@ -174,7 +174,7 @@ class Blocks:
         return ns, moved
 
     def collectives(self, block: DrawnBlock) -> list[CollectiveCount]:
-        """All collectives of a block, those of blocks within it included."""
+        """Return all collectives of a block, including those of blocks within it."""
         out: list[CollectiveCount] = []
         for item in block.items:
             out += item.collectives
@@ -187,7 +187,7 @@ class Blocks:
 
 
 def sent(found: Iterable[CollectiveCount]) -> str:
-    """Collectives by phase: `forward 2 all-reduce (8.0 MiB); backward all-gather (4.0 MiB)`."""
+    """List collectives by phase: `forward 2 all-reduce (8.0 MiB); backward ...`."""
     sums: dict[str, dict[str, tuple[int, int]]] = {}
     for c in found:
         if c.count:

@@ -1,4 +1,4 @@
-"""Plans as one page of HTML."""
+"""Renders plans as one HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 def page(shown: Sequence[Shown]) -> str:
-    """A page that shows plans, one at a time where scripts run; it loads nothing else."""
+    """Return a page that shows plans, one at a time if scripts run. It loads no other files."""
     frame = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,

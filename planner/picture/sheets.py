@@ -1,4 +1,4 @@
-"""Which ranks hold which part of a weight: cells to draw, a sentence, a table of ranks."""
+"""Shows which ranks hold which part of a weight: cells to draw, a sentence, a table of ranks."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ COLOURS = (
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#7b3fa0",
     "#12355b", "#a4d13a", "#8c5a3c", "#ff9c9c", "#005f3c", "#c3b1f2", "#800f2f", "#7fd8c8",
 )  # fmt: skip
-"""Of ranks in turn. The first seven are those of Okabe and Ito, for all kinds of colour vision."""
+"""Rank colours in order. The first seven are Okabe and Ito's, for all kinds of colour vision."""
 REPLICATED = "var(--replicated)"
-"""The colour of what every rank holds."""
+"""The colour of parts that every rank holds."""
 DRAWN, LISTED, LABELLED = 4096, 64, 64
-"""Most pieces of a dim that are drawn one by one, ranks in a table, cells with a label."""
+"""Most pieces of a dim that are drawn separately, ranks in a table, and cells with a label."""
 WIDTH, LOWEST, HIGHEST = 380.0, 120.0, 300.0
 """Size of the drawing of a weight in pixels."""
 
 
 def ranks_of(plan: Plan) -> list[Coords]:
-    """Coordinates of the ranks of one copy of the model, by their index on `tp`."""
+    """Return the coordinates of the ranks of one model copy, by their index on `tp`."""
     others = plan.mesh.keys() - {TP}
     every = (plan.coords(rank) for rank in range(plan.world_size))
     first = [at for at in every if all(at[name][0] == 0 for name in others)]
@@ -44,7 +44,7 @@ def ranks_of(plan: Plan) -> list[Coords]:
 
 
 def colour(rank: int) -> str:
-    """The colour of a rank."""
+    """Return the colour of a rank."""
     return COLOURS[rank % len(COLOURS)]
 
 
@@ -59,7 +59,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Side:
-    """A dim as pieces: those of one period, of `size` indices, which the dim repeats."""
+    """One period of a dim as pieces; it has `size` indices and is repeated `repeats` times."""
 
     pieces: tuple[Piece, ...]
     repeats: int
@@ -67,7 +67,7 @@ class Side:
 
 
 def side_of(dim: Dim, ranks: Sequence[Coords]) -> Side:
-    """A dim as pieces."""
+    """Divide a dim into pieces."""
     repeats, dim = _period(dim, len(ranks))
     size = dim_size(dim) or 0
     held = [local_ranges(dim, at) for at in ranks]
@@ -84,7 +84,7 @@ def side_of(dim: Dim, ranks: Sequence[Coords]) -> Side:
 
 
 def _period(dim: Dim, ranks: int) -> tuple[int, Dim]:
-    """How often a dim repeats a smaller one, if that is too often to be drawn; else once."""
+    """Return the repeats and the period of a dim with too many pieces to draw; otherwise 1."""
     if not isinstance(dim, Product) or not is_split(dim):
         return 1, dim
     first = next(i for i, factor in enumerate(dim.factors) if is_split(factor))
@@ -97,7 +97,7 @@ def _period(dim: Dim, ranks: int) -> tuple[int, Dim]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A rectangle of a weight: place and size in percent, fill, and a label if there is room."""
+    """A rectangle of a weight: place and size in percent, fill, and a label if it fits."""
 
     x: float
     y: float
@@ -130,7 +130,7 @@ class Sheet:
 
     @property
     def height(self) -> float:
-        """Height of the large drawing in pixels: as the weight's shape, within limits."""
+        """Return the height of the large drawing in pixels, from the shape, within limits."""
         if len(self.drawn) < 2:
             return LOWEST / 2
         down, across = (self.weight.shape[i] for i in self.drawn)
@@ -138,7 +138,7 @@ class Sheet:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """The cells; none if nothing is sharded."""
+        """Return the cells; none if nothing is sharded."""
         if not self.weight.is_split:
             return []
         down, across = [None, None, *map(self._side, self.drawn)][-2:]
@@ -166,7 +166,7 @@ class Sheet:
         return Cell(x, y, width, height, self.fill(held), text)
 
     def fill(self, held: Sequence[int]) -> str:
-        """The background of what these ranks hold: the colour of a rank, or stripes of several."""
+        """Return the background of a part: the colour of its rank, or stripes of several."""
         if len(held) in (0, len(self.ranks)):
             return REPLICATED
         if len(held) == 1:
@@ -176,7 +176,7 @@ class Sheet:
 
     @property
     def sentence(self) -> str:
-        """How the weight is sharded, in words."""
+        """Return a sentence on how the weight is sharded."""
         if not self.weight.is_split:
             return "Replicated: every rank holds all of it."
         dims = zip(self._dim_names(), self.weight.placement.dims, strict=True)
@@ -206,7 +206,7 @@ class Sheet:
 
     @property
     def headings(self) -> list[str]:
-        """What the columns of `rows` hold: sharded dims, each segment of a concatenation."""
+        """Return the headings of `rows`: sharded dims, or each segment of a concatenation."""
         out = []
         for name, dim in zip(self._dim_names(), self.weight.placement.dims, strict=True):
             if isinstance(dim, Concat) and is_split(dim):
@@ -216,14 +216,14 @@ class Sheet:
         return out
 
     def _segment(self, number: int) -> str:
-        """The name of a segment: what attention uses it as, if that is known."""
+        """Return a segment's name: what attention uses it as, if known."""
         parts, dims = self.weight.item.parts, self.weight.placement.dims
         known = any(isinstance(dim, Concat) and len(dim.terms) == len(parts) for dim in dims)
         return parts[number] if known else f"segment {number + 1}"
 
     @property
     def rows(self) -> list[Row]:
-        """What each rank holds; ranks that hold the same share a row."""
+        """Return what each rank holds; ranks that hold the same share a row."""
         split = [dim for dim in self.weight.placement.dims if is_split(dim)]
         found: dict[tuple[str, ...], list[int]] = {}
         for rank, at in enumerate(self.ranks):
@@ -239,7 +239,7 @@ class Sheet:
 
 
 def _placed(side: Side) -> list[tuple[float, float, tuple[int, ...] | None]]:
-    """(start, length, ranks) of each piece, as shares of the side."""
+    """Return (start, length, ranks) of each piece, as shares of the side."""
     size = max(side.size, 1)
     return [(p.start / size, (p.stop - p.start) / size, p.ranks) for p in side.pieces]
 
@@ -251,7 +251,7 @@ def _both(held: tuple[int, ...] | None, also: tuple[int, ...] | None) -> tuple[i
 
 
 def _held(dim: Dim, at: Coords) -> list[str]:
-    """The indices of a dim that a rank holds; of a concatenation, those in each segment."""
+    """Return a rank's indices of a dim; for a concatenation, those in each segment."""
     start, out = 0, []
     for term in dim.terms if isinstance(dim, Concat) else (dim,):
         out.append(spans([(a + start, b + start) for a, b in local_ranges(term, at)]))
@@ -260,7 +260,7 @@ def _held(dim: Dim, at: Coords) -> list[str]:
 
 
 def grain(dim: Dim) -> str:
-    """The units in which a dim is split: `32 groups of 128`; empty for single indices."""
+    """Return the units that a dim is split in: `32 groups of 128`; empty for single indices."""
     if isinstance(dim, Concat):
         return " + ".join(grain(term) or f"{dim_size(term):,}" for term in dim.terms)
     if isinstance(dim, Atom) or not is_split(dim):
@@ -272,14 +272,14 @@ def grain(dim: Dim) -> str:
 
 
 def spans(ranges: list[Range], most: int = 6) -> str:
-    """Ranges in words, one a line: `0–511,` and `4096–4223`."""
+    """Write ranges in words, one per line: `0–511,` and `4096–4223`."""
     texts = [f"{a:,}–{b - 1:,}" if b - a > 1 else f"{a:,}" for a, b in ranges[:most]]
     more = len(ranges) - most
     return ",\n".join(texts) + (f"\nand {more:,} more" if more > 0 else "")
 
 
 def names(ranks: Mapping[int, object] | Sequence[int]) -> str:
-    """Ranks in words: `0–3, 6`."""
+    """Write ranks in words: `0–3, 6`."""
     rows: list[list[int]] = []
     for rank in sorted(ranks):
         if rows and rows[-1][-1] + 1 == rank:

@@ -1,4 +1,4 @@
-"""What the page says of one plan, in the order in which it stands there."""
+"""Prepares what the page says about one plan, in the order of the page."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from shardwright.planner.wording import (
     workload_in_words,
 )
 
-if TYPE_CHECKING:  # they import torch, and a plan is shown without
+if TYPE_CHECKING:  # these import torch, which showing a plan does not need
     from shardwright.planner.report.explain import Explanation
     from shardwright.planner.report.hand_written import HandWritten
 
 LARGE = 0.01
-"""Replicated parameters are listed from this share of all bytes on."""
+"""Replicated parameters are listed if they have at least this share of all bytes."""
 IN_LEGEND = 32
-"""Ranks in the legend."""
+"""Most ranks in the legend."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A plan to show, and what is known beside it.
+    """A plan to show, with optional comparisons.
 
     Attributes:
         plan: The plan.
-        name: Its name on the page: its file, say.
+        name: Its name on the page, for example its file.
         hand: The plan of transformers, priced.
         explained: Costs of alternatives.
-        unsharded: Costs without a plan: every rank computes all.
+        unsharded: Costs without a plan, if every rank computes everything.
     """
 
     plan: Plan
@@ -56,7 +56,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure at the head of the page; `bad` ones are red."""
+    """A figure at the top of the page; `bad` ones are red."""
 
     label: str
     text: str
@@ -83,17 +83,17 @@ class View:
 
     @property
     def model(self) -> str:
-        """Class of the model."""
+        """Return the class of the model."""
         return self.plan.model.architecture
 
     @property
     def mesh(self) -> str:
-        """The mesh, in words."""
+        """Return the mesh in words."""
         return mesh_in_words(self.plan)
 
     @property
     def lead(self) -> str:
-        """What was priced and minimized."""
+        """Say what was priced and minimized."""
         return (
             f"Priced for {workload_in_words(self.plan.workload)}. "
             f"Objective: {objective_in_words(self.plan.objective)}."
@@ -101,7 +101,7 @@ class View:
 
     @cached_property
     def figures(self) -> list[Figure]:
-        """Memory, time, collectives, optimality."""
+        """Return the figures: memory, time, collectives, optimality."""
         return [self._memory(), *self._times(), self._collectives(), self._optimality()]
 
     def _memory(self) -> Figure:
@@ -149,7 +149,7 @@ class View:
 
     @property
     def notes(self) -> list[str]:
-        """Whether the plan was checked, and notes of the planner."""
+        """Say whether the plan was checked, and return the planner's notes."""
         plan = self.plan
         out = [
             "Every op was checked against its rule, and the model's code was run with the shapes "
@@ -167,18 +167,18 @@ class View:
 
     @property
     def misfit(self) -> str | None:
-        """That the plan does not fit the device, if so."""
+        """Return the message that the plan does not fit the device; None if it fits."""
         text = misfit(self.plan)
         return text and text[0].upper() + text[1:] + "."
 
     @property
     def legend(self) -> list[tuple[int, str]]:
-        """Ranks and their colours."""
+        """Return ranks and their colours."""
         return [(rank, colour(rank)) for rank in range(min(len(self.ranks), IN_LEGEND))]
 
     @property
     def row(self) -> list[tuple[str, str, bool]]:
-        """(label, text, bad) of the plan in the table of several."""
+        """Return (label, text, bad) for the plan's row in the table of several plans."""
         room = memory_limit(self.plan)
         head = [("mesh", ", ".join(f"{n}={size}" for n, size in self.plan.mesh.items()), False)]
         head.append(("memory limit", human_bytes(room) if room else "none", False))
@@ -187,7 +187,7 @@ class View:
     # --- blocks
 
     def costs(self, number: int) -> list[tuple[str, str, str, str]]:
-        """(phase, time, of it communication, time of all blocks) of one block."""
+        """Return (phase, time, its communication, time of all blocks) of one block."""
         out = []
         for phase in self.phases:
             ns, moved = self.blocks.time(number, phase)
@@ -197,19 +197,19 @@ class View:
         return out
 
     def sent(self, number: int) -> str:
-        """Collectives of one block."""
+        """Return the collectives of one block in words."""
         return sent(self.blocks.collectives(self.plan.drawing[number])) or "none"
 
     @property
     def phase(self) -> Phase | None:
-        """The phase whose times stand beside steps: the first."""
+        """Return the phase whose times are shown next to steps: the first."""
         return next(iter(self.phases), None)
 
     # --- weights
 
     @cached_property
     def closeups(self) -> list[Weight]:
-        """The weights that have a close-up: sharded, large, or the largest of a step."""
+        """Return the weights with a close-up: sharded, large, or the largest of a step."""
         total = self.plan.predicted.unsharded_bytes
         first = {row[0].id for row in self.weights.found.values() if row}
         found = {w.id: w for w in self.weights}.values()
@@ -220,15 +220,15 @@ class View:
         ]  # fmt: skip
 
     def sheet(self, weight: Weight) -> Sheet:
-        """A weight as cells."""
+        """Return a weight as cells."""
         return Sheet(weight, self.ranks)
 
     def leader(self, weight: Weight) -> Weight:
-        """The largest weight of its step: their close-ups are shown together."""
+        """Return the largest weight of its step: their close-ups are shown together."""
         return next((row[0] for row in self.weights.found.values() if weight in row), weight)
 
     def facts(self, weight: Weight) -> list[tuple[str, str]]:
-        """(what, in words) of a weight."""
+        """Return (label, text) pairs about a weight."""
         entry, shape = weight.entry, " × ".join(f"{n:,}" for n in weight.shape)
         many = f", × {weight.count} alike" if weight.count > 1 else ""
         module = weight.one.rpartition(".")[0]
@@ -246,12 +246,12 @@ class View:
         return [(what, text) for what, text in found if text]
 
     def reason(self, weight: Weight) -> str:
-        """Why a large weight is replicated; empty if it is not."""
+        """Return why a large weight is replicated; empty if it is not."""
         listed = self.plan.replicated
         return next((r.reason for r in listed if pattern(r.parameter) == pattern(weight.one)), "")
 
     def explained(self, weight: Weight) -> Explanation | None:
-        """What its alternatives would cost."""
+        """Return what a weight's alternatives would cost."""
         names = (weight.one, pattern(weight.one))
         return next((e for e in self.shown.explained if e.name in names), None)
 
@@ -259,18 +259,18 @@ class View:
 
     @cached_property
     def memory(self) -> dict[str, int]:
-        """Bytes that the fullest rank holds, by what they are for."""
+        """Return the bytes on the fullest rank, by purpose."""
         held = memory_of(self.plan)
         return {key: n for key in HELD if (n := getattr(held, key))}
 
     @property
     def free(self) -> int:
-        """Bytes of the memory limit that nothing takes."""
+        """Return the unused bytes of the memory limit."""
         return max((memory_limit(self.plan) or 0) - sum(self.memory.values()), 0)
 
     @property
     def uneven(self) -> str:
-        """How much parameters ranks hold, if they differ."""
+        """Say how parameter sizes differ between ranks; empty if they are equal."""
         sizes = self.plan.predicted.parameter_bytes
         least, most = human_bytes(min(sizes)), human_bytes(max(sizes))
         if least == most:
@@ -282,7 +282,7 @@ class View:
 
     @property
     def replicated(self) -> list[tuple[str, str, str, str]]:
-        """(parameter, bytes, bytes of its further copies, why) of large replicated parameters."""
+        """Return (name, bytes, bytes of further copies, reason) of large replicated parameters."""
         alike: dict[tuple[str, int, str], int] = {}
         for r in self.plan.replicated:
             key = (pattern(r.parameter), r.bytes, r.reason)
@@ -296,7 +296,7 @@ class View:
 
     @property
     def small(self) -> str:
-        """Bytes of all other replicated parameters."""
+        """Return the bytes of all other replicated parameters."""
         listed = {pattern(r.parameter) for r in self.plan.replicated}
         return human_bytes(sum(
             w.unsharded_bytes * w.count
@@ -305,7 +305,7 @@ class View:
 
     @property
     def hand(self) -> list[tuple[str, str, str]]:
-        """(what, this plan, the plan of transformers) of both."""
+        """Return (label, this plan, transformers' plan) for the comparison."""
         hand = self.shown.hand
         if hand is None or hand.predicted is None:
             return []
@@ -314,12 +314,12 @@ class View:
 
     @property
     def hand_replicated(self) -> str:
-        """The larger parameters that the plan of transformers leaves replicated."""
+        """List the larger parameters that transformers' plan replicates."""
         found = self.shown.hand.replicated if self.shown.hand else {}
         least = LARGE * self.plan.predicted.unsharded_bytes
         return ", ".join(f"{name} ({human_bytes(n)})" for name, n in found.items() if n >= least)
 
 
 def phase_name(phase: str) -> str:
-    """A phase, run once."""
+    """Return the name of one run of a phase."""
     return {"decode": "decode step", "train": "training step"}.get(phase, phase)

@@ -1,1 +1,1 @@
-"""What people ask of plans: tables, reasons, differences, comparison with plans by hand."""
+"""Reports on plans: tables, explanations, differences, comparison with hand-written plans."""

@@ -1,4 +1,4 @@
-"""How two plans differ: what is placed how, and what it costs."""
+"""Lists the differences of two plans: placements, collectives and costs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNLIKE = "differs by layer"
 
 
 class Difference(NamedTuple):
-    """One thing that two plans say differently; `kind` is one of KINDS."""
+    """One difference of two plans; `kind` is one of KINDS."""
 
     kind: str
     name: str
@@ -38,7 +38,7 @@ class Difference(NamedTuple):
 
 
 def differences(first: Plan, second: Plan) -> list[Difference]:
-    """All differences but those of solvers and versions."""
+    """List all differences except those of solvers and versions."""
     names = sorted({*first.modules, *second.modules})
     left, right = _tables(first, names), _tables(second, names)
     return [
@@ -51,7 +51,7 @@ def differences(first: Plan, second: Plan) -> list[Difference]:
 
 
 def diff_report(found: Sequence[Difference], first: str, second: str) -> RenderableType:
-    """The differences as a table; `first` and `second` name the plans."""
+    """Make a table of the differences; `first` and `second` name the plans."""
     if not found:
         return Text("The plans are equal.")
     table = tables.table(tables.name(""), tables.words("FIRST"), tables.words("SECOND"))
@@ -66,7 +66,7 @@ def diff_report(found: Sequence[Difference], first: str, second: str) -> Rendera
 
 
 def _default(plan: Plan, kind: str, name: str) -> str:
-    """What a plan means that does not name something."""
+    """Describe what it means that a plan does not mention something."""
     if kind == "placement":
         known = {pattern(parameter) for parameter in plan.model.parameters}
         return "replicated" if pattern(name) in known else "absent"
@@ -97,9 +97,9 @@ def _listed(table: Mapping[str, object]) -> str:
 
 
 def _of_module(plan: Plan, name: str) -> Iterator[tuple[str, str, str]]:
-    """(kind, name, text) of what a plan says of a module.
+    """Yield (kind, name, text) of what a plan says about a module.
 
-    Where `name` stands for layers that this plan treats differently, all texts say so.
+    If `name` stands for layers that this plan treats differently, all texts say that they differ.
     """
     several = [
         spec for n, spec in plan.modules.items() if name not in plan.modules and pattern(n) == name

@@ -1,6 +1,6 @@
-"""Why a parameter is placed as it is: what each alternative would cost, or what forbids it.
+"""Explains a parameter's placement: what each alternative would cost, or what forbids it.
 
-The model is traced again, and the problem solved with each alternative pinned.
+The model is traced again, and the problem is solved with each alternative pinned.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from shardwright.planner.wording import objective_in_words, parameter_in_words
 from shardwright.runtime.model.identity import check_identity
 
 BY = "backtracking"
-"""The solver of alternatives, which need no proof by another."""
+"""The solver for alternatives, which need no proof by another solver."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """An op of a chain that ties two parameters together; one that `moves` computes nothing."""
+    """An op in a chain that ties two parameters together; if it `moves`, it computes nothing."""
 
     op: str
     module: str
@@ -49,7 +49,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another placement: what it costs more than the plan, or why it is impossible.
+    """Another placement: its extra cost compared with the plan, or why it is impossible.
 
     `bytes` are those of the fullest rank, `collectives` those of all passes together.
     """
@@ -63,7 +63,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Parameters that a plan places alike, and why.
+    """Parameters that a plan places equally, and the reasons.
 
     Attributes:
         name: The parameter, `*` for a layer number.
@@ -71,11 +71,11 @@ class Explanation:
         count: How many parameters have that name.
         placement: How the plan places them.
         objective: What the plan minimizes.
-        pinned: The pin that asks for it.
-        replicated: Why the plan says that it is replicated, if it is large.
+        pinned: The pin that asks for the placement.
+        replicated: The plan's reason for replicating it, if it is large.
         convention: Whether a convention (`planner/problem/conventions.py`) settled it.
         together: Parameters, with their dim, that must be split along the same axes.
-        ties: For each of these the shortest chain of ops to it.
+        ties: The shortest chain of ops to each of these.
         alternatives: The other placements.
     """
 
@@ -101,15 +101,15 @@ def explain(
     kwargs: dict[str, Any] | None = None,
     **hub: Any,
 ) -> list[Explanation]:
-    """Explain the placement of the parameter, or of each below the module, of that name.
+    """Explain the placement of a parameter, or of each parameter in a module.
 
     Args:
-        plan: The plan; its workload and mesh are what is priced.
-        name: As in a pin: `*` stands for any part of a name between dots.
-        model: What the plan was made for, as `shardwright.plan` takes it.
-        trust_remote_code: Whether to run code that comes with the model.
-        args: Example inputs, as the plan was made with.
-        kwargs: The same by name.
+        plan: The plan, with the workload and mesh that are priced.
+        name: The name as in a pin: `*` stands for any part of a name between dots.
+        model: The model it was made for, as `shardwright.plan` takes it.
+        trust_remote_code: Whether to run code that is shipped with the model.
+        args: Example inputs, as given for the plan.
+        kwargs: Example inputs by name.
         **hub: `revision`, `cache_dir`, `local_files_only`, `token`, as `plan` takes them.
 
     Raises:
@@ -122,9 +122,9 @@ def explain(
 
 @uncollected()
 def made(plan: Plan, model: Any, **how: Any) -> SearchState:
-    """Search the plan again, with `model` traced as `prepare` takes it: where the search ended.
+    """Repeat the search for the plan, with `model` as `prepare` takes it; return its end state.
 
-    What failed a dry run then is forbidden again.
+    Choices that failed a dry run in the search are forbidden again.
 
     Raises:
         PlanError: the plan is for another model.
@@ -136,19 +136,19 @@ def made(plan: Plan, model: Any, **how: Any) -> SearchState:
     if now.solution.report.objective != plan.solver.objective:
         learnt = Restrictions(task.pins, gathered=now.restrictions.gathered)
         now = climb(start(task, asked, learnt, now.formulation), LADDER)
-        now.plan  # noqa: B018 there is one, or this says why not
+        now.plan  # noqa: B018 raises if there is no plan, and says why
     return now
 
 
 @uncollected()
 def explained(plan: Plan, made: SearchState, names: Sequence[str]) -> list[Explanation]:
-    """Explain several names, from where the search of the plan ended.
+    """Explain several names, from the end state of the plan's search.
 
     Raises:
         UsageError: nothing has one of these names.
     """
     task = made.task
-    # Of blocks that are alike the graph may have one alone, so names are those of the module.
+    # The graph may have only one of several equal blocks, so the names are the module's.
     every = [n for n, _ in task.source.module.named_parameters(remove_duplicate=False)]
     counts = Counter(_group(plan, fqn) for fqn in every)
     asked: dict[str, None] = {}
@@ -166,7 +166,7 @@ def explained(plan: Plan, made: SearchState, names: Sequence[str]) -> list[Expla
 
 
 def from_plan(plan: Plan, name: str) -> list[Explanation]:
-    """Explain from the plan alone, without alternatives.
+    """Explain from the plan only, without alternatives.
 
     Raises:
         UsageError: nothing has that name.
@@ -190,13 +190,13 @@ def from_plan(plan: Plan, name: str) -> list[Explanation]:
 
 
 def _group(plan: Plan, fqn: str) -> str:
-    """The name under which the plan has a parameter: like layers under one."""
+    """Return the plan's name for a parameter; equal layers share one name."""
     owner = fqn.rpartition(".")[0]
     return fqn if owner in plan.modules and owner != pattern(owner) else pattern(fqn)
 
 
 def asked_for(plan: Plan) -> SolverOptions:
-    """What the plan was asked for."""
+    """Return the options that the plan was made with."""
     return SolverOptions(memory=plan.objective.memory_bytes, objective=plan.objective.name)
 
 
@@ -235,19 +235,19 @@ def _explain(
 
 
 def _split_dim(plan: Plan, name: str) -> int | None:
-    """The dim of a parameter that the plan shards first; None if it is replicated."""
+    """Return the first dim of a parameter that the plan shards; None if it is replicated."""
     entry = plan.parameter(name)
     dims = parse(entry.placement).dims if entry else ()
     return next((i for i, dim in enumerate(dims) if is_split(dim)), None)
 
 
 def _reason(plan: Plan, name: str) -> str | None:
-    """Why the plan says that a large parameter is replicated."""
+    """Return the plan's reason for replicating a large parameter."""
     return next((w.reason for w in plan.replicated if pattern(w.parameter) == pattern(name)), None)
 
 
 def _alternative(plan: Plan, made: SearchState, names: list[str], dim: int | None) -> Alternative:
-    """The cost of the best plan in which these parameters are placed so."""
+    """Return the cost of the best plan in which these parameters are split along `dim`."""
     task, learnt = made.task, made.restrictions
     kept = [
         Pin(fqn, pin.dim)
@@ -275,7 +275,7 @@ def _alternative(plan: Plan, made: SearchState, names: list[str], dim: int | Non
 
 
 def _same(task: Task, stored: str, names: Iterable[str]) -> bool:
-    """Whether one of these parameters, or a tied one, is stored in that tensor; or a buffer is."""
+    """Return whether the tensor `stored` holds one of the parameters `names`, or a buffer."""
     uses = [u for u in task.graph.uses if u.stored == stored]
     return any(u.fqn in names or u.is_buffer for u in uses)
 
@@ -285,9 +285,9 @@ def _calls(predicted: Prediction) -> int:
 
 
 def tied_to(plan: Plan, layouts: Layouts, fqn: str, dim: int) -> dict[str, list[Link]]:
-    """The parameters that must be split with a dim of this one: "a.weight, dim 0".
+    """Find the parameters that must be split with a dim of this one: "a.weight, dim 0".
 
-    Each with the shortest chain of ops to it. Of equal layers the nearest counts.
+    Each is returned with the shortest chain of ops to it. Of equal layers the nearest counts.
 
     Args:
         plan: The plan that splits it.
@@ -315,7 +315,7 @@ def tied_to(plan: Plan, layouts: Layouts, fqn: str, dim: int) -> dict[str, list[
 
 
 def _split_axes(plan: Plan, layouts: Layouts, fqn: str, stored: str) -> list[int]:
-    """The axes along which the plan splits a parameter: those of the state with its placement."""
+    """Return the axes along which the plan splits a parameter, from the state of its placement."""
     entry = plan.parameter(fqn)
     domain = layouts.states.domain(stored)
     for state in domain:

@@ -1,4 +1,4 @@
-"""Explanations as a table for people."""
+"""Formats explanations as a table for people."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shardwright.planner.report.explain import Alternative, Explanation, Link
 from shardwright.planner.units import human_bytes, human_time
 
 LONG = 8
-"""Ops of a chain that are named: of longer chains the first and last ones."""
+"""Longer chains show only their first and last ops."""
 
 
 def explain_report(found: list[Explanation]) -> RenderableType:
-    """Each group of parameters with its alternatives."""
+    """Show each group of parameters with its alternatives."""
     parts: list[RenderableType] = []
     for one in found:
         parts += [_one(one), Text("")]
@@ -48,7 +48,7 @@ def _one(one: Explanation) -> RenderableType:
 
 
 def _because(one: Explanation) -> str | None:
-    """Why the plan places it so; None if the plan alone does not say."""
+    """Say why the plan places it there; None if the plan alone does not say."""
     if one.pinned:
         return f"a pin asks for it: {one.pinned}"
     if not one.alternatives:
@@ -59,7 +59,7 @@ def _because(one: Explanation) -> str | None:
 
 
 def chain_in_words(chain: Sequence[Link]) -> str:
-    """The ops of a chain that compute something, each with its module if that changes."""
+    """List a chain's ops that compute something, with the module wherever that changes."""
     chain = [link for link in chain if not link.moves]
     modules = [pattern(link.module) for link in chain]
     around = _block(modules)
@@ -73,13 +73,13 @@ def chain_in_words(chain: Sequence[Link]) -> str:
 
 
 def _block(modules: Sequence[str]) -> str:
-    """The common prefix of module names, up to the number of a block."""
+    """Return the common prefix of module names, up to the number of a block."""
     stem, star, _ = commonprefix([f"{module}." for module in modules]).rpartition("*.")
     return stem + star
 
 
 def _convention(one: Explanation) -> str:
-    """The convention that settled it, and what it costs."""
+    """Name the convention that settled the placement, and what it costs."""
     text = "by convention token tables and heads are sharded by rows"
     found = [a for a in one.alternatives if not a.impossible and a.bytes <= 0 and a.time_ns < 0]
     if not found:
@@ -105,7 +105,7 @@ def _prices(priced: list[Alternative]) -> Table:
 
 
 def signed(difference: int, words: Callable[[int], str]) -> str:
-    """A difference with its sign; `=` where there is none."""
+    """Format a difference with its sign; `=` if it is zero."""
     if not difference:
         return "="
     return f"{'+' if difference > 0 else '-'}{words(abs(difference))}"

@@ -1,4 +1,4 @@
-"""Whether a plan fits the memory of its device, and on how many ranks it would."""
+"""Checks whether a plan fits its device's memory, and estimates on how many ranks it would."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from shardwright.planner.units import human_bytes
 
 
 def memory_of(plan: Plan) -> Memory:
-    """What the fullest rank holds."""
+    """Return what the fullest rank holds."""
     predicted = plan.predicted
     return predicted.memory or Memory(parameters=max(predicted.parameter_bytes))
 
 
 def memory_limit(plan: Plan) -> int | None:
-    """Bytes that a rank may hold: as asked for, or the device's; None if that is unknown."""
+    """Return the bytes a rank may hold: the user's limit or the device's; None if unknown."""
     if plan.objective.memory_bytes is not None:
         return plan.objective.memory_bytes
-    with suppress(ShardwrightError):  # the profile may be a file of another machine
+    with suppress(ShardwrightError):  # the profile may be a file on another machine
         return device(plan.workload.device).memory_bytes
     return None
 
 
 def fits(plan: Plan) -> bool:
-    """Whether the fullest rank stays within the limit, as far as that is known."""
+    """Return whether the fullest rank stays within the limit; True if the limit is unknown."""
     limit = memory_limit(plan)
     return limit is None or memory_of(plan).total <= limit
 
 
 def ranks_that_fit(plan: Plan) -> int | None:
-    """An estimate of the least tp, doubled step by step, on which the plan would fit.
+    """Estimate the least tp, doubled step by step, on which the plan would fit.
 
-    What is sharded shrinks with the number of ranks; replicated parameters, cache and activations
-    are taken to stay as they are. None if no number of ranks would do.
+    Sharded parameters shrink with the number of ranks. Replicated parameters, cache and activations
+    are assumed to stay the same. Returns None if no number of ranks is enough.
     """
     limit, held, tp = memory_limit(plan), memory_of(plan), plan.mesh[TP]
     if limit is None or tp < 2:
@@ -55,7 +55,7 @@ def ranks_that_fit(plan: Plan) -> int | None:
 
 
 def misfit(plan: Plan) -> str | None:
-    """What to say of a plan that does not fit; None if it does."""
+    """Return the message for a plan that does not fit; None if it fits."""
     limit = memory_limit(plan)
     if limit is None or fits(plan):
         return None

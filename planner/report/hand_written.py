@@ -1,8 +1,8 @@
-"""The price of a tensor-parallel plan of transformers, by the same rules and costs as ours.
+"""Prices a tensor-parallel plan of transformers by the same rules and costs as ours.
 
-Its styles become restrictions of the same problem: parameters are sharded as they say, or
-replicated, and tensors are redistributed only at the modules that they name. What remains to choose
-costs nothing. If no solution remains, the plan is not right by our rules.
+Its styles become restrictions of the same problem: parameters are sharded as the styles say, or
+replicated, and tensors are redistributed only at the modules that the plan names. The remaining
+choices cost nothing. If no solution remains, the plan is wrong by our rules.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from shardwright.planner.strategies.obstacles import obstacle
 from shardwright.planner.strategies.state import State
 
 FREE = SolverOptions(objective="memory")
-"""How the rest is chosen: without a limit on memory."""
+"""How the remaining choices are made: without a memory limit."""
 
 
 @dataclass(frozen=True)
 class HandWritten:
-    """A hand-written plan: its prediction, or the problem that leaves it without one.
+    """A hand-written plan with its prediction, or with the reason why it has none.
 
-    `replicated` has the bytes of replicated parameters, * for a layer number.
+    `replicated` has the bytes of replicated parameters, with * for a layer number.
     """
 
     rules: int
@@ -55,7 +55,7 @@ def price(task: Task, table: Mapping[str, str], earlier: Formulation | None = No
         earlier: A problem of the same task, parts of which are reused.
 
     Raises:
-        UsageError: no rule of it matches anything.
+        UsageError: no rule of the plan matches anything.
     """
     rules = read(table, task.source.module)
     problem, found = None, None
@@ -67,15 +67,15 @@ def price(task: Task, table: Mapping[str, str], earlier: Formulation | None = No
 
 
 def unsharded(task: Task, earlier: Formulation | None = None) -> Prediction | None:
-    """The price of the model without a plan: every rank computes all of it; None if impossible."""
+    """Price the model without a plan, with all computed on every rank; None if impossible."""
     try:
         return _predicted(task, Rules({}, {}, []), earlier)
-    except InfeasibleError:  # a sequence that ranks share, say
+    except InfeasibleError:  # for example, the ranks share a sequence
         return None
 
 
 def _predicted(task: Task, rules: Rules, earlier: Formulation | None) -> Prediction:
-    """The price of rules.
+    """Price the rules.
 
     Raises:
         UsageError: a style is unknown.
@@ -89,7 +89,7 @@ def _predicted(task: Task, rules: Rules, earlier: Formulation | None) -> Predict
 
 
 def _replicated(task: Task, rules: Rules) -> dict[str, int]:
-    """Bytes of the parameters that the plan replicates, the largest first."""
+    """Return the bytes of the parameters that the plan replicates, the largest first."""
     found: dict[str, int] = {}
     tied: set[str] = set()
     split = {
@@ -121,7 +121,7 @@ class _Styles:
         """Add all restrictions, and return the pin of each stored tensor.
 
         Raises:
-            InfeasibleError: a style is impossible, whatever the others.
+            InfeasibleError: a style is impossible, whatever the other styles are.
         """
         wanted = self._stored()
         summed = self._summed()
@@ -140,9 +140,10 @@ class _Styles:
         return wanted
 
     def _summed(self) -> set[str]:
-        """Parameters whose gradients are summed over the ranks.
+        """Return the parameters whose gradients are summed over the ranks.
 
-        By their styles, or without one if a sibling module's style sums its output's gradient.
+        A style says so, or a parameter has no style and a sibling module's style sums the gradient
+        of its output.
         """
         beside = {_parent(m) for m in self.rules.modules if self.styles[m].back}
         found = set()
@@ -154,9 +155,9 @@ class _Styles:
         return found
 
     def _passed(self, boundary: Boundary) -> tuple[list[Style], list[Style]]:
-        """Styles of the modules that a tensor leaves and enters at a boundary.
+        """Return the styles of the modules that a tensor leaves and enters at a boundary.
 
-        The graph has one boundary for several in a row: the others follow from its readers.
+        The graph has one boundary for several in a row; the others follow from its readers.
         """
         inside = self._readers.get(boundary.target, [""])
         shared = set.intersection(*(set(_around(m)) for m in inside))
@@ -172,7 +173,7 @@ class _Styles:
 
     @cached_property
     def _readers(self) -> dict[str, list[str]]:
-        """Tensor -> the modules that read it, by ops or at boundaries."""
+        """Map each tensor to the modules that read it, in ops or at boundaries."""
         out: dict[str, list[str]] = {}
         for op in self.task.graph.ops:
             for name in op.inputs:
@@ -205,9 +206,9 @@ class _Styles:
         return wanted
 
     def _allows(self, stored: str, pin: Pin) -> Callable[[State], bool]:
-        """Whether a state is a plain Shard: an equal number of consecutive rows per rank.
+        """Return a test for states that are a plain Shard: equal, consecutive rows per rank.
 
-        If the output is gathered at once, any sharding of the rows gives the same.
+        If the output is gathered at once, any sharding of the rows gives the same result.
         """
         style = self.styles.get(pin.name)
         owner = self.styles.get(_parent(pin.name))
@@ -240,7 +241,7 @@ class _Styles:
 
 
 def _around(module: str) -> list[str]:
-    """A module and its parents, without the root."""
+    """Return a module's name and its parents' names, without the root."""
     parts = module.split(".") if module else []
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
@@ -250,7 +251,7 @@ def _parent(name: str) -> str:
 
 
 def _term_of(before: State, after: State) -> bool:
-    """Whether only the gradient becomes Partial."""
+    """Return whether only the gradient becomes Partial."""
     return before in (after, after._replace(grad_partial=0))
 
 
@@ -259,7 +260,7 @@ def _is_replicated(state: State) -> bool:
 
 
 def _leading(dim: Dim, parts: int) -> set[int]:
-    """The major axis of a dim, or of each of its equal parts; empty if there is none.
+    """Return the major axis of a dim, or of each of its equal parts; empty if there is none.
 
     A shard of consecutive rows splits this axis.
     """

@@ -1,4 +1,4 @@
-"""A plan as tables for people, from the plan alone: what `plan` prints is what `show` prints."""
+"""Formats a plan as tables for people, from the plan only; used by `plan` and `show`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Row = tuple[str, str, str, str, str]
 
 
 def to_text(plan: Plan) -> str:
-    """The report as plain text."""
+    """Return the report as plain text."""
     return tables.plain(report(plan))
 
 
 def report(plan: Plan) -> RenderableType:
-    """Everything that a plan says, as something that rich can print."""
+    """Return everything that a plan says, for rich to print."""
     parts = [_summary(plan), _split(plan)]
     if any(spec.attributes or spec.sizes for spec in plan.modules.values()):
         parts.append(_local_numbers(plan))
@@ -97,7 +97,7 @@ def _traffic(plan: Plan, phase: str) -> str:
 
 
 def _split(plan: Plan) -> RenderableType:
-    """What is sharded how: a row for each parameter, grouped by layer; equal layers are one."""
+    """Show what is sharded and how: one row per parameter, by layer, with equal layers joined."""
     if not plan.modules:
         return Text("Nothing is sharded.")
     table = tables.table(
@@ -118,7 +118,7 @@ def _split(plan: Plan) -> RenderableType:
 
 
 def _equal_layers(groups: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
-    """Groups under a title. Layers of a stack with the same rows are one: `layers.3-60 (58)`."""
+    """Yield groups with titles; layers of a stack with equal rows are one: `layers.3-60 (58)`."""
     alike: dict[tuple[str, tuple[Row, ...]], list[str]] = {}
     for group, rows in groups.items():
         alike.setdefault((pattern(group), tuple(rows)), []).append(group)
@@ -131,7 +131,7 @@ def _equal_layers(groups: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers in ascending order as ranges: `0-2, 5`."""
+    """Write ascending numbers as ranges: `0-2, 5`."""
     found: list[list[int]] = []
     for n in sorted(numbers):
         if found and found[-1][1] == n - 1:
@@ -168,7 +168,7 @@ def _shape(shape: tuple[int | None, ...]) -> str:
 
 
 def _ordered(plan: Plan) -> list[tuple[str, str, ModulePlan]]:
-    """(layer of a stack or "", module, its plan), modules outside of stacks first."""
+    """Return (layer of a stack or "", module, its plan), modules outside of stacks first."""
     found = [(_layer(name), name, spec) for name, spec in plan.modules.items()]
     return sorted(found, key=lambda item: (_natural(item[0]), _natural(item[1])))
 
@@ -183,7 +183,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _local_numbers(plan: Plan) -> RenderableType:
-    """Integers of the model's code that a rank computes with."""
+    """Show the integers in the model's code that a rank replaces by local ones."""
     table = tables.table(
         tables.name("MODULE"), tables.name("LOCAL_NUMBER"), tables.number("UNSHARDED"),
         tables.number("ON_RANK_0"), tables.words("AS"),
@@ -201,7 +201,7 @@ def _local_numbers(plan: Plan) -> RenderableType:
 
 
 def _replicated(plan: Plan) -> RenderableType:
-    """Large parameters that every rank holds, each with its reason."""
+    """Show large parameters that every rank holds, each with its reason."""
     if not plan.replicated:
         return Text("No large parameter stays replicated.")
     table = tables.table(

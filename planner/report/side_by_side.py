@@ -1,4 +1,4 @@
-"""A plan and transformers' own plan as a table for people, and as JSON."""
+"""Compares a plan with transformers' own plan, as a table for people and as JSON."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shardwright.planner.units import human_bytes
 from shardwright.planner.wording import costs_in_words, parameter_in_words
 
 LARGE = 0.01
-"""Replicated parameters are listed from this share of all bytes on."""
+"""Replicated parameters are listed if they have at least this share of all bytes."""
 
 
 def both_as_json(plan: Plan, hand: HandWritten) -> dict[str, Any]:
-    """Both, for scripts."""
+    """Return both plans, for scripts."""
     predicted = None if hand.predicted is None else hand.predicted.model_dump()
     return {"plan": plan.model_dump(), "tp_plan": {**asdict(hand), "predicted": predicted}}
 
 
 def side_by_side(plan: Plan, hand: HandWritten) -> RenderableType:
-    """Bytes, collectives and time of both, and what transformers' plan leaves replicated."""
+    """Show bytes, collectives and time of both, and what transformers' plan replicates."""
     rules = f"TP_PLAN ({hand.rules} rule{'s' * (hand.rules != 1)})"
     table = tables.table(tables.name(""), tables.number("SHARDWRIGHT"), tables.number(rules))
     ours = costs_in_words(plan.predicted)
