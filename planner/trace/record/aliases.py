@@ -1,7 +1,8 @@
-"""Tensors that are one where the model runs, and several in its trace, as they cross modules.
+"""Tensors that share memory when the model runs, but not in its trace, because of markers.
 
-A marker makes another tensor of what it marks. So a change in place of the one, or of a view of it,
-is not seen in the other, as it is in the run: who reads that then would be traced with old values.
+A boundary marker returns a new tensor. An in-place change of one of the two tensors, or of a view,
+is therefore not visible in the other one, as it is in a real run. Code that reads the other tensor
+would be traced with old values.
 """
 
 from __future__ import annotations
@@ -18,40 +19,40 @@ from shardwright.planner.trace.data_queries.errors import Unproven
 
 
 class Aliases:
-    """Which memory is one where the model runs, and which of it is of old values."""
+    """Sets of memory that are one memory in a real run, and which of it holds old values."""
 
     def __init__(self) -> None:
         self._one: dict[StorageWeakRef, set[StorageWeakRef]] = {}
         self._old: set[StorageWeakRef] = set()
 
     def cross(self, x: FunctionalTensor, marked: Any) -> None:
-        """`marked` is made of `x`, which it is in the run."""
+        """Note that `marked` is the result of a marker on `x`; a real run has one tensor."""
         one = self._one.setdefault(_memory(x), {_memory(x)})
         one.add(_memory(marked))
         self._one[_memory(marked)] = one
 
     def write(self, x: FunctionalTensor) -> None:
-        """`x` has changed in place: what else is one with it is old."""
+        """Note that `x` changed in place: its aliases in the trace now hold old values."""
         memory = _memory(x)
         if memory in self._one:
             self._old |= self._one[memory]
             self._old.discard(memory)
 
     def give_back(self, outside: FunctionalTensor, inside: FunctionalTensor) -> None:
-        """`outside` has been given the value that `inside` has, which is one with it."""
+        """Note that `outside` got the value of its alias `inside`."""
         if not self._is_old(inside):
             self._old.discard(_memory(outside))
 
     def among(self, x: Any, others: Iterable[Any]) -> bool:
-        """Whether `x`, or a view of it, is among the others in the run."""
+        """Return whether `x`, or a tensor that shares its memory in a real run, is in `others`."""
         one = self._one.get(_memory(x), {_memory(x)})
         return any(_memory(y) in one for y in others if isinstance(y, FunctionalTensor))
 
     def check(self, given: Any) -> None:
-        """Look whether tensors that an op is `given` are as in the run.
+        """Check that no tensor in the arguments of an op holds old values.
 
         Raises:
-            Unproven: they are not.
+            Unproven: a tensor does.
         """
         if self._old and any(map(self._is_old, tree_leaves(given))):
             raise Unproven(

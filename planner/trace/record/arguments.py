@@ -1,4 +1,4 @@
-"""Tensors in arguments and results of ops: lists and dicts alone, so in less time than pytrees."""
+"""Tensors in arguments and results of ops. Only lists, tuples and dicts: faster than pytrees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in arguments or results, in order; every op asks for them."""
+    """Yield the tensors in arguments or results, in order. This runs for every op."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -20,7 +20,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def mapped(change: Callable[[Any], Any], value: Any, kinds: Any = Tensor) -> Any:
-    """Arguments or results of an op, with their tensors, or what is of these `kinds`, changed."""
+    """Return arguments or results of an op with `change` applied to values of these `kinds`."""
     if isinstance(value, kinds):
         return change(value)
     if isinstance(value, dict):

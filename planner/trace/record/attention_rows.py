@@ -1,10 +1,10 @@
-"""Attention whose queries may be a part of the sequence, as ranks that share one compute it.
+"""Attention with queries sharded along the sequence, so that each rank computes some of the rows.
 
-Keys and values are made in the module's own code, with positions in them, and no module's boundary
-is between that and the call of attention. So that call is a place where tensors change their
-placement, too: the trace has markers before it, and the runtime acts there
-(`runtime/rows/attention_rows.py`). Causal masks are made there for the rows of each rank, so in the
-trace there is none.
+A module's own code computes keys and values with positions, and no module boundary separates that
+code from the call of attention. The call of attention is therefore also a place where tensors may
+be resharded: the trace has markers before it, and the runtime reshards there
+(`runtime/rows/attention_rows.py`). The runtime also makes causal masks for the rows of each rank,
+so the trace has none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ torch.library.define(
 ROWS = torch.ops.shardwright.attention_rows.default
 
 OPERANDS = ("query", "key", "value", "attn_mask")
-"""Of `scaled_dot_product_attention`, in its order: the slots of the markers."""
+"""Tensor arguments of `scaled_dot_product_attention` in order: the slots of the markers."""
 
 
 @torch.library.impl("shardwright::attention_rows", "CompositeImplicitAutograd")
@@ -44,7 +44,7 @@ def _attend(
 def by_rows(
     module: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `ROWS`, behind markers, for a call of attention in `module`."""
+    """Return the arguments of `ROWS`, with markers, for a call of attention in `module`."""
     given = dict(zip(OPERANDS, args, strict=False)) | dict(kwargs)
     marked = {
         slot: BOUNDARY(given[slot], f"{module}|{ATTENDS}|{slot}")

@@ -1,4 +1,4 @@
-"""Markers where tensors enter and leave modules, put into the trace around their forwards."""
+"""Marker ops where tensors enter and leave modules, inserted around the forwards of modules."""
 
 from __future__ import annotations
 
@@ -25,41 +25,42 @@ from shardwright.runtime.slots import map_slots, tensors
 
 torch.library.define("shardwright::boundary", "(Tensor x, str tag) -> Tensor")
 BOUNDARY = torch.ops.shardwright.boundary.default
-"""An identity that only a trace understands; the tag is for `read_tag`."""
+"""An identity op that exists only in traces; `read_tag` reads its tag."""
 
 torch.library.define("shardwright::passes", "(Tensor x, str tag) -> ()")
 PASSES = torch.ops.shardwright.passes.default
-"""The same where a tensor that is not floating passes, whose placement never changes there."""
+"""Marks a tensor that is not floating; it is never resharded there."""
 
 
 torch.library.define("shardwright::writes", "(Tensor(a!) outside, Tensor inside, str module) -> ()")
 WRITES = torch.ops.shardwright.writes.default
-"""What a module took has changed in place, and so has the tensor that it was given."""
+"""Copies an in-place change of a tensor inside a module to the tensor outside of it."""
 
 
 def read_tag(tag: str) -> tuple[str, str, str]:
-    """Module, side and slot of a marker."""
+    """Return the module, side and slot of a marker."""
     module, side, slot, *_ = tag.split("|", 3)
     return module, side, slot
 
 
 def place_in(tag: str) -> str:
-    """Where the call of the module stands that a marker is of; empty where that is not known."""
+    """Return the place of the module call that a marker belongs to; empty if it is not known."""
     _, _, _, *place = tag.split("|", 3)
     return "".join(place)
 
 
 def argument_names(forward: Callable[..., Any]) -> list[str]:
-    """Names of the positional parameters of a bound `forward`."""
+    """Return the names of the positional parameters of a bound `forward`."""
     parameters = inspect.signature(forward).parameters.values()
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 @contextmanager
 def marked(root: nn.Module) -> Iterator[tuple[list[str], dict[str, Noted]]]:
-    """Within, every call of a module of `root` marks the tensors that it takes and returns.
+    """Context manager in which each module of `root` marks the tensors that it takes and returns.
 
-    Gives the paths of the modules that run, the innermost last, and what is noted of their flags.
+    Yields the paths of the modules that currently run, the innermost last, and the noted flags of
+    each module.
     """
     entered: list[str] = []
     noted: dict[str, Noted] = {}
@@ -74,18 +75,18 @@ def marked(root: nn.Module) -> Iterator[tuple[list[str], dict[str, Noted]]]:
 def _marking(
     name: str, module: nn.Module, entered: list[str], noted: Noted, forward: Forward
 ) -> Forward:
-    """`forward` of `module`, by its name, with markers."""
+    """Return `forward` of the module `name` with markers."""
     names = argument_names(forward)
 
     def mark(x: torch.Tensor, tag: str) -> torch.Tensor:
-        with torch._C.DisableTorchFunction():  # it is no call of the model's
+        with torch._C.DisableTorchFunction():  # not a call of model code
             if x.is_floating_point():
                 return BOUNDARY(x, tag)
             PASSES(x, tag)
             return x
 
     def mark_attributes(before: dict[str, torch.Tensor], place: str) -> None:
-        """Mark what `module` keeps in attributes, but for what was there `before`."""
+        """Mark the tensors that `module` has in attributes and did not have `before`."""
         for slot, value in _tensors_of(module).items():
             if value is not before.get(slot):
                 vars(module)[slot] = mark(value, f"{name}|{KEEPS}|{slot}|{place}")
@@ -115,7 +116,7 @@ def _marking(
         both = zip(tensors((args, kwargs)), tensors((taken, more)), strict=True)
         taken_in = [(outside, inside, _value(inside)) for (_, outside), (_, inside) in both]
         output = forward(*taken, **more)
-        entered.pop()  # not where it failed: who asks wants to know where
+        entered.pop()  # after a failure `entered` must show the place
         mark_attributes(kept, place)
         for outside, inside, was in taken_in:
             if inside is not outside and _value(inside) is not was:
@@ -131,7 +132,7 @@ def _value(x: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The real tensors that are plain attributes of a module."""
+    """Return the floating tensors that are plain attributes of a module."""
     found = {n: v for n, v in vars(module).items() if isinstance(v, torch.Tensor)}
     with torch._C.DisableTorchFunction():
         return {name: value for name, value in found.items() if value.is_floating_point()}

@@ -1,4 +1,4 @@
-"""Where code of a model calls a module, for modules that are called several times."""
+"""Places in model code that call a module, for modules that are called several times."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from types import CodeType
 
 
 def place_of_call() -> str:
-    """Where code of a model calls the module that runs now; empty where nobody can tell.
+    """Return the place in model code that calls the current module; empty if it is unknown.
 
-    With a digest of where all of that function stands: in code of another version it is no place.
+    The place includes a digest of all code positions in that function, so it does not match
+    another version of the code.
     """
     frame = sys._getframe(1)
     while frame is not None and not is_of_a_model(frame.f_globals.get("__name__", "")):
@@ -20,7 +21,7 @@ def place_of_call() -> str:
 
 
 def is_of_a_model(module: str) -> bool:
-    """Whether code that stands in `module` is a model's: neither torch's nor ours."""
+    """Return whether a Python module is model code: neither torch's nor Shardwright's."""
     return module.partition(".")[0] not in ("shardwright", "torch")
 
 

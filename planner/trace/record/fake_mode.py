@@ -1,8 +1,8 @@
-"""Torch's fake tensors where all lie on meta: the same results in a fraction of the time.
+"""A fast fake tensor mode for tensors on meta, with the same results as torch's own mode.
 
-Torch's own mode serves all devices and sizes that are symbols, and what it does about them takes
-several times as long as an op's shape-only kernel. On meta the kernel alone says all. Many kernels
-are Python, so what they give is kept by what they were given.
+Torch's mode supports all devices and symbolic sizes, which takes several times as long as an op's
+shape-only kernel. On meta the kernel alone is enough. Many kernels are written in Python, so their
+results are cached by their arguments.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ aten = torch.ops.aten
 META, CPU = torch.device("meta"), torch.device("cpu")
 
 MOVES = (aten.copy_.default, aten.set_.source_Tensor)
-"""Ops that may be given tensors on several devices."""
+"""Ops that accept tensors on several devices."""
 
 DEVICE = torch.ops.prim.device.default
-"""Asked of fake tensors more often than all ops are called: torch's own code looks at devices."""
+"""Called on fake tensors more often than all other ops, because torch's own code checks devices."""
 
 FOR_SYMBOLS = {
     aten.view.default,
@@ -43,7 +43,7 @@ FOR_SYMBOLS = {
     aten.arange.start,
     aten.arange.start_step,
 }
-"""Ops that torch's mode has code of its own for, as sizes may be symbols; kernels do the same."""
+"""Ops that torch's mode special-cases for symbolic sizes; their kernels give the same results."""
 
 FOR_DEVICES = {
     aten.copy.default,
@@ -53,17 +53,17 @@ FOR_DEVICES = {
     aten.index_put.default,
     aten.index_put_.default,
 }
-"""The same, as their tensors may be on several devices."""
+"""Ops that torch's mode special-cases because their tensors may be on several devices."""
 
 MOST = 10_000
-"""Results that are kept."""
+"""The most results that are cached."""
 
 _kept: dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
-"""What ops were given -> shape, strides and dtype of the new tensor that they gave."""
+"""Op and arguments -> shape, strides and dtype of the new tensor that the op returned."""
 
 
 class OnMeta(FakeTensorMode):
-    """A `FakeTensorMode` that asks shape-only kernels where all is on meta, and else does as it."""
+    """A `FakeTensorMode` that calls shape-only kernels directly if all tensors are on meta."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -72,19 +72,19 @@ class OnMeta(FakeTensorMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether to keep each op from being compiled, which takes as long as some of them."""
+        """Whether to guard each op against compilation: no, the guard is as slow as some ops."""
         return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """What an op gives."""
+        """Return the result of an op."""
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         return self.seen(func, types, args, kwargs or {})
 
     def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What an op gives that tells more than a device; for a mode that does more than this."""
+        """Return the result of any op but `DEVICE`; subclasses override this."""
         return self.dispatch(func, types, args, kwargs)
 
     def dispatch(
@@ -94,7 +94,7 @@ class OnMeta(FakeTensorMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Fake results of an op."""
+        """Return the fake results of an op."""
         kwargs = kwargs or {}
         if func in SHAPES:
             with self:
@@ -111,7 +111,7 @@ class OnMeta(FakeTensorMode):
                 return self.fake(made)
             with in_kernel_invocation_manager(self):
                 made = func(*args, **kwargs)
-        except Exception:  # what is wrong is for torch to say
+        except Exception:  # torch's own mode raises the proper error
             there, named = self.moved(func, args, kwargs, self._on_meta)
             made = super().dispatch(func, types, there, named)
             return args[0] if there is not args and _gives_first(func) else made
@@ -123,9 +123,10 @@ class OnMeta(FakeTensorMode):
     def moved(
         self, func: Any, args: Any, kwargs: Any, move: Callable[[Tensor], Tensor]
     ) -> tuple[Any, Any]:
-        """What an op is given, all of it on meta where some is, with `move` of what was not.
+        """Return the arguments of an op with CPU tensors moved to meta, if both devices occur.
 
-        Code that makes tensors where torch does by default runs so on the device that it is for.
+        `move` moves one tensor. This supports model code that creates tensors on the default device
+        while the model is on meta.
         """
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         places = {x.fake_device if isinstance(x, FakeTensor) else x.device for x in given}
@@ -147,10 +148,10 @@ class OnMeta(FakeTensorMode):
         return self.fake(made)
 
     def _described(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-        """What the shapes of results follow from.
+        """Return a key of the arguments that determines the shapes of results.
 
         Raises:
-            Elsewhere: something is not a fake tensor of this mode, on meta and without a value.
+            Elsewhere: a tensor is not a fake tensor of this mode, on meta and without a value.
         """
         device = kwargs.get("device")
         if device is not None and device != META:
@@ -176,9 +177,9 @@ class OnMeta(FakeTensorMode):
         return made
 
     def fake(self, made: Tensor, **how: Any) -> FakeTensor:
-        """As `FakeTensor(self, made, META)`, which sets what all have in common one by one.
+        """Return `FakeTensor(self, made, META, **how)`, but faster.
 
-        How else it is made is said as there.
+        Attributes that all fake tensors share are set in one update.
         """
         if self._common is None:
             out = FakeTensor(self, made, META)
@@ -192,19 +193,19 @@ class OnMeta(FakeTensorMode):
         return out
 
     def is_plain(self, value: FakeTensor) -> bool:
-        """Whether a fake tensor is one of this mode, on meta and without a value."""
+        """Return whether a fake tensor is of this mode, on meta and without a value."""
         return value.fake_mode is self and value.fake_device == META and value.constant is None
 
 
 class LikeReal(OnMeta):
-    """Fake tensors, and the values of those that plain numbers alone make.
+    """Fake tensor mode that also computes the known values of tensors.
 
-    The shape-only kernel of `_grouped_mm` (experts) wants bfloat16, the real ones take float32 and
-    float16 too, but nothing else (torch 2.13).
+    The shape-only kernel of `_grouped_mm` (experts) accepts only bfloat16. The real kernels also
+    take float32 and float16, but nothing else (torch 2.13).
     """
 
     def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The op, or what stands in for it."""
+        """Return the result of the op, or of its replacement."""
         if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
             with self:
                 return grouped_mm(*args, **kwargs)
@@ -213,15 +214,15 @@ class LikeReal(OnMeta):
 
 
 class Elsewhere(Exception):
-    """Not all of a call is on meta, or torch has something of its own for it."""
+    """A call is not all on meta, or torch's mode handles its op in its own way."""
 
 
 @cache
 def by_kernel(op: OpOverload) -> bool:
-    """Whether torch's mode, too, takes the result of `op` from its shape-only kernel.
+    """Return whether torch's mode also takes the result of `op` from the shape-only kernel.
 
-    Not where it prefers a decomposition, a rule of its own (but for those that make a tensor), or
-    what somebody registered.
+    It does not if it prefers a decomposition, an own implementation (except for ops that create
+    tensors) or a registered fake kernel.
     """
     if op.namespace != "aten" or not fake_impls.has_meta(op) or op in FakeTensorMode.lift_fns:
         return False
@@ -240,14 +241,14 @@ def by_kernel(op: OpOverload) -> bool:
 
 @cache
 def _gives_first(op: OpOverload) -> bool:
-    """Whether what `op` gives is the first tensor that it was given, changed in place."""
+    """Return whether `op` changes its first tensor in place and returns it."""
     returns = op._schema.returns
     return len(returns) == 1 and returns[0].alias_info is not None and op._schema.is_mutable
 
 
 @cache
 def makes_new(op: OpOverload) -> bool:
-    """Whether `op` gives one tensor in memory of its own, and changes none."""
+    """Return whether `op` returns one tensor in new memory and changes none."""
     returns = op._schema.returns
     shares = op is aten._unsafe_view.default or any(r.alias_info for r in returns)
     return not (op._schema.is_mutable or shares) and len(returns) == 1

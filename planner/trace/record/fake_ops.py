@@ -1,4 +1,4 @@
-"""Shapes of what torch's own shape-only kernels refuse although the real ones compute it."""
+"""Shape-only kernels for calls that torch's refuse although the real kernels accept them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ALIGNMENT = 16
 
 
 def ctc_loss(scores: Tensor, targets: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    """Empty tensors of the shapes of torch's CTC loss, which has no shape-only kernel.
+    """Return empty tensors with the result shapes of CTC loss, which has no shape-only kernel.
 
     Shapes: [times, n, classes] x [n, most] -> [n], [n, times, 2 most + 1].
     """
     times, n = (scores.shape[0], scores.shape[1]) if scores.dim() == 3 else (scores.shape[0], 1)
-    most = targets.shape[-1]  # of targets in a row no more is known
+    most = targets.shape[-1]  # an upper bound if targets are concatenated
     shape = (n,) if scores.dim() == 3 else ()
     return scores.new_empty(shape), scores.new_empty(n, times, 2 * most + 1)
 
@@ -29,7 +29,7 @@ SHAPES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._ctc_loss.default: ctc_loss,
     torch.ops.aten._ctc_loss.Tensor: ctc_loss,
 }
-"""Ops without a shape-only kernel -> what gives empty tensors of their shapes."""
+"""Op without a shape-only kernel -> function that returns empty tensors of its result shapes."""
 
 
 def grouped_mm(
@@ -39,22 +39,22 @@ def grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """An empty tensor of the shape of torch's grouped product.
+    """Return an empty tensor with the result shape of torch's grouped product.
 
     Shapes: [rows, k] x [groups, k, n] -> [rows, n], [groups, m, k] x [k, n] -> [m, n],
     [m, k] x [k, n] with k in groups -> [groups, m, n], [groups, m, k] x [groups, k, n] ->
     [groups, m, n].
 
     Raises:
-        RuntimeError: what the real kernel raises it for: another dtype, sizes that do not fit, or
-            rows that are not aligned.
+        RuntimeError: as the real kernel: another dtype, sizes that do not match, or rows that are
+            not aligned.
     """
     if x.dtype not in GROUPED_MM_TAKES:
         raise RuntimeError(
             f"torch's grouped product takes float32, bfloat16 or float16, not {x.dtype}: "
             "choose another implementation of experts, or another dtype"
         )
-    split = x.dim() == weight.dim() == 2  # the contraction itself is in groups
+    split = x.dim() == weight.dim() == 2  # the contracted dim is grouped
     if x.shape[-1] != weight.shape[-2]:
         raise RuntimeError(f"cannot multiply {list(x.shape)} by {list(weight.shape)}")
     if x.dim() == weight.dim() == 3 and x.shape[0] != weight.shape[0]:

@@ -1,8 +1,7 @@
-"""Code that parametrizes modules while it runs, by torch's own function: it is not traced.
+"""Refuse model code that parametrizes modules in its forward with torch's own function.
 
-`runtime/boundary/parametrized.py` stands in for that function where it is asked for in
-`torch.nn.utils.parametrize`. Torch's own takes parameters out of modules, so that nobody could say
-which tensor is which.
+`runtime/boundary/parametrized.py` replaces that function in `torch.nn.utils.parametrize`. Torch's
+own function removes parameters from modules, so that they could no longer be identified by name.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from shardwright.errors import ModelError
 
 @contextmanager
 def refused(root: nn.Module) -> Iterator[None]:
-    """Within, it is an error.
+    """Context manager in which parametrizing a module of `root` is an error.
 
     Raises:
-        ModelError: code of `root` does so.
+        ModelError: code parametrizes a module.
     """
     known = {id(m): f"'{name}', a {type(m).__name__}," for name, m in root.named_modules()}
 

@@ -1,4 +1,4 @@
-"""What ran: calls of ops on fake tensors, and what went in and came out."""
+"""The record of a trace: calls of ops on fake tensors, inputs, outputs and further facts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shardwright.planner.trace.data_queries.conditional_regions import Region
 
 @dataclass(frozen=True)
 class Untraced:
-    """Stands for the op of a call of a whole module."""
+    """The op of a call of a module that is not traced."""
 
     _opname: str
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an op. The tensors in it are fake; they are told apart by identity."""
+    """One call of an op. Its tensors are fake and are compared by identity."""
 
     op: Any
     args: tuple[Any, ...]
@@ -31,13 +31,13 @@ class Call:
     module: str
     source: str
     traced_call: int
-    """Number of that which it was made in."""
+    """Number of the traced call that made it."""
 
 
 class Passed(NamedTuple):
-    """A tensor that is not floating, and the marker of a module that it entered or left.
+    """A tensor that is not floating, and the tag of the module boundary that it crossed.
 
-    `behind` says how many calls were made before.
+    `behind` is the number of calls made before.
     """
 
     tensor: torch.Tensor
@@ -47,75 +47,75 @@ class Passed(NamedTuple):
 
 @dataclass
 class Record:
-    """What ran: the calls in order, and the tensors that went in and came out."""
+    """The recorded calls in order, the input and output tensors, and further facts."""
 
     calls: list[Call]
     passed: list[Passed] = field(default_factory=list)
-    """What entered and left modules, of tensors that are not floating, in order."""
+    """Tensors that are not floating and crossed a module boundary, in order."""
 
     stored: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Parameters and buffers by name; those with several names are a tensor under each."""
+    """Parameters and buffers by name. A tied parameter has a separate tensor under each name."""
 
     inputs: list[torch.Tensor] = field(default_factory=list)
     wide: list[torch.Tensor] = field(default_factory=list)
-    """What came in whose last dim is the model's."""
+    """Floating inputs of unpriced runs; their last dim is a size of the model."""
 
     outputs: list[torch.Tensor] = field(default_factory=list)
-    """What was returned, after the new values of inputs that were changed in place."""
+    """Returned tensors, after the new values of inputs that were changed in place."""
 
     flags: dict[str, dict[str, list[PlainValue]]] = field(default_factory=dict)
-    """Of each module that was called, its flags: the values that they had."""
+    """Module that was called -> flag -> the values that the flag had."""
 
     given: list[list[str]] = field(default_factory=list)
-    """Of each run, the slots of the tensors that it returned."""
+    """For each run, the slots of the tensors that it returned."""
 
     states: list[dict[str, str]] = field(default_factory=list)
-    """Of each run, the classes of the state that it was given, by argument."""
+    """For each run: argument -> class of the state that it was given."""
 
     taken: list[list[str]] = field(default_factory=list)
-    """Of each run, the arguments that were its state."""
+    """For each run, the arguments that were its state."""
 
     resumed: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Tensors in such a state, or in attributes, before a run, and what stood there after it."""
+    """Tensors in such a state or in attributes before a run, and the tensors there after it."""
 
     left: bool = False
-    """Whether attributes of modules were left otherwise than they were."""
+    """Whether runs changed attributes of modules."""
 
     kept: bool = False
-    """Whether code goes on with what a run before it left there."""
+    """Whether code reads attributes that an earlier run left."""
 
     written: dict[str, torch.Tensor] = field(default_factory=dict)
     """New values of parameters and buffers that were changed in place, by name."""
 
     drawn: list[tuple[torch.Tensor, Draw]] = field(default_factory=list)
-    """Tensors for whose elements random numbers are drawn, and where."""
+    """Tensors for whose elements random numbers are drawn, and where they are drawn."""
 
     draws: bool = False
-    """Whether they are in eval mode, too."""
+    """Whether random numbers are drawn in eval mode too."""
 
     own_gradients: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-    """Tensors whose gradient code computes with: all of it, or a term of it at least."""
+    """Tensors whose gradient code computes with: the full gradient, or a partial one is enough."""
 
     read: list[torch.Tensor] = field(default_factory=list)
-    """Tensors that numbers were read off."""
+    """Tensors that code read numbers from."""
 
     cut: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    """Tensors, and a dim of each that is as long as data says."""
+    """Tensors, each with a dim whose length depends on data."""
 
     overwritten: list[torch.Tensor] = field(default_factory=list)
-    """What tensors were before code changed them in place."""
+    """Tensors before code changed them in place."""
 
     changed: list[tuple[torch.Tensor, torch.Tensor, str]] = field(default_factory=list)
-    """What modules were given and changed in place: before and after, and which."""
+    """Tensors that modules took and changed in place: before, after, name of the module."""
 
     replaced: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """What they are after that, and before; not those that are parts of others."""
+    """Tensors after and before an in-place change, without views of other tensors."""
 
     regions: list[Region] = field(default_factory=list)
-    """Loops that may make fewer passes than they did, and what code may skip."""
+    """Conditional regions: loops that may make fewer passes, and code that may be skipped."""
 
     changed_in_regions: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """What those changed in place, before and after each change."""
+    """Tensors that the regions change, before and after each change."""
 
     scores: list[torch.Tensor] = field(default_factory=list)
-    """What of them runs of the root returned."""
+    """The outputs that runs of the root returned."""

@@ -1,4 +1,4 @@
-"""Run a module's own code on fake tensors and note every ATen call that it makes.
+"""Run a module's own code on fake tensors and record every ATen call that it makes.
 
 `torch.export` with `run_decompositions` gives the same calls, in two passes and six times slower.
 """
@@ -45,16 +45,20 @@ def record(
     exported: bool = True,
     numbers: KeptNumbers | None = None,
 ) -> Record:
-    """Make `runs` of the root of `top`, one after the other; its tensors and theirs are on meta.
+    """Record `runs` of the root of `top`, one after the other. All tensors are on meta.
 
-    `entered` holds the paths of the modules that run at present, the innermost last. The modules in
-    `opaque` do not run: a call of one is a call of an op. Model code is told that it is `exported`:
-    that there is no data to look at.
+    Args:
+        top: Makes the runs.
+        runs: The runs to record.
+        entered: Paths of the modules that currently run, the innermost last.
+        opaque: Modules that do not run: a call of one is recorded as one op.
+        exported: Whether model code is told that it is exported, so that it expects no data.
+        numbers: Numbers in attributes that are hidden from model code.
     """
     recorder, functional = Recorder(entered, runs[0].by_rows), Functional(entered)
     module = top.root
-    # In inference mode composite ops come in one piece, so LEAVES can be kept. (Gradients are
-    # still required of parameters: `matmul` looks.)
+    # In inference mode composite ops are dispatched in one piece, so LEAVES can be kept.
+    # (Parameters still require gradients: `matmul` checks that.)
     with torch.inference_mode(), recorder, exporting(exported):
         runs = opaque.made(runs)
         arguments = [(run.args, dict(run.kwargs)) for run in runs]
@@ -131,14 +135,14 @@ def record(
 
 
 def _for_users(calls: Sequence[Call], contained: Iterable[Contained]) -> list[torch.Tensor]:
-    """Tensors that modules set as their attributes, or put into such, and no later run reads."""
+    """Return tensors that modules keep in attributes and that no later run reads."""
     ends = {call.traced_call: number + 1 for number, call in enumerate(calls)}
     found: list[tuple[object, torch.Tensor, int]] = [
         (read_tag(call.args[1]), call.result, ends[call.traced_call])
         for call in calls
         if call.op is BOUNDARY and read_tag(call.args[1])[1] == KEEPS
     ]
-    # What a module that ran has in an attribute is marked, or a weight that a hook made.
+    # Attributes of a module that ran have a marker, unless they are a weight made by a hook.
     ran = {read_tag(call.args[1])[0] for call in calls if call.op is BOUNDARY}
     found += [
         ((one.place, one.slot), one.tensor, one.at)
@@ -153,7 +157,7 @@ def _for_users(calls: Sequence[Call], contained: Iterable[Contained]) -> list[to
 
 
 def _drawn(calls: Iterable[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:
-    """What ops make of random numbers."""
+    """Yield the results of ops that draw random numbers."""
     for call in calls:
         if DRAWS in getattr(call.op, "tags", ()) and call.op is not ATTENTION:
             yield from (
@@ -162,7 +166,7 @@ def _drawn(calls: Iterable[Call]) -> Iterator[tuple[torch.Tensor, Draw]]:
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The present values of those tensors that were changed in place."""
+    """Return the current values of the tensors that were changed in place."""
     now = {name: inner(value) for name, value in after.items()}
     return {name: value for name, value in now.items() if value is not before[name]}
 
@@ -170,7 +174,7 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, t
 def _changed_for_users(
     given: Any, wrapped: Any, given_out: list[torch.Tensor], aliases: Aliases
 ) -> list[torch.Tensor]:
-    """The present values of arguments that were changed in place, but for those given back."""
+    """Return the current values of arguments changed in place, except those that are returned."""
     ends = zip(tree_leaves(given), tree_leaves(wrapped), strict=True)
     changed = [x for was, x in ends if isinstance(x, torch.Tensor) and inner(x) is not was]
     return [inner(x) for x in changed if not aliases.among(x, given_out)]
@@ -181,10 +185,10 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _given(module: nn.Module, result: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors that a call of `module` gave out, with their slots.
+    """Return the tensors that a call of `module` returned, with their slots.
 
     Raises:
-        ModelError: there is something in it that cannot be looked at.
+        ModelError: the result contains an object that may hide tensors.
     """
     found = list(returned(result, signature(module.forward).parameters))
     for slot, leaf in found:
@@ -197,7 +201,7 @@ def _given(module: nn.Module, result: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter, then every buffer, by each of its names."""
+    """Yield every parameter, then every buffer, under each of its names."""
     for kind in ("_parameters", "_buffers"):
         for path, part in module.named_modules():
             for name, tensor in getattr(part, kind).items():
@@ -206,7 +210,7 @@ def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _like(value: Any, dtype: torch.dtype | None = None) -> Any:
-    """A tensor like `value`, of its own: tied weights are told apart by who reads them."""
+    """Return a new empty tensor like `value`, so that each name of a tied weight has its own."""
     if not isinstance(value, torch.Tensor):
         return value
     like = {

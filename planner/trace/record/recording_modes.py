@@ -1,7 +1,7 @@
-"""The two modes that see every call of an op while model code is traced.
+"""The two dispatch modes that see every call of an op while model code is traced.
 
-`Functional` turns changes in place into new tensors, and `Recorder` takes apart what has no rule of
-its own, notes the rest and says what shapes come out.
+`Functional` turns in-place changes into new tensors. `Recorder` decomposes ops that have no rule of
+their own, records the others and computes the shapes of results.
 """
 
 from __future__ import annotations
@@ -45,29 +45,32 @@ LEAVES = {
     aten.silu.default,
     aten.glu.default,
 }
-"""Ops that have a rule of their own and so are not taken apart."""
+"""Ops that have a rule of their own and are therefore not decomposed."""
 
 
 FEATURES = {aten.feature_dropout.default, aten.feature_dropout_.default}
 DROPOUT = {aten.dropout.default, aten.dropout_.default, *FEATURES}
-"""Ops that drop elements at random, and how it is asked for is their third argument."""
+"""Ops that drop elements at random; their third argument says whether they do."""
 
 
 def is_leaf(op: Any) -> bool:
-    """Whether `op` is not taken apart: one of LEAVES, or somebody added a rule for it."""
+    """Return whether `op` is not decomposed: it is in LEAVES, or a rule was added for it."""
     return op in LEAVES or (op.namespace != "prim" and added(name_of(op)) is not None)
 
 
 @cache
 def is_pure(op: Any) -> bool:
-    """Whether `op` is one in itself, makes new tensors and changes none: nothing to make so."""
+    """Return whether `op` is an ATen op without decomposition, aliases or in-place changes.
+
+    Such an op needs no functionalization.
+    """
     if op.namespace != "aten" or op is aten._unsafe_view.default or op._can_decompose():
         return False
     return not (op._schema.is_mutable or any(r.alias_info for r in op._schema.returns))
 
 
 def _of_run(value: Any) -> bool:
-    """Whether all tensors in there are those that model code sees, none what stands behind one."""
+    """Return whether all tensors in `value` are functional tensors, as model code sees them."""
     if isinstance(value, torch.Tensor):
         return isinstance(value, FunctionalTensor)
     if isinstance(value, dict):
@@ -78,9 +81,9 @@ def _of_run(value: Any) -> bool:
 
 
 class Functional(FunctionalTensorMode):
-    """Functionalization that leaves leaves and boundaries in one piece.
+    """Functionalization that does not decompose leaves and boundaries.
 
-    `entered` holds the paths of the modules that run, the innermost last.
+    `entered` has the paths of the modules that currently run, the innermost last.
     """
 
     def __init__(self, entered: Sequence[str]) -> None:
@@ -90,27 +93,27 @@ class Functional(FunctionalTensorMode):
         self.overwritten: list[torch.Tensor] = []
         self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.written: list[tuple[torch.Tensor, torch.Tensor, str]] = []
-        """What modules were given and changed in place: before and after, and which."""
+        """Tensors that modules took and changed in place: before, after, name of the module."""
         self.dropped: list[tuple[torch.Tensor, Draw]] = []
-        """What elements are dropped of, or would be in training mode, and where."""
+        """Tensors with dropout (or with dropout in training mode), and where they are drawn."""
         self.trains = False
-        """Whether the call that is made is in training mode."""
+        """Whether the current call is in training mode."""
         self.draws = False
-        """Whether elements are dropped in eval mode, too."""
+        """Whether elements are dropped in eval mode too."""
         self._left: Counter[str] = Counter()
-        """How often modules gave something."""
+        """Module -> number of tensors that have left it so far."""
         self._draws: Counter[tuple[str, int]] = Counter()
-        """How many draws each call of a module made."""
+        """(module, value in `_left`) -> number of draws so far."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return OnMeta._should_skip_dynamo()
 
     def wrap(self, value: Any) -> Any:
-        """`value`, or the tensor that model code sees for it."""
+        """Return the functional tensor that model code sees for `value`; other values unchanged."""
         if not isinstance(value, torch.Tensor):
             return value
-        with self:  # as `to_functional`, which would look for this mode and enter it again
+        with self:  # as `to_functional`, but without its search for this mode
             shown = torch._to_functional_tensor(value)
             torch._mirror_autograd_meta_to(value, shown)  # pyright: ignore
             out = FunctionalTensor(shown, self)
@@ -120,7 +123,7 @@ class Functional(FunctionalTensorMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Hand on `func`, or the calls that compute the same without changing a tensor."""
+        """Call `func`, or calls that compute the same without in-place changes."""
         if func is DEVICE:
             return inner(args[0]).device
         args, kwargs = self._kept(func, tuple(args), kwargs or {})
@@ -156,7 +159,7 @@ class Functional(FunctionalTensorMode):
         return out
 
     def _write(self, outside: FunctionalTensor, inside: FunctionalTensor, module: str) -> None:
-        """Give `outside` the value of what `module` took for it, and has changed in place."""
+        """Copy to `outside` the value of `inside`, which `module` has changed in place."""
         self.aliases.give_back(outside, inside)
         was, now = inner(outside), inner(inside)
         outside.replace_(now)
@@ -170,11 +173,11 @@ class Functional(FunctionalTensorMode):
     def _kept(
         self, func: Any, args: Any, kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call that drops nothing.
+        """Return the arguments of a call with dropout turned off.
 
-        All ranks draw the same numbers. So what is dropped of a whole tensor, or of the terms of a
-        sum, is the same on each, which as all products with what each has is linear. Of a part they
-        drop what is dropped of the whole there (`runtime/redistribution/draws.py`).
+        Dropout needs no rule because all ranks draw the same numbers. On replicated and partial
+        tensors each rank drops the same elements, which is linear. On shards each rank drops what
+        is dropped at that place of the full tensor (`runtime/redistribution/draws.py`).
         """
         if func in DROPOUT:
             if args[1]:
@@ -199,13 +202,13 @@ class Functional(FunctionalTensorMode):
 
 
 def _is_part(x: FunctionalTensor) -> bool:
-    """Whether it is a view: where it changes, another tensor does."""
+    """Return whether a tensor is a view: a change of it changes another tensor."""
     views = torch._C._functionalization.get_view_meta_sequence(x.elem)  # pyright: ignore
     return any(type(v).__name__ not in ("detach_ViewMeta", "alias_ViewMeta") for v in views)
 
 
 class Recorder(OnMeta):
-    """Fake tensors, and a note of every call of an op on them."""
+    """Fake tensor mode that records every call of an op."""
 
     def __init__(self, entered: Sequence[str], by_rows: bool = False) -> None:
         super().__init__()
@@ -216,24 +219,24 @@ class Recorder(OnMeta):
         self.traced_call = 0
 
     def forget(self) -> None:
-        """Let go of what was noted: all of it refers to this mode, which refers to itself."""
+        """Drop the recorded calls: they refer to this mode, and the mode refers to itself."""
         self.calls: list[Call] = []
         self.passed: list[Passed] = []
         self.before: Callable[[], None] = lambda: None
-        """Is called before each call is noted."""
+        """Called before each call is recorded."""
 
     def begin(self, traced_call: int) -> None:
-        """From here on calls are made in this traced call."""
+        """Begin a traced call: later calls are recorded with its number."""
         self.traced_call = traced_call
 
     def seen(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Note a call, or the calls that it is made of."""
+        """Record a call, or the calls that it decomposes into."""
         if func is PASSES:
             self.passed.append(Passed(args[0], args[1], len(self.calls)))
             return None
         if not self.noting or func.namespace == "prim" or func in FunctionalTensor.metadata_fns:
             return self.dispatch(func, types, args, kwargs)
-        if func is aten.detach_.default:  # of a constant that was just made
+        if func is aten.detach_.default:  # called on a constant that was just made
             return args[0]
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default
@@ -246,7 +249,7 @@ class Recorder(OnMeta):
             with self:
                 try:
                     parts = apart(*args, **kwargs)
-                except RuntimeError:  # some want all on one device
+                except RuntimeError:  # some decompositions need all tensors on one device
                     to_meta = partial(aten._to_copy, device="meta")
                     there, named = self.moved(func, args, kwargs, to_meta)
                     if there is args:
@@ -277,7 +280,7 @@ class Recorder(OnMeta):
     def whole_module(
         self, kind: str, taken: list[torch.Tensor], given: list[Spec]
     ) -> list[torch.Tensor]:
-        """Note a call of a module that is not traced."""
+        """Record a call of a module that is not traced; returns its results."""
         self.noting = False
         try:
             with self:
@@ -291,7 +294,7 @@ class Recorder(OnMeta):
 
 
 def _source() -> str:
-    """File and line at which the innermost `forward` of model code stands."""
+    """Return the file and line that the innermost `forward` of model code executes."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]

@@ -1,8 +1,8 @@
-"""Functions of TorchScript run as the Python code that they were compiled from.
+"""Run TorchScript functions as the Python code that they were compiled from.
 
-What compiled code does with sizes is not seen, and its calls are not those of model code. There is
-none of its own where a function was recorded or read from a file: then the module that calls it
-depends on what is not known, and stands for itself.
+Compiled code hides what it does with sizes, and its calls do not count as calls of model code. A
+function that was traced or loaded from a file has no Python code: the module that calls it then
+becomes one op.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Compiled: Any = torch.jit.ScriptFunction
 
 @contextmanager
 def as_python() -> Iterator[None]:
-    """Within, and in this thread, calls of compiled functions are calls of Python code."""
+    """Context manager in which this thread calls compiled functions as Python code."""
     before, thread = Compiled.__call__, get_ident()
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -38,13 +38,13 @@ def as_python() -> Iterator[None]:
 
 
 def _code(compiled: Any) -> Callable[..., Any]:
-    """What a function was compiled from.
+    """Return the Python function that a function was compiled from.
 
     Raises:
-        NeedsData: it was recorded or read, or does otherwise where it is compiled.
+        NeedsData: the function was traced or loaded, or checks whether it is compiled.
     """
     found = vars(compiled).get("_torchdynamo_inline")
-    written = inspect.isfunction(found) and "__name__" in vars(compiled)  # else it was recorded
+    written = inspect.isfunction(found) and "__name__" in vars(compiled)  # else it was traced
     if not written or "is_scripting" in found.__code__.co_names:
         raise NeedsData("it calls TorchScript that is not the same as Python code")
     return found

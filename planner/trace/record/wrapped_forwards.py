@@ -1,7 +1,7 @@
-"""Other code around the forward of a module, or in its place, for a while.
+"""Temporarily wrap or replace the forward of a module.
 
-It stands where the runtime changes what enters and leaves: inside of the hooks that users have on
-the module, which so see the tensors as other modules do.
+The wrapper is where the runtime reshards inputs and outputs: inside of the hooks that users have on
+the module. Hooks therefore see tensors as other modules see them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Forward = Callable[..., Any]
 
 
 def put_around(module: nn.Module, around: Callable[[Forward], Forward]) -> Callable[[], None]:
-    """Have `module` run `around(its forward)`; gives what undoes it."""
+    """Make `module` run `around(its forward)`; returns a function that undoes it."""
     return _put(module, around(module.forward), around)
 
 
 def put_instead(module: nn.Module, forward: Forward) -> Callable[[], None]:
-    """Have `module` run `forward`, within what was put around; gives what undoes it."""
+    """Make `module` run `forward` within its present wrapper; returns a function that undoes it."""
     around = getattr(module.__dict__.get("forward"), "around", None)
     return _put(module, around(forward) if around else forward, around)
 
