@@ -1,1 +1,1 @@
-"""What a placement costs: time and bytes of ops, collectives, copies and memory."""
+"""The cost model: time and bytes of ops, collectives, copies and memory."""

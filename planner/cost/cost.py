@@ -1,8 +1,7 @@
-"""What a placement costs: whole numbers of nanoseconds and bytes, for a stated workload and device.
+"""`Costs`: prices of placements in integer nanoseconds and bytes, for one workload and device.
 
-`planner/devices/device.py` says what a collective takes and what arithmetic and memory traffic
-take; the parts here say how many bytes and operations there are, in each pass that the workload
-makes.
+`planner/devices/device.py` has the times of collectives, arithmetic and memory traffic. The modules
+here count the bytes and operations in each pass of the workload.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from shardwright.planner.strategies.states import States
 
 
 class Costs:
-    """Prices of one graph, by what they are of.
+    """Prices of one graph.
 
     Args:
         graph: The traced model.
         axes: Its refined dims.
-        states: Domains and strategies.
-        workload: What is priced.
-        caches: Whether the model generates, and so keeps the keys and values of earlier tokens.
-        gathered: Stored tensors that may be gathered as they are read; others stay where they are.
-        keys: Which dims count keys of attention, where it is known from another graph.
+        states: Domains of its tensors.
+        workload: The workload.
+        caches: Whether the model generates tokens, and so has a KV cache.
+        gathered: Stored tensors that may be all-gathered at each use.
+        keys: The dims that count keys of attention, if known from another graph.
 
     Attributes:
         sizes: Lengths and bytes of tensors.
-        redistributions: What changes of placement take.
-        ops: What ops take.
+        redistributions: Costs of redistributions.
+        ops: Costs of ops.
     """
 
     def __init__(
@@ -59,5 +58,5 @@ class Costs:
 
     @cached_property
     def holdings(self) -> Holdings:
-        """What is held of each tensor."""
+        """The bytes held of each tensor."""
         return Holdings(self.graph, self.sizes, self.workload, self.caches)

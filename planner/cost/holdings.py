@@ -1,7 +1,7 @@
-"""What a rank holds of each tensor, in bytes, whatever the others are: the solver can weigh it.
+"""Bytes that a rank holds of each tensor, independent of other tensors, so the solver can add them.
 
-Parameters and buffers; where the workload trains, their gradients, the optimizer's state, and the
-activations that autograd keeps (without checkpointing); where it generates, the KV cache.
+These are parameters and buffers; for training also their gradients, the optimizer's state, and the
+activations that autograd keeps (without checkpointing); for generation also the KV cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.planner.strategies.state import State
 
 @dataclass(frozen=True)
 class Holdings:
-    """What is held of each tensor whatever the others are."""
+    """The bytes held of each tensor of a graph, independent of other tensors."""
 
     graph: Graph
     sizes: TensorSizes
@@ -31,24 +31,24 @@ class Holdings:
 
     @cached_property
     def full(self) -> Pass:
-        """A pass over all tokens, whatever the phase."""
+        """A pass over all tokens, independent of the phase."""
         load = self.workload
         return Pass("prefill", 1, load.batch, load.seq, load.seq)
 
     @cached_property
     def trains(self) -> bool:
-        """Whether there are gradients."""
+        """Whether any pass trains, so there are gradients."""
         return any(run.trains for run in self.sizes.passes)
 
     @cached_property
     def stored(self) -> dict[str, bool]:
-        """Parameters and buffers: whether they are trained."""
+        """Parameters and buffers, each with whether it is trained."""
         graph = self.graph
         return {u.stored: graph.tensors[u.stored].differentiable for u in graph.uses}
 
     @cached_property
     def cached(self) -> frozenset[str]:
-        """Keys and values."""
+        """Keys and values in the KV cache."""
         generates = not all(run.trains for run in self.sizes.passes)
         return frozenset(self.sizes.keys.cached if generates and self.caches else ())
 
@@ -64,23 +64,23 @@ class Holdings:
 
     @cached_property
     def names(self) -> list[str]:
-        """Tensors of which something is held, in a fixed order."""
+        """All tensors that take memory, in a fixed order."""
         return [n for n in self.graph.tensors if n in self.stored or n in self.others]
 
     @cached_property
     def others(self) -> frozenset[str]:
-        """Those that are no parameters."""
+        """Tensors that take memory and are not parameters or buffers."""
         return self.cached | self.kept
 
     def bytes(self, name: str, state: State) -> int:
-        """Bytes held of tensor `name` in `state`, on the rank that holds most."""
+        """Return the bytes held of tensor `name` in `state`, on the rank that holds most."""
         if name not in self.stored:
             size = self.sizes.bytes(name, state, self.full)
             return size * ((name in self.cached) + (name in self.kept))
         return self.sizes.at_rest(name, state) + sum(self.training(name, state))
 
     def training(self, name: str, state: State) -> tuple[int, int]:
-        """Bytes of the gradient and of the optimizer's state of a parameter."""
+        """Return the bytes of a parameter's gradient and of its optimizer state."""
         if not (self.trains and self.stored[name]):
             return 0, 0
         size = self.sizes.at_rest(name, state)
@@ -89,12 +89,14 @@ class Holdings:
 
 
 def storages(graph: Graph, passed: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Tensor -> the one whose memory it is in; itself, if an op or a collective made it new.
+    """Return tensor -> the tensor whose memory it uses; itself, if it has memory of its own.
 
-    `passed` are the (source, target) of changes of placement for which no collective is made.
+    Args:
+        graph: The graph.
+        passed: (source, target) of the redistributions without a collective.
     """
     source = {end: start for start, end in passed}
-    calls = {id(op.call): op.call for op in graph.ops}  # copies of an op share theirs
+    calls = {id(op.call): op.call for op in graph.ops}  # copies of an op share the call
     views = {at for at, call in calls.items() if is_view(call)}
     source |= {out: op.inputs[0] for op in graph.ops if id(op.call) in views for out in op.outputs}
     base: dict[str, str] = {}

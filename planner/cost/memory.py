@@ -1,11 +1,11 @@
-"""What a rank must hold, in bytes: weights, training state, KV cache and activations.
+"""Bytes that a rank must hold: weights, training state, KV cache and activations.
 
-`Holdings` is what adds up over tensors; `peak` is the rest, which only a whole plan shows: the most
-that tensors between ops take at once, by liveness over the order of the graph.
+`Holdings` has the bytes that add up over tensors. `peak` needs a complete plan: it is the most that
+activations take at once, by liveness over the order of the graph.
 
 Both are the least that an eager run takes: Python may hold a tensor longer than its last use, and
 neither a kernel's workspace nor the loss (it is not in the trace) is counted. Views share memory,
-parts of one tensor hold all of it, and a collective makes a new tensor.
+a view of a part keeps the full tensor alive, and a collective makes a new tensor.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Assignment = Mapping[str, State]
 def memory(
     costs: Costs, assignment: Assignment, short: tuple[Costs, Assignment] | None = None
 ) -> Memory:
-    """What the fullest rank holds with a plan, item by item.
+    """Return the memory of the fullest rank under a plan, item by item.
 
     Args:
-        costs: Of the whole graph.
+        costs: Prices of the unfolded graph.
         assignment: The plan.
-        short: The same for a graph with three copies of a block for any larger number in a row.
-            A block takes what others made from the one before it, or from one that is alone of its
-            kind: so what is alive between ops is at its most there as in the whole. But what
-            autograd keeps adds up, and takes the whole.
+        short: Prices and plan of a graph with at most three copies of a block in a row. A block
+            reads only from the block before it, or from parts of the model outside the row, so the
+            peak of activations is the same there. It is not used for training: the activations
+            that autograd keeps add up over all blocks.
     """
     held = costs.holdings
     training = [held.training(n, assignment[n]) for n in held.stored]
@@ -49,7 +49,7 @@ def memory(
 
 
 def passed(costs: Costs, assignment: Assignment) -> Iterator[tuple[str, str]]:
-    """(source, target) of the changes of placement for which no collective is made."""
+    """Yield (source, target) of the redistributions without a collective forward."""
     inner = costs.redistributions.inner
     for before, source, target in costs.redistributions.edges:
         traffic, _ = inner(source, assignment[before], assignment[source], assignment[target])
@@ -58,7 +58,10 @@ def passed(costs: Costs, assignment: Assignment) -> Iterator[tuple[str, str]]:
 
 
 def peak(costs: Costs, assignment: Assignment, run: Pass) -> int:
-    """Most bytes of activations at one time in a pass; those kept for its backward pass stay."""
+    """Return the most bytes of activations at one time in a pass.
+
+    Activations that are saved for the backward pass stay to the end.
+    """
     base = storages(costs.graph, passed(costs, assignment))
     size = {
         name: costs.sizes.bytes_at(op, i, assignment[name], run)
@@ -75,12 +78,12 @@ def peak(costs: Costs, assignment: Assignment, run: Pass) -> int:
 
 
 def lives(costs: Costs, base: Mapping[str, str], run: Pass) -> dict[str, tuple[int, int]]:
-    """Memory of activations -> the numbers of the first and of the last op during which it is held.
+    """Return for each memory of activations the numbers of the first and last op that it is held.
 
     Args:
-        costs: Of the graph.
-        base: Tensor -> the one whose memory it is in.
-        run: The pass; what is kept for its backward pass stays to the end.
+        costs: Prices of the graph.
+        base: Tensor -> the tensor whose memory it uses.
+        run: The pass. Activations that are saved for its backward pass stay to the end.
     """
     graph, end = costs.graph, len(costs.graph.ops)
     apart = {*costs.holdings.stored, *graph.inputs}
@@ -94,7 +97,7 @@ def lives(costs: Costs, base: Mapping[str, str], run: Pass) -> dict[str, tuple[i
     for root in {base[n] for n in stay}:
         born.setdefault(root, end)
         last[root] = end
-    for boundary in graph.boundaries:  # a collective has both at once
+    for boundary in graph.boundaries:  # a collective holds its source and its target at once
         if base[boundary.target] == boundary.target and boundary.target in born:
             root = base[boundary.source]
             last[root] = max(last.get(root, 0), born[boundary.target])

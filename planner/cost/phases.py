@@ -1,4 +1,4 @@
-"""The phases of a workload, and the forward passes that each of them makes.
+"""The phases of a workload, and the pass of each phase.
 
 prefill   a forward over `batch` sequences of `seq` tokens
 decode    a forward over one new token of each sequence, with a KV cache of `seq` tokens
@@ -20,10 +20,10 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass, how often the workload makes it, and the run-time lengths in it.
+    """A pass, how often the workload makes it, and the run-time lengths in it.
 
-    `queries` is how many tokens of a sequence go through the model, `keys` how many of them
-    attention looks at.
+    `queries` is the number of tokens of a sequence that go through the model, `keys` the number of
+    tokens that attention attends to.
     """
 
     phase: Phase
@@ -39,7 +39,7 @@ class Pass:
 
 
 def passes(workload: Workload) -> list[Pass]:
-    """The passes of one copy of the model, prefill first, then decode, then train."""
+    """Return the passes of one copy of the model: prefill first, then decode, then train."""
     batch, seq = -(-workload.batch // workload.replicas), workload.seq
     return [
         Pass(phase, workload.phases[phase], batch, 1 if phase == "decode" else seq, seq)
@@ -49,10 +49,10 @@ def passes(workload: Workload) -> list[Pass]:
 
 
 def parse_phases(asked: str | Mapping[Phase, int]) -> dict[Phase, int]:
-    """`prefill`, `prefill,decode`, with how often each is run: `prefill,decode:128`; or a table.
+    """Parse phases with optional counts: `prefill`, `prefill,decode:128`, or a mapping.
 
     Raises:
-        UsageError: an unknown phase, one that is named twice, or a count that is none.
+        UsageError: a phase is unknown or named twice, or a count is invalid.
     """
     if not isinstance(asked, str):
         asked = ",".join(f"{phase}:{n}" for phase, n in asked.items())

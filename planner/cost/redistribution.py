@@ -1,7 +1,7 @@
-"""What changes of placement cost: collectives and copies, by the table of transitions.
+"""Costs of redistributions: collectives and copies, by the table of transitions.
 
-`planner/contract/transitions.py` says what is done and how many bytes that moves; here is between
-which states, of which tensors, in which passes.
+`planner/contract/transitions.py` has the actions of a transition and the bytes that they move. This
+module applies them to states of tensors, in each pass.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from shardwright.planner.strategies.state import State, cut_of, made_partial
 from shardwright.planner.strategies.states import States
 
 Edge = tuple[str, str, str]
-"""(before, source, target) of a change of placement: see `RedistributionCosts.inner`."""
+"""(before, source, target) of a redistribution: see `RedistributionCosts.inner`."""
 
 
 class Traffic(NamedTuple):
-    """The collectives of one change of placement, forward and backward.
+    """The collectives of one redistribution, forward and backward.
 
-    `copied` and `copied_back` are the bytes that the rank's own copies read and write meanwhile.
+    `copied` and `copied_back` are the bytes that local copies read and write, forward and backward.
     """
 
     forward: tuple[Collective, ...] = ()
@@ -48,9 +48,9 @@ class Traffic(NamedTuple):
 
 
 class TransitionCost(NamedTuple):
-    """Nanoseconds of a change of placement in all passes.
+    """Nanoseconds of a redistribution in all passes.
 
-    `backward` is that of a backward pass where the workload has none; it breaks ties.
+    `backward` is the time of a backward pass if the workload has none; it breaks ties.
     """
 
     time: int
@@ -58,14 +58,14 @@ class TransitionCost(NamedTuple):
 
 
 class RedistributionCosts:
-    """Prices changes of placement of the tensors of one graph.
+    """Prices redistributions of the tensors of one graph.
 
     Args:
         graph: The traced model.
-        states: Domains and strategies.
-        sizes: Of its tensors.
-        workload: Whose copies of the model average gradients.
-        device: What collectives and copies take.
+        states: Domains of its tensors.
+        sizes: Sizes of its tensors.
+        workload: The workload. Its copies of the model average gradients.
+        device: The times of collectives and copies.
     """
 
     def __init__(
@@ -82,9 +82,13 @@ class RedistributionCosts:
     def traffic(
         self, name: str, source: State, target: State, run: Pass | None = None
     ) -> Traffic | None:
-        """What taking tensor `name` from `source` to `target` takes; None if it cannot be.
+        """Return the traffic of redistributing tensor `name`; None if it is not possible.
 
-        Bytes are those of a pass, by default the first of the workload.
+        Args:
+            name: The tensor.
+            source: Its state before.
+            target: Its state after.
+            run: The pass that sizes are of; by default the first of the workload.
         """
         if source == target:
             return Traffic()
@@ -102,12 +106,12 @@ class RedistributionCosts:
         return Traffic(forward, back, copied, copied_back)
 
     def possible(self, name: str, before: State, source: State, target: State) -> bool:
-        """Whether what `inner` prices can be."""
+        """Whether the redistribution that `inner` prices is possible."""
         start = before if _skips_partial(before, source, target) else source
         return start == target or self._way(name, start, target) is not None
 
     def _way(self, name: str, source: State, target: State) -> list[MaskStep] | None:
-        """The steps from one state of a tensor to another; None if there are none."""
+        """Return the steps from one state of a tensor to another; None if it is not possible."""
         if not (self._plain(name, source) and self._plain(name, target)):
             return None
         covered = self.states.covered(name, source.shards), self.states.covered(name, target.shards)
@@ -117,7 +121,7 @@ class RedistributionCosts:
         return self._steps[at]
 
     def _plain(self, name: str, state: State) -> bool:
-        """Whether no axis of run-time size is sharded within a larger dim; it could not be cut."""
+        """Whether no sequence axis is sharded within a larger dim: the runtime cannot cut there."""
         if self.states.sequence is None:
             return True
         opened = self.states.sequence.axes
@@ -125,7 +129,7 @@ class RedistributionCosts:
         return all(a not in opened or find(dims[d]).id == a for d, a, _ in state.shards)
 
     def _work(self, name: str, step: MaskStep, run: Pass) -> Work:
-        """What is done to a tensor at a step: its bytes with what is sharded there, and without."""
+        """Return the work of a step: the tensor's bytes with and without the step's sharding."""
         most = step.before | step.after
         part = self.sizes.bytes(name, State(most), run)
         whole = self.sizes.bytes(name, State(without(most, step.mask)), run)
@@ -133,7 +137,7 @@ class RedistributionCosts:
         return Work(part, whole, self.states.sub.size(step.mask), order)
 
     def _order(self, name: str, step: MaskStep, run: Pass) -> Order:
-        """How the parts along a step make up the whole."""
+        """Return how the shards of a step are laid out in the gathered tensor."""
         kept, changed = step.before & step.after, step.before ^ step.after
         ranks, longer = self.states.sub.size(step.mask), 1
         for k, dim in enumerate(self.sizes.axes.dims[name]):
@@ -147,10 +151,14 @@ class RedistributionCosts:
     def inner(
         self, name: str, before: State, source: State, target: State, run: Pass | None = None
     ) -> tuple[Traffic | None, bool]:
-        """The same for a tensor that a module around has just taken from `before` to `source`.
+        """Return the traffic of a tensor that an enclosing module took from `before` to `source`.
 
-        Where that made a Partial sum of it (a residual that is added to Partial sums, all in one
-        all-reduce), what it was before is still there. Second: whether that is taken instead.
+        If the enclosing module made it a Partial sum (a residual that is added to Partial sums, for
+        one all-reduce), the tensor in the state `before` still exists, and may be redistributed
+        instead.
+
+        Returns:
+            The traffic, None if it is not possible; and whether `before` is used instead.
         """
         at = (self.kind(name), before, source, target, run)
         if at not in self._known:
@@ -160,7 +168,7 @@ class RedistributionCosts:
         return self._known[at]
 
     def kind(self, name: str) -> tuple[object, ...]:
-        """What is the same of tensors whose changes of placement take the same."""
+        """Return a key that is equal for tensors whose redistributions cost the same."""
         if (found := self._kinds.get(name)) is None:
             tensor = self.graph.tensors[name]
             found = self.sizes.alike(name), tensor.dtype, tensor.differentiable
@@ -168,12 +176,12 @@ class RedistributionCosts:
         return found
 
     def sends(self, boundary: Boundary, before: State, source: State, target: State) -> bool:
-        """Whether ranks send each other something at a boundary, forward or backward."""
+        """Whether a redistribution at a boundary has a collective, forward or backward."""
         traffic, _ = self.inner(boundary.source, before, source, target)
         return traffic is not None and bool(traffic.forward or traffic.backward)
 
     def nanoseconds(self, traffic: Traffic) -> tuple[int, int]:
-        """Time that a change of placement takes forward and backward."""
+        """Return the time of a redistribution, forward and backward."""
         return (
             self._nanoseconds(traffic.forward, traffic.copied),
             self._nanoseconds(traffic.backward, traffic.copied_back),
@@ -187,7 +195,7 @@ class RedistributionCosts:
         return found
 
     def cost(self, name: str, before: State, source: State, target: State) -> TransitionCost | None:
-        """What `inner` takes in all passes; None if it cannot be."""
+        """Return the cost of `inner` in all passes; None if it is not possible."""
         at = self.kind(name), before, source, target
         if at not in self._costs:
             self._costs[at] = self._cost(name, before, source, target)
@@ -208,10 +216,10 @@ class RedistributionCosts:
         return TransitionCost(time, 0 if trains else backward)
 
     def averaging(self, name: str, state: State) -> Traffic | None:
-        """What copies of the model send each other of a stored tensor, and of its gradient.
+        """Return the traffic between copies of the model for a stored tensor; None if none.
 
-        They average gradients. Or each holds a part: then a parameter is gathered for each pass,
-        and its gradient reduced and scattered.
+        With DDP the copies average its gradient. With FSDP each copy holds a part: the parameter is
+        gathered in each pass, and its gradient is reduce-scattered.
         """
         copies, trained = self.workload.replicas, self.graph.tensors[name].differentiable
         if copies < 2 or name not in self.read:
@@ -236,7 +244,7 @@ class RedistributionCosts:
         )
 
     def averaging_cost(self, name: str, state: State) -> TransitionCost:
-        """What that takes in all passes."""
+        """Return the cost of `averaging` in all passes."""
         found, runs = self.averaging(name, state), self.sizes.passes
         ahead, back = self.nanoseconds(found) if found else (0, 0)
         time = sum(run.times * (ahead + back * run.trains) for run in runs)
@@ -244,7 +252,7 @@ class RedistributionCosts:
 
     @cached_property
     def read(self) -> frozenset[str]:
-        """The stored tensors that are read where it costs something."""
+        """The stored tensors that a priced op or boundary reads."""
         graph = self.graph
         found = {n for op in graph.ops if graph.priced(op) for n in op.inputs}
         found |= {b.source for b in graph.boundaries if graph.priced(b)}
@@ -252,20 +260,20 @@ class RedistributionCosts:
 
     @cached_property
     def edges(self) -> list[Edge]:
-        """Every change of placement of the graph."""
+        """All edges of the graph where a tensor may be redistributed."""
         return edges(self.graph)
 
     @cached_property
     def unpriced(self) -> frozenset[str]:
-        """Targets of changes of placement that cost nothing."""
+        """Targets of the redistributions that are not priced."""
         graph = self.graph
         return frozenset(b.target for b in graph.boundaries if not graph.priced(b))
 
 
 def edges(graph: Graph) -> list[Edge]:
-    """Every change of placement of a graph."""
+    """Return all edges of a graph where a tensor may be redistributed: uses and boundaries."""
     out, outer = [], graph.outer()
-    readings = graph.readings()  # of a parameter: each makes a gradient of its own
+    readings = graph.readings()  # each reading of a parameter has a gradient of its own
     for use in graph.uses:
         out += [(use.stored, use.stored, use.used)] * max(readings[use.used], 1)
     for boundary in graph.boundaries:
@@ -276,14 +284,14 @@ def edges(graph: Graph) -> list[Edge]:
 
 
 def _skips_partial(before: State, source: State, target: State) -> bool:
-    """Whether a tensor is taken as it was before a module around made a Partial sum of it."""
+    """Whether the tensor before an enclosing module made it a Partial sum is used instead."""
     return made_partial(before, source) and target != source
 
 
 def _collectives_and_copies(
     work: Iterable[tuple[Action, Work]],
 ) -> tuple[tuple[Collective, ...], int]:
-    """The collectives of some actions, and the bytes that are copied."""
+    """Return the collectives of some actions, and the bytes that local copies move."""
     done = [(action, on) for action, on in work if action is not IDENTITY]
     calls = (action.collective(on) for action, on in done)
     return tuple(c for c in calls if c), sum(action.copies(on) for action, on in done)

@@ -1,7 +1,6 @@
-"""What an op takes: the longer of its arithmetic and its memory traffic, in each pass.
+"""The roofline cost of ops: the longer of arithmetic time and memory time, in each pass.
 
-An op that is differentiated is counted three times where it trains: a product has two in the
-backward pass.
+In training a differentiated op counts three times: a matrix product has two in the backward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from shardwright.planner.graph.views import is_view
 from shardwright.planner.strategies.op_strategies import Strategy
 
 ONE_AT_A_TIME = ("_grouped_mm", "transformers::grouped_mm_fallback", "convolution")
-"""Ops in which a result takes one of the x of the rule: one expert, one place for each tap."""
+"""Ops whose results use one index of the rule's axes x: one expert, one position for each tap."""
 
 
 class OpCosts:
@@ -27,11 +26,11 @@ class OpCosts:
         self.graph, self.sizes, self.device = graph, sizes, device
 
     def compute(self, op: Op, strategy: Strategy) -> int:
-        """Nanoseconds that `op` takes in `strategy` on one rank, in all passes."""
+        """Return the nanoseconds of `op` in `strategy` on one rank, in all passes."""
         return sum(run.times * self.once(op, strategy, run) for run in self.sizes.passes)
 
     def once(self, op: Op, strategy: Strategy, run: Pass) -> int:
-        """Nanoseconds that `op` takes in one pass; a view takes none."""
+        """Return the nanoseconds of `op` in one pass; a view takes none."""
         if is_view(op.call) or not op.outputs or not self.graph.priced(op):
             return 0
         trained = run.trains and any(self.graph.tensors[n].differentiable for n in op.outputs)
@@ -41,18 +40,18 @@ class OpCosts:
         return self.device.compute(factor * flops, factor * traffic, dtype)
 
     def traffic(self, op: Op, strategy: Strategy, run: Pass) -> int:
-        """Bytes that `op` reads and writes."""
+        """Return the bytes that `op` reads and writes."""
         rule = self.sizes.axes.rules.get(op.name)
         found = [self.sizes.bytes_at(op, i, s, run) for i, s in enumerate(strategy.states)]
         traffic, made = sum(found), sum(found[len(op.inputs) :])
-        if rule is not None and rule.lookup:  # it reads what it gives, not the whole table
+        if rule is not None and rule.lookup:  # a lookup reads only the rows that it returns
             traffic = min(traffic, 2 * made)
             if any(x in rule.lookup for x, _, _ in strategy.split):
                 traffic += 2 * made  # the rows of other ranks are cleared
         return traffic
 
     def flops(self, op: Op, strategy: Strategy, run: Pass) -> int:
-        """Operations of the matrix products in `op`; of others, which wait for memory, none."""
+        """Return the operations of the matrix products in `op`; 0 for ops bound by memory."""
         sizes, axes = self.sizes, self.sizes.axes
         rule = axes.rules.get(op.name)
         if rule is None or not (rule.sum or op.call.op in ATTENTION):

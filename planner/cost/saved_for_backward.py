@@ -1,4 +1,4 @@
-"""What autograd keeps of an op for the backward pass: found out by running the op on meta."""
+"""Finds the tensors that autograd saves for the backward pass, by running each op on meta."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from shardwright.rules.call import Operand, packet_named
 
 
 class SavedForBackward:
-    """Which tensors of a graph some op keeps; ops that are alike are run once."""
+    """Finds the tensors of a graph that ops save for backward. Ops that are alike run once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._known: dict[str, frozenset[int]] = {}
 
     def names(self) -> list[str]:
-        """Tensors that some op keeps, in the order of the graph."""
+        """Return the tensors that some op saves, in the order of the graph."""
         return list(dict.fromkeys(n for op in self.graph.ops for n in self.of(op)))
 
     def of(self, op: Op) -> list[str]:
-        """Tensors of `op` that it keeps."""
+        """Return the inputs and outputs of `op` that it saves."""
         names = (*op.inputs, *op.outputs)
         grads = tuple(self.graph.tensors[n].differentiable for n in names)
         if not any(grads[len(op.inputs) :]):
@@ -38,9 +38,10 @@ class SavedForBackward:
 
 
 def _run(op: Op, grads: tuple[bool, ...]) -> frozenset[int]:
-    """Numbers of the operands and results kept; all operands where the op cannot be run alone.
+    """Return the numbers of the saved operands and results.
 
-    Attention is not run: on meta it would keep its scores, which the fused kernels do not.
+    If the op cannot be run alone, these are all differentiable operands. Attention is not run: on
+    meta it would save its scores, which the fused kernels do not.
     """
     ins, both = len(op.inputs), len(grads)
     if op.call.op in ATTENTION:
@@ -65,7 +66,7 @@ def _run(op: Op, grads: tuple[bool, ...]) -> frozenset[int]:
 
 
 def _call(op: Op, given: list[torch.Tensor]) -> Any:
-    """The results of the overload that has these arguments; None where none takes them."""
+    """Return the results of the overload with these arguments; None if no overload takes them."""
     packet = packet_named(op.call.op)
     for overload in packet.overloads() if packet is not None else ():
         call = getattr(packet, overload)

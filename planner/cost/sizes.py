@@ -1,4 +1,4 @@
-"""How large things are: lengths of dims and bytes of tensors, in each pass of a workload."""
+"""Lengths of dims and bytes of tensors, in each pass of a workload."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class TensorSizes:
     Args:
         graph: The traced model.
         axes: Its refined dims.
-        sub: The mesh dim that shards them.
-        workload: Whose passes these are.
-        keys: Which dims count keys of attention, and which tensors a cache holds, if it is known.
+        sub: The mesh as sub-axes.
+        workload: The workload.
+        keys: The dims that count keys of attention, and the tensors in the KV cache, if known.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class TensorSizes:
         self._alike: dict[str, int] = {}
 
     def alike(self, name: str) -> int:
-        """A number that tensors have in common which have the same dims.
+        """Return a number that is equal for tensors with the same dims, as in copies of a block.
 
-        Copies of a block do: what hangs on the dims of a tensor is worked out once for all.
+        With it, what depends only on the dims of a tensor is computed once.
         """
         if (found := self._alike.get(name)) is None:
             dims = tuple(find(dim).id for dim in self.axes.dims[name])
@@ -51,9 +51,9 @@ class TensorSizes:
 
     @cached_property
     def run_time(self) -> dict[int, str]:
-        """Dims of run-time size: whether they are of the "batch" or the "seq", or "rows" of both.
+        """Dims of run-time size -> "batch", "seq", or "rows" for their product.
 
-        A dim that a parameter has too (3 colours of an image) is no batch, whatever its size.
+        A dim that a parameter has too (3 colours of an image) is not a batch, whatever its size.
         """
         words = {TRACE_BATCH: "batch", TRACE_SEQ: "seq", TRACE_SOURCE: "seq"}
         dims = [find(d) for name in self.graph.inputs for d in self.axes.dims[name]]
@@ -65,7 +65,7 @@ class TensorSizes:
         return out | {d.id: "rows" for d in rows if d.size == TRACE_ROWS and d.id not in known}
 
     def counts_tokens(self, dim: Dim) -> bool:
-        """Whether the length of `dim` depends on that of the sequence."""
+        """Whether the length of `dim` depends on the length of the sequence."""
         at = find(dim).id
         if at not in self._counts:
             self._counts[at] = counts_tokens(dim, self.run_time)
@@ -73,13 +73,13 @@ class TensorSizes:
 
     @cached_property
     def keys(self) -> Keys:
-        """Which dims count keys of attention, and which tensors a cache holds."""
+        """The dims that count keys of attention, and the tensors in the KV cache."""
         return self._given_keys or find_keys(self.graph, self.axes, self.counts_tokens)
 
     def length(self, dim: Dim, cut: Cut, run: Pass, keys: bool) -> int:
-        """Length of `dim` in a pass on the rank that holds most, with `cut` sharded.
+        """Return the length of `dim` in a pass on the rank that holds most, with `cut` sharded.
 
-        `keys` says that a token in it is one that attention looks at, not one that is new.
+        With `keys` the dim counts all tokens that attention attends to, not only the new ones.
         """
         dim = find(dim)
         if dim.id in self.run_time:
@@ -97,13 +97,13 @@ class TensorSizes:
     def bytes(
         self, name: str, state: State, run: Pass | None = None, keys: frozenset[int] | None = None
     ) -> int:
-        """Bytes of tensor `name` on the rank that holds most of it.
+        """Return the bytes of tensor `name` on the rank that holds most of it.
 
         Args:
             name: The tensor.
             state: Its state.
-            run: The pass; else the first of the workload.
-            keys: Dims that count keys; else the last of a table of scores.
+            run: The pass; by default the first of the workload.
+            keys: Numbers of the dims that count keys; by default the last of a table of scores.
         """
         run = run or self.passes[0]
         itemsize = self.graph.tensors[name].dtype.itemsize
@@ -114,15 +114,15 @@ class TensorSizes:
 
     @cached_property
     def shared_out(self) -> frozenset[str]:
-        """Parameters of which each copy of the model holds a part only, as FSDP2 has it."""
+        """Parameters that FSDP2 shards over the copies of the model."""
         if self.workload.dp != "fsdp":
             return frozenset()
         return frozenset(u.stored for u in self.graph.uses if not u.is_buffer)
 
     def at_rest(self, name: str, state: State) -> int:
-        """Bytes of a parameter or buffer while nobody computes with it, where most are held.
+        """Return the bytes of a stored parameter or buffer on the rank that holds most.
 
-        Copies that share it out cut along its first dim.
+        FSDP shards a parameter along its first dim.
         """
         size, dims = self.bytes(name, state), self.axes.dims[name]
         if name not in self.shared_out or not dims:
@@ -140,7 +140,7 @@ class TensorSizes:
         )
 
     def bytes_at(self, op: Op, i: int, state: State, run: Pass) -> int:
-        """Bytes of number `i` of the operands and results of `op`, in a pass."""
+        """Return the bytes of operand or result number `i` of `op` in a pass."""
         name, rule = (*op.inputs, *op.outputs)[i], self.axes.rules.get(op.name)
         found = self.keys.letters.get(op.name) if run.keys != run.queries else None
         if not found or rule is None:

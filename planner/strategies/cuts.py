@@ -8,7 +8,7 @@ from shardwright.planner.graph.axes import ATOM, CONCAT, PRODUCT, Dim, atoms_of,
 
 
 def cuts(dim: Dim, allowed: frozenset[int]) -> list[frozenset[int]]:
-    """Every way to split `dim` once: sets of atom ids, at most one axis in each part of a sum."""
+    """Return every way to split `dim` once: sets of atom ids, at most one per concatenated part."""
     dim = find(dim)
     if dim.kind == ATOM:
         return [frozenset({dim.id})] if dim.id in allowed else []
@@ -19,13 +19,13 @@ def cuts(dim: Dim, allowed: frozenset[int]) -> list[frozenset[int]]:
     for term in dim.children:
         options = [frozenset[int](), *cuts(term, allowed)]
         partial = list(dict.fromkeys(p | o for p in partial for o in options))
-        if len(partial) > 256:  # a concatenation of many unlike parts: split all alike or none
+        if len(partial) > 256:  # a concatenation of too many different parts is not split
             return []
     return [c for c in partial if c and _fits(dim, c)]
 
 
 def cut_at_run_time(dim: Dim) -> set[int]:
-    """Atoms of the sums in `dim` that have a part of run-time size."""
+    """Return the atoms of the concatenations in `dim` that have a part of run-time size."""
     dim = find(dim)
     if dim.kind == ATOM:
         return set()
@@ -35,7 +35,7 @@ def cut_at_run_time(dim: Dim) -> set[int]:
 
 
 def _fits(dim: Dim, cut: frozenset[int]) -> bool:
-    """Whether splitting every atom of `cut` wherever it stands splits no element twice."""
+    """Whether splitting every atom of `cut` at all its positions splits no element twice."""
     return _depth(dim, cut) <= 1
 
 

@@ -1,4 +1,4 @@
-"""Why a dim of a parameter has no axis that the ranks could share, from the axis graph."""
+"""Explains why a dim of a parameter cannot be sharded, from the axis graph."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from shardwright.planner.strategies.states import States
 
 
 def place(op: Op) -> str:
-    """An op, its module and its source line: linear in 'lm_head' (modeling_x.py:12)."""
+    """Return an op with its module and source line: linear in 'lm_head' (modeling_x.py:12)."""
     return f"{op.call.op} in '{op.module}' ({op.source})"
 
 
 def obstacle(graph: Graph, states: States, stored: str, dim: int) -> str:
-    """What keeps dim `dim` of a stored tensor whole, whatever the rest of the plan."""
+    """Return why dim `dim` of a stored tensor cannot be sharded in any plan."""
     uses = [u for u in graph.uses if u.stored == stored]
     if all(u.is_buffer for u in uses):
         return "it is a buffer, and those stay replicated"

@@ -1,6 +1,6 @@
-"""Which states an op lets its tensors have together.
+"""Strategies of ops: which states the tensors of an op may have together.
 
-An op that computes with a sharded operand sees its replicated operands with a Partial gradient.
+If an op computes with a sharded operand, its replicated operands have a Partial gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardwright.planner.strategies.states import States
 from shardwright.rules.notation import Dims, Expr, Rule, letters
 
 OpShards = frozenset[tuple[str, int, int]]
-"""(axis of a rule, id of the atom, mask) of each split axis of an op."""
+"""(axis of the rule, id of the atom, mask of sub-axes) of each split axis of an op."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,25 @@ class Strategy:
 
 
 Kinds = tuple[Kind, ...]
-"""What each tensor of an op is on one sub-axis."""
+"""The kind of each tensor of an op on one sub-axis."""
 
 
 class Strategies:
-    """The ways to run ops; those of ops that are alike are worked out once."""
+    """The strategies of ops, computed once for ops that are alike."""
 
     def __init__(self, states: States) -> None:
         self.states = states
         self._known: dict[object, list[Strategy]] = {}
 
     def of(self, op: Op) -> list[Strategy]:
-        """Every way to run `op`, in a fixed order; the same list for all that are like it."""
+        """Return all strategies of `op`, in a fixed order. Ops that are alike share one list."""
         at = self._kind(op)
         if at not in self._known:
             self._known[at] = _strategies(self.states, op)
         return self._known[at]
 
     def _kind(self, op: Op) -> object:
-        """All that the ways to run `op` hang on."""
+        """Return a key of everything that the strategies of `op` depend on."""
         states, rule = self.states, self.states.axes.rules.get(op.name)
         names = (*op.inputs, *op.outputs)
         tensors = [
@@ -87,7 +87,7 @@ def _strategies(states: States, op: Op) -> list[Strategy]:
 
 
 def _op_splits(states: States, op: Op, rule: Rule | None) -> list[OpShards]:
-    """No split, and every one that a split of one of the tensors leads to."""
+    """Return the empty split, and every split that follows from a split of one of the tensors."""
     found: dict[OpShards, None] = {frozenset(): None}
     if rule is not None:
         trees = states.axes.axes[op.name]
@@ -129,7 +129,7 @@ def _kinds(
     shards: Sequence[Shards],
     bit: int,
 ) -> list[Kinds]:
-    """What is Partial over one sub-axis, tensor by tensor: every way that there is."""
+    """Return all possible kinds of the tensors on one sub-axis, given the split axes."""
     names = (*op.inputs, *op.outputs)
     trained = [states.graph.tensors[n].differentiable for n in names]
     used = {x for x, _, m in split if m & bit}
@@ -159,10 +159,10 @@ def _kinds(
 
 
 def _moves_a_literal(op: Op, rule: Rule, used: set[str]) -> bool:
-    """Whether a bare number in an index of the model's code would have to change.
+    """Whether a literal number in an index of the model's code would have to change.
 
-    A number counted from the front must not change where something before it is split, one
-    counted from the back where something behind it is.
+    A number counted from the front would change if something before it is split; a number counted
+    from the back, if something behind it is split.
     """
     if not op.literals or not any(x.startswith("p") or x == "k" for x in used):
         return False
@@ -179,17 +179,17 @@ def _moves_a_literal(op: Op, rule: Rule, used: set[str]) -> bool:
 
 
 def _added(rule: Rule, operand: int, shards: Sequence[Shards]) -> bool:
-    """Whether `operand` is added to one that is split."""
+    """Whether `operand` is added to an operand that is split."""
     return any(operand in group and any(shards[j] for j in group) for group in rule.linear)
 
 
 def _everywhere(
     shards: Shards, dims: Dims, exprs: set[Expr], atoms: Mapping[str, set[int]]
 ) -> OpShards:
-    """The axes of a rule that are split when a tensor written as `dims` is split into `shards`.
+    """Return the split axes of a rule if a tensor written as `dims` is split into `shards`.
 
-    An atom that stands in several parts of a dim (the heads of a fused q, k and v) is split in all
-    of them, so a result that is one part of an operand determines the others.
+    An atom that is in several parts of a dim (the heads of a fused q, k and v) is split in all of
+    them. So the split of a result that is one part of an operand determines the other parts.
     """
     split = {(x, a, m) for d, a, m in shards for x in letters(dims[d]) if a in atoms[x]}
     while True:
@@ -206,7 +206,7 @@ def _everywhere(
 
 
 def shards_of(dims: Dims, split: OpShards) -> Shards:
-    """The split axes of a tensor whose dims are written as `dims` in the rule."""
+    """Return the shards of a tensor whose dims are written as `dims` in the rule."""
     return frozenset(
         (d, a, m)
         for d, expr in enumerate(dims)

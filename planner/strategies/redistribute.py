@@ -1,8 +1,8 @@
-"""From one state of a tensor to another: which transitions, over which sub-axes, in which order.
+"""The steps of a redistribution between two states: transitions, sub-axes and their order.
 
-The steps are those of `contract/redistribute.py`, told by masks, before there are placements.
-Sub-axes that make the same change make it together, in one collective; what changes in Partial sums
-alone does so while the tensor is sharded the most.
+The steps are those of `contract/redistribute.py`, in masks of sub-axes instead of placements.
+Sub-axes with the same change share one collective. Changes of Partial alone happen while the tensor
+is sharded the most.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardwright.planner.strategies.state import Shards, State, kind_on
 
 
 class MaskStep(NamedTuple):
-    """A transition over some sub-axes, and how the tensor is sharded before and after that."""
+    """A transition over some sub-axes, with the shards of the tensor before and after it."""
 
     mask: int
     transition: Transition
@@ -26,14 +26,14 @@ class MaskStep(NamedTuple):
 def steps(
     source: State, target: State, covered: tuple[int, int], bits: Iterable[int], cp: int = 0
 ) -> list[MaskStep] | None:
-    """The steps from one state to the other, in order; None if there is no way for a plan.
+    """Return the steps from one state to the other, in order; None if no plan may do this.
 
     Args:
         source: The state before.
         target: The state after.
-        covered: Masks of the sub-axes over which all of the tensor is sharded, before and after.
+        covered: Masks of the sub-axes that shard every element of the tensor, before and after.
         bits: The masks of the single sub-axes.
-        cp: That of them which is cp: a mesh dim of its own, whose steps are the first.
+        cp: The mask of cp, which is a mesh dim of its own; its steps come first. 0 without cp.
     """
     left, right = _by_mask(source.shards), _by_mask(target.shards)
     leaving, entering = sorted(left.keys() - right.keys()), sorted(right.keys() - left.keys())
@@ -68,7 +68,7 @@ def steps(
 
 
 def without(shards: Shards, mask: int) -> Shards:
-    """`shards` but for what is sharded over the sub-axes of `mask`."""
+    """Return `shards` without those over the sub-axes of `mask`."""
     return frozenset(s for s in shards if not s[2] & mask)
 
 

@@ -1,14 +1,13 @@
-"""Sequence parallelism: which axes of run-time size may be split, where, and what has to be.
+"""Sequence parallelism: finds the sequence axes that may be sharded, and the tensors that must be.
 
-The hidden states that blocks hand on are split along the sequence, and with them all that is
-computed from them alone: norms, residual sums. What must see every position (attention, the loss)
-gathers. The rest of planning does not know of sequences: these are axes like others, opened here.
+The hidden states that blocks pass on are sharded along the sequence, and with them everything that
+is computed from them alone: norms, residual sums. Ops that need every position (attention, the
+loss) gather. For the rest of the planner these are axes like any others, opened here.
 
-Sizes of the sequence vary at run time, so what a trace shows of them holds only where code cannot
-ask for anything else. They stay replicated in the root's own code, where the model's inputs come in
-and its outputs leave; where code outside of the blocks takes an element or a slice (the trace of
-`x[:, -keep:]` with keep = 0 is that of x itself); and where a length makes new tensors (positions,
-masks).
+Sequence lengths vary at run time, so a trace with one length proves less about them. Sequence axes
+stay unsharded in the root's own code, where the model's inputs enter and its outputs leave; where
+code outside of the blocks takes an element or a slice (the trace of `x[:, -keep:]` with keep = 0 is
+that of x itself); and where a length makes new tensors (positions, masks).
 """
 
 from __future__ import annotations
@@ -22,24 +21,23 @@ from shardwright.planner.graph.axes import ATOM, CONCAT, Axes, Dim, atoms_of, fi
 from shardwright.planner.graph.graph import Boundary, Graph
 
 Shards = Iterable[tuple[int, int, int]]
-"""(tensor dim, id of the axis, sub-axes that split it); sequences take the whole mesh dim."""
+"""(tensor dim, id of the axis, mask of sub-axes). A sequence is sharded over the full mesh dim."""
 
 TAKES_A_PART = frozenset({"alias", "slice", "select", "index", "gather", "index_select"})
 
 
 @dataclass(frozen=True)
 class OpenSequence:
-    """The axes along which sequences may be split.
+    """The axes along which sequences may be sharded.
 
     Attributes:
-        axes: Id of the axis -> the first input that has it, as redistributions name it:
-            "input_ids.1".
-        closed: (tensor, dim) that stay replicated all the same.
-        handed: Hidden states that must be split -> (dim, id of the axis).
-        ends: Hidden states on their way into the first block or out of the last, likewise, that
-            only may be split: code outside of the blocks may need the whole.
-        local: Modules (norms) that take hidden states split: nothing in them needs more positions
-            than one, and their work and what they keep for the backward pass gets less.
+        axes: Id of the axis -> the first input with it, as redistributions name it: "input_ids.1".
+        closed: (tensor, dim) where these axes stay unsharded.
+        handed: Hidden states that must be sharded -> (dim, id of the axis).
+        ends: Hidden states before the first block and after the last -> (dim, id of the axis).
+            These may be sharded but need not be: code outside of the blocks may need all positions.
+        local: Modules (norms) that take sharded hidden states. They work on each position alone;
+            sharding reduces their work and what they save for the backward pass.
     """
 
     axes: Mapping[int, str]
@@ -49,13 +47,13 @@ class OpenSequence:
     local: frozenset[str]
 
     def splits(self, shards: Shards) -> bool:
-        """Whether one of `shards` is along a sequence."""
+        """Whether any of `shards` is along a sequence."""
         return any(a in self.axes for _, a, _ in shards)
 
     def misplaced(self, boundary: Boundary, source: Shards, target: Shards) -> bool:
-        """Whether going from shards `source` to `target` at `boundary` makes a norm run on wholes.
+        """Whether going from shards `source` to `target` at `boundary` makes a norm run unsharded.
 
-        It would where it gathers before a norm, and in a block where it splits behind one.
+        This is so if it gathers before a norm, or, in a block, shards behind one.
         """
         whole, split = (source, target) if boundary.side == "out" else (target, source)
         if boundary.module not in self.local or self.splits(whole) or not self.splits(split):
@@ -63,11 +61,11 @@ class OpenSequence:
         return boundary.side == "in" or _in_block(boundary.module)
 
     def loose(self) -> OpenSequence:
-        """The same where all hidden states only may be split."""
+        """Return the same axes with no hidden state that must be sharded."""
         return replace(self, handed={}, ends={**self.ends, **self.handed})
 
     def unfolded(self, tensors: Mapping[str, str], modules: Mapping[str, str]) -> OpenSequence:
-        """The same for a graph whose tensors and modules are copies of those of this one."""
+        """Return the same for a graph whose tensors and modules are copies of this graph's."""
         closed: dict[str, list[int]] = {}
         for name, dim in self.closed:
             closed.setdefault(name, []).append(dim)
@@ -80,18 +78,17 @@ class OpenSequence:
         )
 
     def open(self, name: str, number: int, dim: Dim) -> frozenset[int]:
-        """The axes of dim `number` of tensor `name` that may be split."""
+        """Return the sequence axes of dim `number` of tensor `name` that may be sharded."""
         if (name, number) in self.closed or _has_concat(dim):
             return frozenset()
         return frozenset(a.id for a in atoms_of(dim) if a.id in self.axes)
 
 
 def open_sequence(graph: Graph, axes: Axes, size: int, must: bool = True) -> OpenSequence:
-    """Open the sequence axes of the inputs of `graph`: those that are `size` long in the trace.
+    """Open the sequence axes of the inputs of `graph`: the axes of length `size` in the trace.
 
     Raises:
-        InfeasibleError: something `must` be split, and no hidden state that blocks hand on has such
-            an axis.
+        InfeasibleError: `must` is set, and no hidden state that blocks pass on has such an axis.
     """
     found: dict[int, str] = {}
     for name in graph.inputs:
@@ -106,7 +103,7 @@ def open_sequence(graph: Graph, axes: Axes, size: int, must: bool = True) -> Ope
     ends: dict[str, tuple[int, int]] = {}
     for name in sorted(graph.marks.carried):
         places = [(i, find(d).id) for i, d in enumerate(axes.dims[name]) if find(d).id in found]
-        if len(places) != 1:  # a bias of attention has two; it is no hidden state
+        if len(places) != 1:  # an attention bias has two; it is not a hidden state
             continue
         (handed if name in between else ends)[name] = places[0]
         handed |= {b.target: places[0] for b in _into_blocks(graph, name)}
@@ -126,7 +123,7 @@ def _into_blocks(graph: Graph, name: str) -> Iterator[Boundary]:
 
 
 def _between(graph: Graph, local: Collection[str]) -> set[str]:
-    """Tensors that leave a block, and go through the boundary of a module or into a norm."""
+    """Return tensors that leave a block, unless code outside reads them other than in a norm."""
     made = {b.target for b in graph.boundaries if b.side == "out" and _in_block(b.module)}
     for op in graph.ops:
         if not _in_block(op.module) and op.module not in local:
@@ -139,7 +136,7 @@ def _in_block(module: str) -> bool:
 
 
 def _local(graph: Graph) -> Iterator[str]:
-    """Modules whose parameters, and those of modules within, are vectors."""
+    """Yield modules whose parameters, including those of submodules, are all vectors."""
     shapes = {u.fqn: graph.tensors[u.stored].shape for u in graph.uses if not u.is_buffer}
     owners = {name.rpartition(".")[0] for name in shapes}
     matrices = [name for name, shape in shapes.items() if len(shape) > 1]

@@ -1,12 +1,12 @@
-"""What a tensor can be on a mesh dim: which axes are sharded, and over what it is Partial.
+"""`State`: the sharded axes of a tensor, and the sub-axes over which it is Partial.
 
-A state is a set of axes that are sharded, and the sub-axes over which the value or the gradient is
-Partial; over each sub-axis that makes one `Kind` of `contract/transitions.py`. Where only some
-parts of a concatenation are sharded, the Partial gradient is that of the others.
+A state has the sharded axes, and the sub-axes over which the value or the gradient is Partial. On
+each sub-axis a tensor is one `Kind` of `contract/transitions.py`. If only some parts of a
+concatenation are sharded, the Partial gradient is that of the other parts.
 
-The mesh dim may be a product of sub-axes (see `sub_axes.py`). All of the above then holds for each
-of them by itself: an axis is sharded over some, the value is Partial over some. A set of sub-axes
-is a mask, and where there is one sub-axis all masks are 0 or 1.
+The mesh dim may be a product of sub-axes (see `sub_axes.py`). Axes are then sharded over some
+sub-axes, and values are Partial over some. A set of sub-axes is a mask; with one sub-axis, all
+masks are 0 or 1.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import NamedTuple
 from shardwright.planner.contract.transitions import GRAD_PARTIAL, Kind, kind_of
 
 Shards = frozenset[tuple[int, int, int]]
-"""(tensor dim, id of the atom, mask of the sub-axes that split it) of each split axis."""
+"""(tensor dim, id of the atom, mask of sub-axes) of each sharded axis."""
 
 Cut = frozenset[tuple[int, int]]
-"""(id of the atom, mask) of each split axis of one dim."""
+"""(id of the atom, mask of sub-axes) of each sharded axis of one dim."""
 
 
 class State(NamedTuple):
@@ -35,7 +35,7 @@ REPLICATED = State()
 
 
 def kind_on(state: State, bit: int, covered: int) -> Kind:
-    """What a tensor in `state` is on one sub-axis; `covered` is as `States.covered` says."""
+    """Return the kind of a tensor in `state` on one sub-axis, given its `States.covered`."""
     sharded = any(mask & bit for _, _, mask in state.shards)
     return kind_of(
         sharded, bool(covered & bit), bool(state.partial & bit), bool(state.grad_partial & bit)
@@ -43,22 +43,22 @@ def kind_on(state: State, bit: int, covered: int) -> Kind:
 
 
 def cut_of(shards: Shards, dim: int) -> Cut:
-    """What of `shards` splits dimension `dim`."""
+    """Return the shards of dim `dim`."""
     return frozenset((a, m) for d, a, m in shards if d == dim)
 
 
 def made_partial(before: State, after: State) -> bool:
-    """Whether `after` is `before` but for sums that became pending: no rank sent anything."""
+    """Whether `after` is `before` made Partial, which needs no communication."""
     return after.partial != 0 and after._replace(partial=0) == before
 
 
 def looks_new(before: State, after: State) -> bool:
-    """Whether a tensor is the same memory behind a change, though autograd sees another one."""
+    """Whether a tensor shares its memory before and after, though autograd sees two tensors."""
     return before != after and before.shards == after.shards and not before.partial
 
 
 def mask_of(shards: Shards) -> int:
-    """The sub-axes that split anything."""
+    """Return the mask of the sub-axes that shard anything."""
     out = 0
     for _, _, mask in shards:
         out |= mask
@@ -66,12 +66,12 @@ def mask_of(shards: Shards) -> int:
 
 
 def flags(kind: Kind, bit: int) -> tuple[int, int]:
-    """The sub-axis as a mask if it is one that the value is Partial over, and the gradient."""
+    """Return (`bit` if the value is Partial, `bit` if the gradient is Partial), else 0 each."""
     return bit * (kind is Kind.PARTIAL), bit * (kind in GRAD_PARTIAL)
 
 
 def flagged(shards: Shards, pending: Iterable[tuple[int, int]]) -> State:
-    """The state with these shards, and with the `flags` of each sub-axis."""
+    """Return the state with these shards and the `flags` of each sub-axis."""
     partial = grad_partial = 0
     for value, gradient in pending:
         partial |= value

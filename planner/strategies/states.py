@@ -1,4 +1,4 @@
-"""The domains of all tensors of a graph: every state that each may be in between ops."""
+"""`States`: the domain of each tensor of a graph, which is every state it may have between ops."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class States:
     Args:
         graph: The traced model.
         axes: Its refined dims.
-        ranks: Size of the mesh dim; axes shorter than this stay replicated.
-        replaceable: Names of the ops whose lookup the runtime can replace.
-        forbidden: Per tensor, splits that turned out to be wrong at run time.
-        sequence: Axes of run-time size that may be split too.
-        sub: The mesh dim as sub-axes; by default as the parameters ask for it.
+        ranks: Size of the mesh dim. Shorter axes cannot be sharded over all of it.
+        replaceable: Names of the lookup ops that the runtime can replace.
+        forbidden: (tensor, split) pairs that failed a dry run.
+        sequence: Sequence axes that may be sharded too.
+        sub: The mesh dim as sub-axes; by default found from the parameters.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class States:
 
     @cached_property
     def allowed(self) -> dict[int, frozenset[int]]:
-        """Mask -> axes that may be split over it: long enough, of parameters, not of run-time size.
+        """Mask -> axes that may be sharded over it: long enough, of parameters, of fixed size.
 
         The parts of a dim that is cut at a run-time size (the used and the unused rows of a table
         of positions) are of run-time size themselves.
         """
         fixed: set[int] = set()
-        kinds = {id(dims): dims for dims in self.axes.dims.values()}  # like blocks share them
+        kinds = {id(dims): dims for dims in self.axes.dims.values()}  # equal blocks share dims
         for dim in {find(d).id: d for dims in kinds.values() for d in dims}.values():
             fixed |= cut_at_run_time(dim)
         out: dict[int, set[int]] = {self.sub.full: set()}
@@ -73,9 +73,9 @@ class States:
     def rigid(self) -> frozenset[str]:
         """Stored tensors that stay replicated: buffers, and parameters that the trace does not use.
 
-        A buffer is small and code may swap it: modules take their part of it as they read it, but
-        one that is written in place lies as it is used. Of a parameter that is not used nothing is
-        known.
+        A buffer is small, and code may replace it, so modules take their part when they read it.
+        A buffer that is written in place is stored as it is used. Nothing is known of an unused
+        parameter.
         """
         read = {n for op in self.graph.ops for n in op.inputs}
         read |= {b.source for b in self.graph.boundaries}
@@ -85,7 +85,7 @@ class States:
         return self._stored - used
 
     def splits(self, name: str) -> list[Shards]:
-        """Every way to split tensor `name`, in a fixed order."""
+        """Return every allowed sharding of tensor `name`, in a fixed order."""
         name = self.graph.one(name)
         if name not in self._splits:
             fixed = self.graph.marks.fixed
@@ -99,31 +99,31 @@ class States:
         return self._splits[name]
 
     def dims(self, name: str) -> tuple[int | None, ...]:
-        """The dims of a tensor, None for those that stay whole; many tensors have the same."""
+        """Return the ids of a tensor's dims; None for dims that cannot be sharded."""
         if name not in self._roots:
             self._roots[name] = tuple(map(self.root, self.axes.dims[name]))
         return self._roots[name]
 
     def root(self, dim: Dim) -> int | None:
-        """What a dim and all that are the same have in common; None if it stays whole."""
+        """Return the id of a dim, shared by equal dims; None if it cannot be sharded."""
         found = find(dim).id
         return found if found in self._splittable else None
 
     @cached_property
     def _splittable(self) -> frozenset[int]:
-        """The dims with an axis that may be split."""
+        """Ids of the dims with an axis that may be sharded."""
         opened = self.sequence.axes if self.sequence else ()
         axes = frozenset[int]().union(*self.allowed.values(), opened)
-        dims = {id(found): found for found in self.axes.dims.values()}  # like blocks share them
+        dims = {id(found): found for found in self.axes.dims.values()}  # equal blocks share dims
         trees = {id(found): found.values() for found in self.axes.axes.values()}
         roots = {find(d).id: d for found in (*dims.values(), *trees.values()) for d in found}
         return frozenset(n for n, d in roots.items() if any(a.id in axes for a in atoms_of(d)))
 
     def handed(self) -> dict[str, tuple[State, ...]]:
-        """The states that hidden states may have where blocks hand them on.
+        """Return the states that each hidden state may have between blocks.
 
-        Whole, and so their gradients: users take them from blocks, and give them to blocks. Where
-        sequences are to be split, split along them.
+        Hidden states and their gradients are replicated, because users read them from blocks and
+        pass them to blocks. With sequence parallelism they are sharded along the sequence.
         """
         out: dict[str, tuple[State, ...]] = {
             n: (REPLICATED,) for n in sorted(self.graph.marks.carried)
@@ -142,31 +142,31 @@ class States:
         return [*across, *along, *(a | b for a, b in product(across, along))]
 
     def _across(self, name: str) -> list[Shards]:
-        """Every way to split tensor `name` over tp."""
+        """Return every sharding of tensor `name` over tp."""
         by_mask = {mask: self._over(name, mask) for mask in self.allowed}
         out = by_mask.pop(self.sub.full)
         for part, major in by_mask.items():
             rest = self.sub.full & ~part
-            if part & 1:  # heads over the major sub-axes, alone or with what is inside them
+            if part & 1:  # heads over the major sub-axes, alone or with an axis inside of a head
                 out += major
                 out += [a | b for a in major for b in by_mask.get(rest, ())]
-            elif not by_mask.get(rest):  # what is inside them, in a tensor without them
+            elif not by_mask.get(rest):  # an axis inside of a head, in a tensor without heads
                 out += major
         return out
 
     def writable(self, source: State, target: State) -> bool:
-        """Whether code may change in place what came of `source`: autograd must know it as new.
+        """Whether code may write in place to the result of a redistribution.
 
-        What is gathered along a sequence may be a view of what the ranks sent.
+        Autograd must see the result as a new tensor. A gather along a sequence may return a view.
         """
         gathered = mask_of(source.shards) & ~mask_of(target.shards) & self.sub.along
         return not gathered and not looks_new(source, target)
 
     def attends(self, slot: str, source: State, target: State) -> bool:
-        """Whether what attention takes as `slot` may change so there: over cp alone.
+        """Whether an input `slot` of attention may be redistributed so: only over cp.
 
-        The code around it has seen the sizes before: queries stay, and keys and values come in as
-        many parts as queries, or all of them whole.
+        The code around attention has computed with the sizes before that. So queries stay as they
+        are, and keys and values arrive sharded like queries, or all unsharded.
         """
         if self._across_tp(source) != self._across_tp(target):
             return False
@@ -181,7 +181,7 @@ class States:
         return State(shards, state.partial & tp, state.grad_partial & tp)
 
     def _over(self, name: str, mask: int) -> list[Shards]:
-        """Every way to split one dim of tensor `name` over the sub-axes of `mask`."""
+        """Return every sharding of one dim of tensor `name` over the sub-axes of `mask`."""
         out: list[Shards] = []
         for i, dim in enumerate(self.axes.dims[name]):
             if (name, i) not in self.graph.marks.fixed:
@@ -195,7 +195,7 @@ class States:
         return out
 
     def covered(self, name: str, shards: Shards) -> int:
-        """Mask of the sub-axes over which every element of the tensor is split."""
+        """Return the mask of the sub-axes that shard every element of the tensor."""
         at = self.dims(name), shards
         if at not in self._covered:
             self._covered[at] = sum(
@@ -209,9 +209,9 @@ class States:
         return self._covered[at]
 
     def domain(self, name: str) -> tuple[State, ...]:
-        """Every state that tensor `name` can have between ops, in a fixed order.
+        """Return every state that tensor `name` can have between ops, in a fixed order.
 
-        It is one object for all tensors that can have the same.
+        Tensors with the same domain share one object.
         """
         name = self.graph.one(name)
         if name not in self._domains:
@@ -229,9 +229,9 @@ class States:
         return self._known[at]
 
     def _pending(self, name: str, split: Sequence[Shards]) -> Iterator[State]:
-        """The states of a tensor of which the value or the gradient may be Partial."""
+        """Yield the states of a tensor whose value or gradient may be Partial."""
         out = [REPLICATED]
-        for mask in self.allowed:  # pending over all sub-axes, or over those that split heads
+        for mask in self.allowed:  # Partial over all sub-axes, or over those that shard heads
             if mask and (mask == self.sub.full or mask & 1):
                 out += [State(grad_partial=mask), State(partial=mask)]
         along = self.sub.along
@@ -239,7 +239,7 @@ class States:
             if mask_of(shards) & along:
                 continue
             cut, covered = mask_of(shards), self.covered(name, shards)
-            # Where an axis is split the rest, if there is any, has a Partial gradient.
+            # If only a part of the tensor is sharded, the rest has a Partial gradient.
             rest = cut & ~covered
             out += [State(shards, 0, rest | free) for free in _subsets(self.sub.full & ~cut)]
         yield from out
@@ -247,9 +247,9 @@ class States:
             yield from self._along(out, split)
 
     def _along(self, across: Sequence[State], split: Iterable[Shards]) -> Iterator[State]:
-        """What tensors in the states `across` tp can be over cp: in parts, or the gradient Partial.
+        """Yield the states over cp for the states `across` tp: sharded, or with Partial gradient.
 
-        Values are never Partial over cp: what is summed over a sequence is gathered before.
+        Values are never Partial over cp: a tensor is gathered before a sum over the sequence.
         """
         along, known = self.sub.along, frozenset(split)
         yield from (s._replace(grad_partial=s.grad_partial | along) for s in across)
@@ -259,5 +259,5 @@ class States:
 
 
 def _subsets(mask: int) -> list[int]:
-    """Every mask within `mask`, in ascending order."""
+    """Return every submask of `mask`, in ascending order."""
     return [m for m in range(mask + 1) if m & ~mask == 0]

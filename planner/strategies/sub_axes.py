@@ -1,13 +1,12 @@
-"""The mesh dim as a product of sub-axes, and which axes may be split over which of them.
+"""`SubAxes`: the mesh dim as a product of sub-axes, and which axes may be sharded over them.
 
-With 2 key and value heads on 4 ranks the heads cannot be split over all ranks. So the mesh dim is
-taken as 2 x 2: the heads are split over the first sub-axis, the query heads of each over the
-second, and two ranks hold the same key and value head. Everything else goes on using the whole mesh
-dim.
+With 2 key and value heads on 4 ranks the heads cannot be sharded over all ranks. So the mesh dim is
+factored into 2 x 2: the heads are sharded over the first sub-axis, the query heads of each over the
+second, and two ranks hold the same key and value head. All other axes use the full mesh dim.
 
-A set of sub-axes is a mask: bit 0 is the major one. Where no axis asks for it there is one
-sub-axis, the mesh dim itself. The ranks of `cp`, over which sequences alone are split, are one more
-sub-axis, after those of `tp`.
+A set of sub-axes is a mask: bit 0 is the major one. If no axis needs sub-axes, there is one, the
+mesh dim itself. The ranks of `cp`, which shard only sequences, are one more sub-axis, after those
+of `tp`.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from shardwright.planner.graph.axes import CONCAT, PRODUCT, Axes, Dim, atoms_of,
 from shardwright.planner.graph.graph import Graph, Op
 
 TOLERATED = 1.1
-"""An axis whose longest part is at most this many times the even share is simply long."""
+"""A split is even enough if its longest part is at most this many times the even share."""
 
 
 @dataclass(frozen=True)
 class SubAxes:
-    """A mesh dim of that name, as a product of sub-axes of these sizes, major first; and `cp`."""
+    """The mesh dim `name` as a product of sub-axes of these sizes, major first; and `cp`."""
 
     name: str
     sizes: tuple[int, ...]
@@ -45,7 +44,7 @@ class SubAxes:
 
     @cached_property
     def sequence(self) -> int:
-        """The mask of what splits sequences: cp, else the whole mesh dim."""
+        """The mask that shards sequences: cp if it has ranks, else the full mesh dim."""
         return self.along or self.full
 
     @cached_property
@@ -59,16 +58,16 @@ class SubAxes:
         return prod(self.sizes)
 
     def table(self) -> dict[str, list[int]]:
-        """The mesh dim with the sizes of its sub-axes, if it has several: as a plan names them."""
+        """Return the plan's table of sub-axes: the mesh dim with their sizes, if it has several."""
         return {self.name: list(self.sizes)} if len(self.sizes) > 1 else {}
 
     def size(self, mask: int) -> int:
-        """Ranks along the sub-axes of `mask`."""
+        """Return the number of ranks along the sub-axes of `mask`."""
         sizes = (*self.sizes, self.cp)
         return prod(n for n, bit in zip(sizes, self.bits, strict=False) if mask & bit)
 
     def text(self, mask: int) -> str:
-        """Their name in layouts: `tp` for all of them, `tp.0`, `tp.1`; `cp`."""
+        """Return the name of `mask` in layouts: `tp` for the full mesh dim, `tp.0`, `cp`."""
         if self.along and mask == self.along:
             return CP
         if mask == self.full:
@@ -76,7 +75,7 @@ class SubAxes:
         return sub_name(self.name, [i for i, bit in enumerate(self.bits) if mask & bit])
 
     def texts(self, mask: int) -> tuple[str, ...]:
-        """The same as several names where not all are in `mask`, for a list of them."""
+        """Return the names of the sub-axes of `mask` as a list; one name for the full mesh dim."""
         if mask & self.along:
             return (CP, *self.texts(mask & ~self.along))
         if mask and mask == self.full:
@@ -84,7 +83,7 @@ class SubAxes:
         return tuple(self.text(bit) for bit in self.bits if mask & bit)
 
     def prefix(self, ranks: int) -> int:
-        """The mask of the major sub-axes that have this many ranks together; 0 if none have."""
+        """Return the mask of the major sub-axes with this many ranks together; 0 if none."""
         for i in range(1, len(self.sizes)):
             if prod(self.sizes[:i]) == ranks:
                 return (1 << i) - 1
@@ -92,16 +91,16 @@ class SubAxes:
 
 
 def uneven(size: int, ranks: int) -> bool:
-    """Whether splitting `size` over `ranks` leaves the longest part much above the even share."""
+    """Whether the longest part of `size` over `ranks` is much longer than the even share."""
     return -(-size // ranks) * ranks > TOLERATED * size
 
 
 def find_sub_axes(graph: Graph, axes: Axes, ranks: int, name: str = "tp", cp: int = 1) -> SubAxes:
-    """The sub-axes that the axes of the parameters ask for, and `cp`.
+    """Return the sub-axes that the axes of the parameters need, with `cp`.
 
-    Asking are axes like heads: outermost in a product, too short or too uneven for all ranks, with
-    a factor in common with them. Of factors that do not divide each other the one that more
-    parameters ask for is taken.
+    An axis needs a sub-axis if it is like heads: outermost in a product, too short or too uneven
+    for all ranks, and with a common factor with the number of ranks. Of factors that do not divide
+    each other, the one that more parameters need is taken.
     """
     asked: dict[int, int] = {}
     for atom in _leading(graph, axes):
@@ -120,10 +119,10 @@ def find_sub_axes(graph: Graph, axes: Axes, ranks: int, name: str = "tp", cp: in
 
 
 def masks(graph: Graph, axes: Axes, sub: SubAxes) -> dict[int, tuple[int, ...]]:
-    """Axis id -> the sets of sub-axes that it may be split over, of the axes of parameters.
+    """Return for each axis of parameters the sets of sub-axes that it may be sharded over.
 
-    Nearly all axes take the whole mesh dim or nothing. One that asked for a sub-axis takes that
-    too, and the axes right inside it the rest of the mesh dim.
+    Nearly all axes take the full mesh dim or nothing. An axis that needs a sub-axis may also be
+    sharded over that, and the axes right inside it over the rest of the mesh dim.
     """
     whole = [sub.full] if sub.full else []
     out = {a.id: whole[:] if a.size >= sub.ranks else [] for a in _stored(graph, axes)}
@@ -142,26 +141,26 @@ def masks(graph: Graph, axes: Axes, sub: SubAxes) -> dict[int, tuple[int, ...]]:
 
 
 def _stored(graph: Graph, axes: Axes) -> Iterator[Dim]:
-    """The axes of parameters that are of no run-time size."""
+    """Yield the axes of parameters that may be sharded."""
     for dim in _of_parameters(graph, axes):
         yield from (a for a in atoms_of(dim) if not a.unshardable)
 
 
 def _leading(graph: Graph, axes: Axes) -> Iterator[Dim]:
-    """The outermost axis of each product in the dims of parameters."""
+    """Yield the outermost axis of each product in the dims of parameters."""
     for dim in _of_parameters(graph, axes):
         yield from (f for product in _products(dim) for f in _outermost(product))
 
 
 def _of_parameters(graph: Graph, axes: Axes) -> Iterator[Dim]:
-    """The dims of parameters that are not of run-time size; those of blocks that are alike once."""
+    """Yield the dims of parameters that may be sharded, once for blocks that share them."""
     found = (axes.dims[use.stored] for use in graph.uses if not use.is_buffer)
     for dims in {id(dims): dims for dims in found}.values():
         yield from (dim for dim in dims if not find(dim).unshardable)
 
 
 def _products(dim: Dim) -> Iterator[Dim]:
-    """The dim if it is a product, or those of a sum of several."""
+    """Yield the dim if it is a product, or the products in it if it is a concatenation."""
     dim = find(dim)
     if dim.kind == PRODUCT:
         yield dim
@@ -171,20 +170,20 @@ def _products(dim: Dim) -> Iterator[Dim]:
 
 
 def _outermost(dim: Dim) -> list[Dim]:
-    """The outermost axis of `dim`, if it could be split.
+    """Return the outermost axis of `dim` as a list, empty if it cannot be sharded.
 
-    An axis may be unshardable though the dim is not: one at which other uses of it contradict each
-    other.
+    An axis may be unshardable although its dim is not, if its other uses contradict each other.
     """
     first = [a for a in leaves_of(dim) if a.size > 1][:1] if not find(dim).unshardable else []
     return [a for a in first if not a.unshardable]
 
 
 def _inside(graph: Graph, axes: Axes, outer: Collection[int]) -> list[tuple[int, Dim]]:
-    """Pairs of an axis in `outer` and one right inside it that can be split beside it.
+    """Return pairs of an axis in `outer` and an axis right inside it that can be sharded with it.
 
-    That is none that an op wants whole, or sums while it keeps the outer one (the channels of a
-    head, over which scores are summed): what comes out would be split and Partial at once.
+    The inner axis may not be one that an op needs unsharded, nor one that an op sums over while it
+    keeps the outer axis (the channels of a head, over which scores are summed): the result would be
+    sharded and Partial at once.
     """
     found: dict[tuple[int, int], Dim] = {}
     kinds = {id(dims): dims for dims in axes.dims.values()} if outer else {}
@@ -208,7 +207,7 @@ def _factors(dim: Dim) -> list[Dim]:
 
 
 def _not_split_together(axes: Axes, op: Op) -> set[tuple[int, int]]:
-    """Pairs of axes (outer, inner) that `op` does not let be split together."""
+    """Return pairs of axes (outer, inner) that may not be sharded together because of `op`."""
     rule = axes.rules.get(op.name)
     if rule is None:
         return set()
