@@ -1,8 +1,8 @@
-"""With SHARDWRIGHT_DEBUG=1, ranks compare what they are given and where they are, at each forward.
+"""Debug mode (SHARDWRIGHT_DEBUG=1): ranks compare their inputs and their progress at each forward.
 
-Ranks that were given another batch, length or dtype, or whose code took another way, call different
-collectives: they wait for each other, abort, or compute nonsense. Here they stop at the first
-difference, which is named. It takes a small collective for each tensor that is redistributed.
+Ranks with different batches, lengths or dtypes, or whose code took different paths, call different
+collectives. They wait for each other, abort, or compute wrong results. In debug mode they stop with
+an error that names the first difference. This takes a small collective for each redistribution.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardwright.runtime.redistribution.reshard import ByDims
 
 
 def wanted() -> bool:
-    """Whether the environment asks for it."""
+    """Whether SHARDWRIGHT_DEBUG is set."""
     return os.environ.get("SHARDWRIGHT_DEBUG", "0") not in ("", "0")
 
 
@@ -33,8 +33,8 @@ def watch(model: nn.Module, groups: Sequence[ProcessGroup]) -> None:
     """From now on, compare each forward of a split `model` over the ranks of `groups`.
 
     Args:
-        model: to which a plan was applied.
-        groups: of the mesh dims whose ranks take the same batch.
+        model: A model to which a plan was applied.
+        groups: The groups of the mesh dims whose ranks take the same batch.
     """
     if not groups:
         return
@@ -47,7 +47,7 @@ def watch(model: nn.Module, groups: Sequence[ProcessGroup]) -> None:
             for change in changes:
                 slot = f" '{change.slot}'" if change.slot else ""
                 change.reshard = _Compared(change.reshard, f"{word}{slot} of '{path}'", groups)
-        state.idle_in = state.idle_out = False  # no change goes round these
+        state.idle_in = state.idle_out = False  # no redistribution may be skipped
         state.sole_output = None
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def watch(model: nn.Module, groups: Sequence[ProcessGroup]) -> None:
 
 
 class _Compared:
-    """A redistribution of tensors that are compared first."""
+    """A redistribution that first compares the tensor between ranks."""
 
     def __init__(
         self, reshard: Callable[[Tensor], Tensor], where: str, groups: Sequence[ProcessGroup]
@@ -107,7 +107,7 @@ def _local(x: Tensor, placement: Placement | None) -> str:
 
 
 def _words(value: Any) -> str:
-    """An argument in words; whole numbers are compared by value, too."""
+    """Describe an argument. Integer and bool tensors include a digest of their values."""
     if isinstance(value, Tensor):
         text = _local(value, None)
         if not value.is_floating_point() and not value.is_complex() and not value.is_meta:

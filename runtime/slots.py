@@ -1,7 +1,8 @@
-"""Finding one tensor among the arguments or in the output of a forward, and replacing it.
+"""Slots: finds and replaces single tensors in the arguments or the output of a forward.
 
-A slot is a dotted name: "hidden_states", "position_embeddings.0", "*0" (first of *args), "logits";
-"" is a sole output. Containers are rebuilt, never changed in place: callers may still hold them.
+A slot is a dotted name: "hidden_states", "position_embeddings.0", "*0" (first of *args), "logits".
+"" is an output that is a single tensor. Containers are rebuilt, never changed in place: callers may
+still hold them.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ Kinds = type | tuple[type, ...]
 
 
 def keys_of(slot: str) -> Keys:
-    """The steps of a slot: "past.0" -> ("past", "0"), "" -> ()."""
+    """The keys of a slot: "past.0" -> ("past", "0"), "" -> ()."""
     return tuple(slot.split(".")) if slot else ()
 
 
 @lru_cache(maxsize=1 << 12)
 def parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a method by name, `self` among them."""
+    """The parameters of a method by name, including `self`."""
     return inspect.signature(forward).parameters
 
 
 def positions(forward: Callable[..., Any]) -> tuple[dict[str, int], int]:
-    """Where arguments may stand when given by position: name -> index, and where *args begins."""
+    """The index of each argument that may be given by position, and the index of *args."""
     names: dict[str, int] = {}
     parameters = list(parameters_of(forward).values())[1:]  # without self
     for index, parameter in enumerate(parameters):
@@ -49,17 +50,17 @@ def positions(forward: Callable[..., Any]) -> tuple[dict[str, int], int]:
 
 
 def index_of(root: str, names: dict[str, int], varargs: int) -> int | None:
-    """The position of argument `root`, None if it can only be given by name."""
+    """The position of argument `root`; None if it can only be given by name."""
     if root.startswith("*"):
         return varargs + int(root[1:])
     return names.get(root)
 
 
 def replace(value: Any, keys: Keys, change: Callable[[Tensor], Any]) -> Any:
-    """`value` with the tensor at `keys` changed; as it is where that is None or absent.
+    """Return `value` with the tensor at `keys` changed; unchanged if that is None or absent.
 
     Raises:
-        PlanError: something else stands there, so that the plan does not speak of this value.
+        PlanError: there is no tensor but something else, so the plan is not for this value.
     """
     if value is None:
         return None
@@ -101,10 +102,15 @@ def map_slots(
     change: Callable[[Any, str], Any],
     kinds: Kinds = Tensor,
 ) -> Any:
-    """`value` with `change(tensor, slot)` for every tensor in it, or all that is of `kinds`.
+    """Return `value` with `change(tensor, slot)` in place of each tensor in it.
 
-    Slots of nested values are joined by dots; containers that are neither tuples, lists, dicts nor
-    dataclasses (a key-value cache) are left alone.
+    Args:
+        value: A tensor, or a container.
+        slot: The slot of `value`. Slots in it are joined by dots.
+        change: Called with each tensor and its slot.
+        kinds: The classes that are changed, instead of tensors.
+
+    Containers other than tuples, lists, dicts and dataclasses (such as a KV cache) are left alone.
     """
     if isinstance(value, kinds):
         return change(value, slot)
@@ -112,7 +118,7 @@ def map_slots(
     def within(part: Any, key: object) -> Any:
         return map_slots(part, joined(slot, key), change, kinds)
 
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
         return type(value)(*map(within, value, value._fields))  # type: ignore[attr-defined]
     if isinstance(value, (tuple, list)):
         return type(value)(within(v, i) for i, v in enumerate(value))
@@ -126,22 +132,26 @@ def map_slots(
 
 
 def tensors(value: Any) -> list[tuple[str, Tensor]]:
-    """The slots and tensors that `map_slots` goes through, in order."""
+    """The slots and tensors that `map_slots` visits, in order."""
     found: list[tuple[str, Tensor]] = []
     map_slots(value, "", lambda x, slot: found.append((slot, x)))
     return found
 
 
 def returned(output: Any, takes: Container[str]) -> Iterator[tuple[str, Any]]:
-    """The `leaves` of what a module gives out, which takes these arguments, but for state."""
+    """The `leaves` of an output, without state (`but_state`)."""
     return (found for slot, value in but_state(output, takes) for found in leaves(value, slot))
 
 
 def but_state(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
-    """What a module gives out that takes arguments of these names, by its slots, but for state.
+    """The values of an output by slot, without state such as a cache.
 
-    That is an object of a class of its own that it also takes, by the name under which it gives it.
-    What ranks put into such a cache is what they get back, each its part.
+    State is an object of a custom class that the module also takes as an argument of the same name.
+    Each rank gets back from such a cache the local tensors that it put in.
+
+    Args:
+        output: What the module returned.
+        takes: The names of its arguments.
     """
     if (by_name := named(output)) is None:
         return [("", output)]
@@ -149,23 +159,23 @@ def but_state(output: Any, takes: Container[str]) -> list[tuple[str, Any]]:
 
 
 def state_of(output: Any, module: nn.Module) -> dict[str, Any]:
-    """What a call of `module` gave out that it takes in the next one, by the argument: a cache."""
+    """The values in `output` that the next call of `module` takes, by argument: caches."""
     takes = inspect.signature(module.forward).parameters
     found = (named(output) or {}).items()
     return {n: v for n, v in found if n in takes and (is_own(v) or isinstance(v, (tuple, list)))}
 
 
 def named(output: Any) -> Mapping[str, Any] | None:
-    """The parts of an output by name; None where they have none."""
-    if isinstance(output, (dict, Mapping)):  # a dict is known for one at once
+    """The values of an output by name; None if it has no names."""
+    if isinstance(output, (dict, Mapping)):  # checking for dict first is fast
         return output
     return vars(output) if _is_record(output) else None
 
 
 def leaves(value: Any, slot: str = "", around: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every tensor in `value`, with its slot, and what may have some in it but cannot be looked at.
+    """Every tensor in `value`, with its slot, and each object that cannot be searched.
 
-    Objects of classes of one's own are looked at by their attributes.
+    Objects of custom classes are searched by their attributes.
     """
     if isinstance(value, (Tensor, *PLAIN)) or value is None or id(value) in around:
         if isinstance(value, Tensor):
@@ -179,7 +189,7 @@ def leaves(value: Any, slot: str = "", around: tuple[int, ...] = ()) -> Iterator
 
 
 def parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """What is in `value`, which is nothing plain, by where; None where nobody can look."""
+    """The keys and values in `value`, which is not `PLAIN`; None if it cannot be searched."""
     if isinstance(value, (tuple, list, set, frozenset)):
         return zip(getattr(value, "_fields", range(len(value))), value, strict=True)
     if isinstance(value, Mapping):
@@ -192,23 +202,23 @@ def parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
 
 
 class StandsForTensor:
-    """What stands for a tensor, and sees to it by itself that it is not taken for a part."""
+    """Base of objects that stand for a tensor and themselves prevent misuse as a full one."""
 
 
 PLAIN = (
     *(bool, int, float, complex, str, bytes, range, slice, Enum, type, FunctionType),
     *(torch.dtype, torch.device, nn.Module, StandsForTensor),
 )
-"""What has no tensors of a forward in it."""
+"""Classes of objects without tensors of a forward."""
 
 
 def joined(slot: str, key: object) -> str:
-    """The slot of what stands under `key` in a value at `slot`."""
+    """The slot of the entry `key` of a value at `slot`."""
     return f"{slot}.{key}" if slot else str(key)
 
 
 def is_own(value: Any) -> bool:
-    """Whether `value` is an object of a class of one's own, and no record of tensors."""
+    """Whether `value` is of a custom class: neither plain nor a container nor a dataclass."""
     known = (Tensor, tuple, list, set, frozenset, Mapping, *PLAIN)
     return not (value is None or isinstance(value, known) or dataclasses.is_dataclass(value))
 
@@ -218,17 +228,17 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether `value` is of a dataclass that is no mapping as well."""
+    """Whether `value` is a dataclass object, but not a mapping."""
     return dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping))
 
 
 def _is_output(value: Any) -> bool:
-    """Whether `value` is an output as transformers has them: a dataclass that is a mapping."""
+    """Whether `value` is an output of transformers: a dataclass that is a mapping."""
     return dataclasses.is_dataclass(value) and isinstance(value, Mapping)
 
 
 def _with(value: Any, fields: Mapping[str, Any]) -> Any:
-    """A copy of an object of a dataclass, frozen or not, with other values of some fields."""
+    """A copy of a dataclass object, frozen or not, with new values of some fields."""
     out = copy.copy(value)
     for name, new in fields.items():
         object.__setattr__(out, name, new)

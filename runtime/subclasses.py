@@ -1,4 +1,4 @@
-"""Subclasses of a module's own class that keep its name, and methods that keep its signature."""
+"""Makes subclasses with the name of the original class, and methods with its signatures."""
 
 from __future__ import annotations
 
@@ -8,20 +8,29 @@ from types import FunctionType
 from typing import Any
 
 ITS_OWN = ("__doc__", "__module__", "__qualname__")
-"""What a class keeps of the one that it stands for: others keep facts on classes by these."""
+"""Attributes that a subclass copies from the original class: libraries use them as keys."""
 
 
 def subclass_with(original: type, members: Mapping[str, Any], *front: type) -> type:
-    """`original` under its name, with `front` before it and `members` of its own."""
+    """Make a subclass of `original` with its name.
+
+    Args:
+        original: The class.
+        members: The members of the subclass.
+        front: Bases before `original`.
+    """
     kept = {name: getattr(original, name) for name in ITS_OWN}
     made: Any = type(original)(original.__name__, (*front, original), {**kept, **members})
     if "forward" in vars(made) and "forward" not in members:
-        del made.forward  # a class that wraps those of its subclasses has wrapped this one before
+        del made.forward  # a base class has wrapped it again, as it does for subclasses
     return made
 
 
 def like(original: type, method: FunctionType) -> FunctionType:
-    """A method with the signature of `original`'s: generate() and the Trainer look at it."""
+    """A copy of `method` with the signature of the method of `original` that has its name.
+
+    generate() and the Trainer read signatures.
+    """
     made = FunctionType(
         method.__code__,
         method.__globals__,

@@ -326,7 +326,7 @@ def boundary_class(
     metaclass: Any = type(original)
     made = metaclass(named.__name__, bases, members)
     if "forward" in vars(made) and "forward" not in members:
-        del made.forward  # a parent's `__init_subclass__` has wrapped a forward that is wrapped
+        del made.forward  # a base class has wrapped it again, as it does for subclasses
     return made
 
 

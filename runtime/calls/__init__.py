@@ -1,1 +1,1 @@
-"""What goes into a forward pass: the calls that a plan is proven for, caches."""
+"""Checks what enters and leaves a forward pass: arguments, outputs and caches."""

@@ -1,9 +1,8 @@
-"""Caches of a split model: nobody takes the keys and values of a rank's heads for those of all.
+"""Seals the caches of a split model, so that no code mistakes local keys and values for full ones.
 
-Between two calls of the model a cache is sealed: its class is one in front of its own that refuses
-to hand out tensors and takes none in, and whose methods (`crop`, `reorder_cache`) do what they do
-on this rank's part. Objects in it are sealed when somebody reads them. Within a call a cache has
-its own class, so that nothing there takes longer.
+Between two calls of the model a cache is sealed. Its class is then a subclass that neither returns
+nor takes tensors, and whose methods (`crop`, `reorder_cache`) run on local tensors. Objects in the
+cache are sealed when they are read. During a call a cache has its own class, so nothing is slower.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from shardwright.runtime.slots import is_own, leaves, named
 from shardwright.runtime.subclasses import subclass_with
 
 OWNER = "_shardwright_filled_by"
-"""The attribute by which a cache knows the model that filled it."""
+"""The attribute of a cache with the `Caches` of the model that filled it."""
 
 OWN = "_shardwright_own"
-"""The attribute by which a class in front knows the own one."""
+"""The attribute of a sealed class with the original class."""
 
 READ = "_shardwright_read"
-"""The attribute of a sealed object for objects in it that are sealed, too, as they were read."""
+"""The attribute of a sealed object with the objects in it that were read, and so sealed."""
 
 PART = (
     "a cache of a split model holds what this rank computes with, its heads, and no rank has all: "
@@ -41,22 +40,22 @@ SIMPLE = frozenset(
 
 
 class Caches:
-    """The caches that one model, and copies of it, fill.
+    """The caches that one model and its copies fill.
 
     Args:
-        names: Arguments that take those which the plan is proven for, and outputs that give them.
+        names: The arguments and outputs that are caches in the calls of the plan.
     """
 
     def __init__(self, names: Collection[str] = ()) -> None:
         self.names = tuple(sorted(names))
         self.compiled = False
-        """Whether a call was compiled: such calls leave what they put into a cache as it is."""
+        """Whether a call was compiled. Compiled calls do not seal caches."""
 
     def open(self, given: Iterable[Any]) -> list[Any]:
-        """Unseal those caches that a call is `given`: what is to be sealed when it ends.
+        """Unseal the caches among the arguments of a call; returns those to seal when it ends.
 
         Raises:
-            UsageError: another model filled one.
+            UsageError: another model filled one of them.
         """
         if torch.compiler.is_compiling():
             self.compiled = True
@@ -66,7 +65,7 @@ class Caches:
             if value is not None and _is_object(value):
                 if value.__dict__.get(OWNER) is self:
                     if OWN not in type(value).__dict__ and not self.compiled:
-                        continue  # it is open in a call around
+                        continue  # an enclosing call has opened it
                     _unseal(value)
                 else:
                     self._take(value)
@@ -74,7 +73,11 @@ class Caches:
         return opened
 
     def _take(self, value: Any) -> None:
-        """Unseal a cache that no call of this model had yet, and all that is in it."""
+        """Unseal a cache that this model has not marked yet, and all objects in it.
+
+        Raises:
+            UsageError: it holds tensors of another model.
+        """
         ours = value.__dict__.get(OWNER, self if self.compiled else None) is self
         parts = [x for name, v in value.__dict__.items() if name != READ for x in _parts(v)]
         if not ours and any(map(_is_real, parts)):
@@ -88,7 +91,7 @@ class Caches:
                 self._take(x)
 
     def seal(self, values: Iterable[Any]) -> None:
-        """Seal caches that a call leaves; what is in no call of the plan is left alone."""
+        """Seal caches when a call ends, and note that this model filled them."""
         if torch.compiler.is_compiling():
             return
         for value in values:
@@ -98,7 +101,7 @@ class Caches:
 
     @contextmanager
     def sealed(self, *values: Any) -> Iterator[None]:
-        """Within, in a call, caches among `values` are sealed: for a hook, say."""
+        """Inside, caches among `values` are sealed, during a call: for a hook, for example."""
         found = [] if torch.compiler.is_compiling() else [*_objects(values)]
         self.seal(found)
         try:
@@ -108,13 +111,15 @@ class Caches:
                 _unseal(value)
 
     def new_among(self, output: Any, takes: Container[str]) -> list[Any]:
-        """Those that no call had yet: of a call within another, which goes on with the others."""
+        """The caches in an output that are new: an enclosing call still uses the others."""
         return [v for v in self.among(output, takes) if getattr(v, OWNER, None) is not self]
 
     def among(self, output: Any, takes: Container[str]) -> list[Any]:
-        """The caches that a call gave out: state of its own that it `takes`, by the argument.
+        """The caches in an output: of known names, or of a custom class and among the arguments.
 
-        Whatever steps the plan is proven for: in others, too, a rank has its heads.
+        Args:
+            output: What the model returned.
+            takes: The names of its arguments.
         """
         found = []
         for name, value in (named(output) or {}).items():
@@ -127,12 +132,12 @@ class Caches:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether it is an object of a class of its own, as caches are."""
+    """Whether `value` is sealed, or an object of a custom class, as caches are."""
     return OWN in type(value).__dict__ or (is_own(value) and hasattr(value, "__dict__"))
 
 
 def _objects(values: Iterable[Any]) -> Iterator[Any]:
-    """Such objects in `values`, and in containers among these."""
+    """The objects of custom classes in `values`, also in containers."""
     for value in values:
         if _is_object(value):
             yield value
@@ -143,7 +148,7 @@ def _objects(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> Collection[Any]:
-    """What is in a container; of anything else, itself."""
+    """The values in a container; for anything else, itself."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, (list, tuple)) else (value,)
@@ -176,7 +181,12 @@ def _unseal(value: Any) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _sealed_class(own: type, names: tuple[str, ...]) -> type:
-    """`own` whose attributes `names` are refused where they are tensors, and whose methods work."""
+    """A sealed subclass of `own`.
+
+    Args:
+        own: The class of a cache, or of an object in one.
+        names: The attributes that may hold tensors.
+    """
     members: dict[str, Any] = {name: _sealed_attribute(name) for name in names}
     for name in dir(own):
         method = getattr(own, name)
@@ -186,11 +196,12 @@ def _sealed_class(own: type, names: tuple[str, ...]) -> type:
 
 
 def _front(own: type) -> type:
-    """A class for in front of `own`, which is not told of it: it might list its subclasses.
+    """A base for sealed subclasses of `own`: `own.__init_subclass__` is not called for them.
 
-    Its objects are laid out alike, so that those of one class may become those of the other.
+    That method might register its subclasses. The base has the same memory layout as `own`, so that
+    `__class__` of an object can be set to the subclass and back.
     """
-    first: Any = own  # that has a place for attributes
+    first: Any = own  # the first class with a `__dict__`
     while first.__base__.__dictoffset__:
         first = first.__base__
     members = {"__init_subclass__": classmethod(lambda cls, **_: None)}
@@ -211,7 +222,11 @@ def _sealed_attribute(name: str) -> property:
 
 
 def _read(value: Any, holder: Any, name: str) -> Any:
-    """What is shown of an attribute of a sealed object: no tensors, and nothing to write into."""
+    """The value of an attribute of a sealed object, with containers made read-only.
+
+    Raises:
+        UsageError: it is or contains a floating-point tensor.
+    """
     if _is_real(value):
         raise UsageError(f"'{name}': {PART}")
     if isinstance(value, dict):
@@ -227,7 +242,7 @@ def _read(value: Any, holder: Any, name: str) -> Any:
 
 
 def _on_this_part(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method` of a sealed object on this rank's part; it takes and gives no real tensors."""
+    """Wrap `method` of a sealed object: it runs unsealed; float tensors are refused."""
 
     @functools.wraps(method)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Lists, tables and objects that a call is given, and that code puts tensors into: not whole ones.
+"""Detects tensors that code puts into lists, dicts and objects among the arguments of a call.
 
-What a call gives out is whole, and so is what modules set as their attributes; a rank's part that
-code leaves in what it was given would be taken for the whole. Caches that the plan knows are
-another matter (`caches.py`).
+Outputs of a call are full, and so are tensors that modules set as their attributes. But a tensor
+that code leaves in an argument may be local, and would be mistaken for a full one. Caches that the
+plan knows are handled in `caches.py`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shardwright.errors import UsageError
 from shardwright.runtime.slots import is_own, leaves, named
 
 SIMPLE = frozenset({Tensor, type(None), bool, int, float, str, tuple})
-"""Types of most arguments: nothing can be put into these."""
+"""Types of most arguments: code cannot put tensors into these."""
 
 
 class Given(NamedTuple):
-    """What may be filled: its argument, and the tensors in it before the call, by their ids.
+    """An argument into which code may put tensors, and the tensors in it before the call, by id.
 
-    One that code takes out is free to go, and another may have its id then.
+    Tensors are held by weak references: code may remove one, and its id may then be reused.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Given(NamedTuple):
     before: dict[int, ref[Tensor]]
 
     def had(self, x: Tensor) -> bool:
-        """Whether `x` was in it."""
+        """Whether `x` was in it before the call."""
         return id(x) in self.before and self.before[id(x)]() is x
 
 
 def may_be_filled(given: Mapping[str, Any], known: Container[str]) -> list[Given]:
-    """Those of the arguments `given` that may be, but for caches that are `known` by name."""
+    """The arguments into which code may put tensors, except caches whose names are `known`."""
     return [
         Given(name, value, {id(x): ref(x) for _, x in leaves(value) if isinstance(x, Tensor)})
         for name, value in given.items()
@@ -50,7 +50,9 @@ def _may_be_filled(value: Any) -> bool:
 
 
 def check_filled(found: list[Given], output: Any) -> None:
-    """Look whether code has put tensors into what was given, but for what it gives out.
+    """Check that code has put no floating-point tensors into arguments.
+
+    Arguments that the call also returns are not checked.
 
     Raises:
         UsageError: it has.

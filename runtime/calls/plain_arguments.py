@@ -1,7 +1,8 @@
-"""Arguments that are no tensors: what code does may hang on them, so they are as they were traced.
+"""Checks arguments that are not tensors: code may depend on them, so they must be as traced.
 
-Of each such argument it is known what it was in every proven call: a value, any number where the
-trace showed that none decides anything, or a tensor. What was left out had its default.
+For each such argument, the plan has its kind in every proven call: a value; any number, if the
+trace showed that code does not depend on it; or a tensor. An argument that was left out had its
+default.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from shardwright.planner.contract.plan_file import TracedCall
 
 
 class Of(Enum):
-    """What stands for any tensor, or what has some in it, and for any number."""
+    """Stands for any value with tensors, or for any number."""
 
     TENSOR, NUMBER = "a tensor", "any number"
 
 
 class PlainArguments:
-    """What plain values the arguments of one model may have.
+    """The plain values that arguments of one model may have.
 
     Args:
-        calls: Of the model itself, that its plan is proven for.
-        defaults: What its arguments are that are left out.
+        calls: The proven calls of the model itself.
+        defaults: The default values of its arguments.
     """
 
     def __init__(self, calls: Sequence[TracedCall], defaults: Mapping[str, Any]) -> None:
@@ -42,17 +43,21 @@ class PlainArguments:
         self.known = {n: [_had(call, n, defaults) for call in calls] for n in sorted(names)}
         self.defaults = defaults
         self.within = any("." in name for name in self.known)
-        """Whether some are in lists and dicts."""
+        """Whether some of the values are in lists or dicts."""
 
     def unknown(self, name: str, value: Any) -> str | None:
-        """One in the lists and dicts of an argument that was there in no call; None without."""
+        """The place of a plain value in a list or dict that no call had there; None if none."""
         return next((at for at, _ in plain_within(value, name) if at not in self.known), None)
 
     def check(self, model: str, given: Mapping[str, Any]) -> None:
-        """Look whether what is `given` to a `model`, and what is left out, was so in some call.
+        """Check that each argument, given or left out, had the same value in some call.
+
+        Args:
+            model: The class name of the model, for messages.
+            given: The arguments by name.
 
         Raises:
-            UsageError: it was not.
+            UsageError: one had not.
         """
         if self.within:
             more = (found for n, v in given.items() for found in plain_within(v, n))
@@ -78,18 +83,24 @@ def check_flags(
     defaults: Mapping[str, Any],
     had: Mapping[str, Sequence[PlainValue]],
 ) -> None:
-    """Look whether the flags and numbers of a `module` called by itself are such as it `had`.
+    """Check the flags and numbers that a module is given in a direct call.
 
-    None in the place of what was always a tensor is no flag: while they are traced, models make
-    masks that they do without elsewhere.
+    None is allowed for an argument that was always a tensor: in a trace, models make masks that
+    they omit otherwise.
+
+    Args:
+        module: The name of the module, for messages.
+        given: The arguments by name.
+        defaults: The default values of its arguments.
+        had: The values of each argument in the calls of the plan.
 
     Raises:
-        UsageError: one is not.
+        UsageError: one has another value than in the plan.
     """
     for name in {**had, **given}:
         value = given[name] if name in given else defaults.get(name)
         among = had.get(name, ())
-        off = value is None and not all(among)  # as where it is left out, a switch that is off
+        off = value is None and not all(among)  # as if left out: a switch that is off
         if name in FREE or not is_said(value) or off or _among(value, among):
             continue
         if name in had or (value and is_flag(value)):
@@ -103,19 +114,19 @@ def check_flags(
 
 
 def _among(value: Any, had: Sequence[Any]) -> bool:
-    """Whether code does with a value what it does with one of those that it had."""
+    """Whether code behaves with `value` as with one of the values that it had."""
     if not is_said(value):
         return Of.TENSOR in had
     if isinstance(value, (int, float)) and not isinstance(value, bool) and Of.NUMBER in had:
         return True
-    if not value and None in had:  # a switch that is off, as where it is left out
+    if not value and None in had:  # a switch that is off, as if left out
         return True
     said = plain_value(value)
     return any(same_value(said, one) for one in had)
 
 
 def _had(call: TracedCall, name: str, defaults: Mapping[str, Any]) -> Any:
-    """What an argument was in a call."""
+    """The value of an argument in a call, or what stands for it."""
     if name in call.values:
         return call.values[name]
     if name in call.numbers:

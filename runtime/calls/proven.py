@@ -1,7 +1,7 @@
-"""The calls that a plan is proven for: what else goes into a split model, or out, is refused.
+"""`Proven`: the calls that a plan is proven for. Other inputs and outputs are refused.
 
-Of a tensor that was in no traced call nobody knows how it lies: it may be a part, or its gradient
-one term of a sum, without any error to show it.
+The plan has no placement for a tensor that was in no traced call. It may be local, or its gradient
+a partial sum, and no error would show it.
 """
 
 from __future__ import annotations
@@ -22,37 +22,38 @@ from shardwright.runtime.calls.plain_arguments import PlainArguments
 from shardwright.runtime.slots import is_own, leaves, positions, returned
 
 STEPS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
-"""What a step goes on with: the first of these that is given."""
+"""Arguments with the tokens of a step: the first of these that is given."""
 
 COUNT = "num_items_in_batch"
-"""By what losses of transformers are divided, in place of the tokens at hand; they are whole."""
+"""The argument by which losses of transformers are divided instead of by the number of tokens.
+Losses are full, so it is allowed."""
 
 ALIKE = {"StaticCache": "DynamicCache"}
-"""A class of caches -> one that holds the same tensors, one call's behind the other's: what has a
-fixed size has that of the keys and values that come, and is written at their positions. Both keep
-each head for itself (a test holds that), so what is proven of the one is so of the other."""
+"""A cache class -> one with the same tensors. A static cache takes its sizes from the keys and
+values that it is given, and writes them at their positions; a dynamic one appends them. Both keep
+heads apart (a test checks that), so a proof for one also holds for the other."""
 
 
 @dataclass(frozen=True)
 class Proven:
-    """What the calls of one model had.
+    """Facts about all calls of one model for which its plan is proven.
 
     Attributes:
-        model: The class of the model.
-        given: Arguments that it was called with.
-        slots: Those of the tensors that it gave.
-        positions: Its arguments by position.
-        arguments: All of them.
-        always: Those that may be left out, and never were: tensors, and what has some in it.
-        plain: What those had that are no tensors.
-        defaults: What those are that are left out.
-        joins: Whether calls of parts of it are proven by themselves: its code, which is not traced
-            then, joins what they give, whole, with whole tensors.
-        named: Whether its outputs have names, even where a tuple is asked for.
-        state: The classes of caches that calls handed on to each other, by argument.
-        several: Whether calls went on with such by several tokens.
-        trains: Whether they are proven in training mode, too.
-        asks_autocast: Whether code asks for autocast, and is not proven under it.
+        model: The class name of the model.
+        given: The arguments that some call had.
+        slots: The slots of the output tensors of some call.
+        positions: The index of each argument that may be given by position.
+        arguments: The names of all arguments of the model's forward.
+        always: Optional arguments with tensors that every call had.
+        plain: The values of arguments that are not tensors.
+        defaults: The default values of arguments.
+        joins: Whether submodules are proven by themselves. The model's own code is not traced then;
+            it combines their full outputs with full tensors.
+        named: Whether outputs have names, even if the caller wants a tuple.
+        state: The classes of caches that calls passed on to the next, by argument.
+        several: Whether a call with such a cache had several tokens.
+        trains: Whether a call in training mode is proven, too.
+        asks_autocast: Whether code checks for autocast, which is not proven.
     """
 
     model: str
@@ -72,7 +73,7 @@ class Proven:
 
     @classmethod
     def of(cls, model: nn.Module, calls: Sequence[TracedCall]) -> Proven:
-        """What `calls` of `model` had, before it is made a root."""
+        """Collect the facts from `calls` of `model`, before it is made a root."""
         forward = type(model).forward
         parameters = inspect.signature(forward).parameters
         own = [call for call in calls if not call.module]
@@ -100,12 +101,11 @@ class Proven:
         )
 
     def check_modes(self, modules: Iterable[nn.Module], alone: str = "") -> None:
-        """Check that `modules` of the model are in a mode in which some call was proven.
-
-        Of the whole model, or of the module `alone` that is called by itself.
+        """Check that `modules` of the model are in a mode for which a call is proven.
 
         Raises:
-            UsageError: one trains; or autocast is on, and their code asks for it.
+            UsageError: one is in training mode, and no call was; or autocast is on, and the model's
+                code checks for it.
         """
         if self.asks_autocast and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             raise UsageError(
@@ -122,12 +122,13 @@ class Proven:
         )
 
     def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether all that comes in was given in some call.
+        """Check the arguments of a call; returns whether all of them were in some proven call.
 
         Raises:
-            UsageError: it was not, and no part of the model takes it; or it is a cache that holds
-                something, in no call with one of its class, or in none by several tokens; or a flag
-                or number had another value in each; or what each was given is left out.
+            UsageError: an argument was in no call (unless submodules are proven by themselves, and
+                it is not a mask); a filled cache is of a class that no call had, or has several
+                tokens after it, which no call had; a flag or number had no such value in any call;
+                or an argument is missing that every call had.
         """
         given = self._named(args, kwargs)
         if self.plain.known:
@@ -146,10 +147,10 @@ class Proven:
         )
 
     def _new(self, given: Mapping[str, Any]) -> Iterator[str]:
-        """Arguments that no call had, and that matter: real tensors, masks for padding, flags."""
+        """Arguments that no call had and that matter: float tensors, padding masks, flags, code."""
         for name, value in given.items():
             if value is None or type(value).__name__ in self.state.get(name, ()):
-                continue  # as in most calls, that are made for each token
+                continue  # the usual case, checked first as it runs for each token
             if name in self.given and isinstance(value, Tensor):
                 if value.requires_grad and name in MASKS:
                     raise UsageError(self._of_mask(name))
@@ -171,7 +172,7 @@ class Proven:
                 yield name
 
     def _check_all_there(self, given: Mapping[str, Any]) -> None:
-        """Check that what every call was given is given."""
+        """Check that all arguments are given that every proven call had."""
         for name in self.always:
             if given.get(name) is None:
                 give = "give it by name" if any(n.startswith("*") for n in given) else "give it"
@@ -182,12 +183,12 @@ class Proven:
                 )
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All that is given, by name."""
+        """All arguments of a call, by name."""
         names = (*self.positions, *map("*{}".format, range(len(args))))
         return {**dict(zip(names, args, strict=False)), **kwargs}
 
     def _asks(self, name: str, value: Any) -> bool:
-        """Whether a value without tensors may ask for other code than if it were left out."""
+        """Whether code may behave differently with a non-tensor value than with its default."""
         default = self.defaults.get(name)
         return name not in FREE and (bool(value) if default is None else value != default)
 
@@ -198,7 +199,7 @@ class Proven:
         )
 
     def _check_state(self, name: str, value: Any) -> None:
-        """Check that a cache may be given, with what calls before put into it."""
+        """Check that a cache of this class, with its content, may be passed."""
         known, kind = self.state.get(name, ()), type(value).__name__
         if name in self.given and not known:
             return
@@ -212,7 +213,7 @@ class Proven:
             )
 
     def _check_tokens(self, given: Mapping[str, Any]) -> None:
-        """Check that what is behind a cache that holds something is one token."""
+        """Check that a call with a filled cache has only one token."""
         found = [given[n] for n in STEPS if isinstance(given.get(n), Tensor)]
         if found and found[0].shape[1] > 1 and any(map(_filled, map(given.get, self.state))):
             raise UsageError(
@@ -221,10 +222,10 @@ class Proven:
             )
 
     def check_output(self, output: Any) -> None:
-        """Check that all that leaves was given out in some call.
+        """Check that every output was an output of some proven call.
 
         Raises:
-            UsageError: it was not.
+            UsageError: one was not.
         """
         for slot, leaf in returned(output, self.arguments):
             known = slot in self.slots or slot_pattern(slot) in self.slots
@@ -237,12 +238,12 @@ class Proven:
 
 
 def _filled(state: Any) -> bool:
-    """Whether a cache holds something."""
+    """Whether a cache holds floating-point tensors."""
     return any(isinstance(x, Tensor) and x.is_floating_point() for _, x in leaves(state))
 
 
 def _always(calls: Sequence[TracedCall], needed: Container[str]) -> tuple[str, ...]:
-    """What all `calls` were given that is no plain value, and no cache, and could be left out."""
+    """Optional arguments that all `calls` had and that are neither plain values nor caches."""
     given = [{*c.inputs} - {*c.values, *c.numbers, *c.state, *FREE} for c in calls]
     return tuple(sorted(n for n in set.intersection(*given) if n not in needed)) if given else ()
 

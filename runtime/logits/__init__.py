@@ -1,1 +1,1 @@
-"""Logits whose classes stay split, and the loss of them."""
+"""Logits that stay sharded by class, and their loss."""

@@ -1,6 +1,6 @@
-"""Cross entropy of logits whose classes are split over ranks; the whole logits never exist.
+"""Cross entropy of logits that are sharded by class; full logits never exist.
 
-Two all-reduces of one number (then two or three) per token: the largest logit, and the sums.
+It takes two all-reduces: of one number per token (the largest logit), then of two or three (sums).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def vocab_parallel_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """`torch.nn.functional.cross_entropy`, given this rank's classes only.
+    """`torch.nn.functional.cross_entropy` on local logits.
 
     Args:
-        logits: [tokens, classes of this rank], or without the first dimension.
-        labels: [tokens], whole class indices; the same on each rank.
-        ranges: the class indices of this rank's columns, in their order.
-        group: the ranks that share the classes; several if several mesh dims split them.
-        classes: number of classes of the whole.
-        weight: [classes], a weight for each, whole.
-        ignore_index: label of tokens that do not count.
+        logits: [tokens, classes of this rank], or without the first dim.
+        labels: [tokens], class indices; the same on each rank.
+        ranges: The class indices of this rank's columns, in their order.
+        group: The ranks over which the classes are sharded; one group for each mesh dim.
+        classes: The number of all classes.
+        weight: [classes], a weight for each class; full.
+        ignore_index: The label of tokens that do not count.
         reduction: "mean", "sum" or "none".
-        label_smoothing: in [0, 1], the share of the target spread over all classes.
+        label_smoothing: In [0, 1], the share of the target spread over all classes.
 
     Returns:
         A scalar, or [tokens] for "none", in the dtype of the logits.
@@ -65,7 +65,7 @@ def vocab_parallel_cross_entropy(
 
 
 def _check_labels(labels: Tensor, counts: Tensor, classes: int) -> None:
-    # On an accelerator a look at the labels would wait for it; there, wrong labels give NaN.
+    # On an accelerator, checking labels would synchronize with it; wrong labels give NaN there.
     if labels.device.type == "cpu" and not torch.compiler.is_compiling():
         wrong = labels[counts & ((labels < 0) | (labels >= classes))]
         if wrong.numel():
@@ -73,7 +73,7 @@ def _check_labels(labels: Tensor, counts: Tensor, classes: int) -> None:
 
 
 class _TokenLoss(torch.autograd.Function):
-    """Loss of each token, [tokens]; float32 at least, as `cross_entropy` accumulates."""
+    """The loss of each token, [tokens]; at least float32, in which `cross_entropy` accumulates."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -94,7 +94,7 @@ class _TokenLoss(torch.autograd.Function):
         top = _over(top, groups, "max")
         x = x - top.unsqueeze(-1)
         target = torch.zeros_like(top)
-        if x.shape[-1]:  # a rank may have no class at all
+        if x.shape[-1]:  # a rank may have no classes
             target = x.gather(-1, column.unsqueeze(-1)).squeeze(-1)
         sums = [x.exp().sum(-1), target.masked_fill(~held, 0)]
         own = None if weight is None else torch.cat([weight[a:b] for a, b in ranges]).to(x.dtype)
@@ -122,7 +122,7 @@ class _TokenLoss(torch.autograd.Function):
         column, held = _columns(labels, ranges)
         softmax = (_wide(logits) - log_sum.unsqueeze(-1)).exp()
         factor, spread = _factors(labels, counts, weight, smoothing, classes, softmax.dtype)
-        # With no token that counts, the gradient of the mean arrives as inf or NaN: it is 0.
+        # If no token counts, the gradient of the mean arrives as inf or NaN; it must be 0.
         grad = grad.masked_fill(~counts, 0)
         of = factor
         if smoothing:
@@ -148,7 +148,7 @@ def _over(x: Tensor, groups: Sequence[Group], op: str) -> Tensor:
 
 
 def _columns(labels: Tensor, ranges: Sequence[Range]) -> tuple[Tensor, Tensor]:
-    """This rank's column of each label (0 if it has none), and whether it has one."""
+    """For each label, its local column (0 if it is not on this rank), and whether it is."""
     column, held, width = torch.zeros_like(labels), torch.zeros_like(labels, dtype=torch.bool), 0
     for start, stop in ranges:
         inside = (labels >= start) & (labels < stop)
@@ -166,7 +166,7 @@ def _factors(
     classes: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """What the target's and each class's negative log-likelihood are multiplied by, per token."""
+    """Per token, the factors of the negative log-likelihood of the target and of each class."""
     ones = torch.ones_like(labels, dtype=dtype)
     of = ones
     if weight is not None:
@@ -175,15 +175,15 @@ def _factors(
 
 
 class VocabParallelCrossEntropyLoss(nn.Module):
-    """`torch.nn.CrossEntropyLoss` for logits split by class.
+    """`torch.nn.CrossEntropyLoss` for logits that are sharded by class.
 
     Args:
-        classes: number of classes of the whole; they lie over `group` as even as can be.
-        group: the ranks that share the classes.
-        weight: [classes], whole.
-        ignore_index: label of tokens that do not count.
+        classes: The number of all classes, which are sharded over `group` as evenly as possible.
+        group: The ranks over which the classes are sharded.
+        weight: [classes], full.
+        ignore_index: The label of tokens that do not count.
         reduction: "mean", "sum" or "none".
-        label_smoothing: share of the target spread over all classes.
+        label_smoothing: The share of the target spread over all classes.
 
     Shapes: [tokens, classes of this rank], [tokens] -> scalar.
     """
@@ -206,7 +206,7 @@ class VocabParallelCrossEntropyLoss(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss, the same on each rank."""
+        """Return the loss, which is the same on each rank."""
         return vocab_parallel_cross_entropy(
             logits,
             labels,

@@ -1,9 +1,9 @@
-"""Logits that stay split while the model computes its loss.
+"""`SplitLogits`: logits that stay sharded while the model computes its loss.
 
-A model's own loss code gets an object that looks like the whole logits and holds one rank's part:
-pointwise functions work on the part, `cross_entropy` is the vocabulary-parallel one, and any other
-function gathers first. When the model's forward returns, the object is sealed: it is no tensor,
-and silently using a part for the whole is the mistake to rule out.
+A model's own loss code gets an object that looks like the full logits and holds the local ones.
+Pointwise functions run on the local logits, `cross_entropy` is vocabulary-parallel, and any other
+function gathers first. When the model's forward returns, the object is sealed, so that no code
+mistakes local logits for full ones.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from shardwright.runtime.slots import StandsForTensor
 
 
 class SealedLogitsError(ShardwrightError, TypeError):
-    """Split logits were used as a tensor after the forward pass."""
+    """Sharded logits were used as a tensor after the forward pass."""
 
 
 class Seal:
-    """Shared by all split logits of one forward pass; closed when it returns."""
+    """Whether a forward pass has returned (`closed`); shared by all its split logits."""
 
     def __init__(self) -> None:
         self.closed = False
 
 
 class LossScope:
-    """Shared by a root and its heads: `seal` is set while a forward with labels runs.
+    """Shared by a root and its heads.
 
-    `traceable` tells whether torch.compile can follow the root's loss code on split logits.
+    Attributes:
+        seal: Set while a forward with labels runs.
+        traceable: Whether torch.compile can trace the root's loss code with split logits.
     """
 
     def __init__(self, traceable: bool = True) -> None:
@@ -49,7 +51,14 @@ class LossScope:
 
 @dataclass(eq=False)
 class SplitHead:
-    """How a head's output is split: what its logits need to know."""
+    """How the output of a head is sharded.
+
+    Attributes:
+        size: The number of classes.
+        ranges: The classes of this rank's columns.
+        groups: The groups over which the classes are sharded.
+        whole: Gathers the classes.
+    """
 
     size: int
     ranges: tuple[Range, ...]
@@ -58,7 +67,7 @@ class SplitHead:
 
     @classmethod
     def of(cls, reshard: Reshard, mesh: Mesh) -> SplitHead | None:
-        """The head behind a redistribution from logits split by class to whole ones; else None."""
+        """The head, if `reshard` gathers logits that are sharded by class only; None otherwise."""
         source, target = reshard.source, reshard.target
         *before, last = source.dims
         meshes = sorted(Placement((last,)).meshes)
@@ -76,23 +85,23 @@ class SplitHead:
         )
 
     def using(self, seal: Seal) -> Callable[[Tensor], Any]:
-        """What makes split logits of the head's output."""
+        """A function that makes `SplitLogits` of the head's local output."""
         return lambda local: SplitLogits(local, self, seal)
 
 
 class SplitLogits(StandsForTensor):
-    """One rank's part of logits [..., classes], in the guise of the whole; not a tensor.
+    """Local logits that behave like the full ones, [..., classes]; not a tensor.
 
-    `local` is the part; `whole()` gathers, which all ranks must do together.
+    `local` are the local logits. `whole()` gathers the full ones; all ranks must call it.
     """
 
     def __init__(self, local: Tensor, head: SplitHead, seal: Seal) -> None:
         self._local, self._head, self._seal = local, head, seal
-        self._gathered: Tensor | None = None  # set once it was written to
+        self._gathered: Tensor | None = None  # set once logits are written to
 
     @property
     def local(self) -> Tensor:
-        """This rank's part: [..., classes of this rank]."""
+        """The local logits: [..., classes of this rank]."""
         return self._local
 
     @property
@@ -101,10 +110,10 @@ class SplitLogits(StandsForTensor):
         return self._head.ranges
 
     def whole(self) -> Tensor:
-        """The whole logits on each rank: a collective that all ranks must call."""
+        """The full logits on each rank: a collective that all ranks must call."""
         return self._head.whole(self._local) if self._gathered is None else self._gathered
 
-    # Inside the model's forward: what tells of the whole, what stays split, and the rest.
+    # Inside the model's forward: full sizes, functions of local logits, and all others.
 
     def _open(self) -> SplitLogits:
         if self._seal.closed:
@@ -119,32 +128,32 @@ class SplitLogits(StandsForTensor):
 
     @property
     def shape(self) -> torch.Size:
-        """The whole shape."""
+        """The full shape."""
         return torch.Size((*self._open()._local.shape[:-1], self._head.size))
 
     def size(self, dim: int | None = None) -> Any:
-        """The whole shape, or one of its sizes."""
+        """The full shape, or one of its sizes."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
-        """Number of dimensions."""
+        """Number of dims."""
         return self._open()._local.dim()
 
     ndim = property(dim)
 
     def numel(self) -> int:
-        """Number of elements of the whole."""
+        """Number of elements of the full logits."""
         return _product(self.shape)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def view(self, *sizes: Any) -> Any:
-        """Other sizes before the last dimension."""
+        """As `Tensor.view`: local if only dims before the last change, otherwise gathered."""
         return self._reshaped("view", sizes)
 
     def reshape(self, *sizes: Any) -> Any:
-        """Other sizes before the last dimension."""
+        """As `Tensor.reshape`: local if only dims before the last change, otherwise gathered."""
         return self._reshaped("reshape", sizes)
 
     def _reshaped(self, name: str, sizes: tuple[Any, ...]) -> Any:
@@ -171,7 +180,7 @@ class SplitLogits(StandsForTensor):
         self._gathered[key] = value
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a tensor has: pointwise methods on the part, the others on the whole."""
+        """Other members of a tensor: pointwise methods are local, the others gather."""
         if name.startswith("_") or not hasattr(Tensor, name):
             raise AttributeError(f"'SplitLogits' has no attribute '{name}'")
         self._open()
@@ -208,8 +217,8 @@ _LIKE_LOCAL = {
     "is_meta",
 }
 
-# Functions of one element each, by the name that both torch and Tensor give them. In-place ones
-# are left out: they would have to write to the part and to what was gathered from it.
+# Pointwise functions, by their name in both torch and Tensor. In-place ones are left out: they
+# would have to write to the local logits and to full ones gathered from them.
 _POINTWISE = set(
     """abs add bfloat16 clamp clip clone contiguous cpu cuda detach div divide double exp float
     half hardtanh log mul multiply nan_to_num neg negative pow relu rsub sigmoid silu square sub
@@ -226,7 +235,7 @@ def _operator(name: str) -> Callable[..., Any]:
     return operator
 
 
-# Python looks operators up on the class.
+# Python looks up operators on the class.
 for (
     _name
 ) in """__abs__ __add__ __eq__ __ge__ __gt__ __iter__ __le__ __lt__ __matmul__ __mul__ __ne__
@@ -260,7 +269,7 @@ def _whole(value: Any) -> Any:
 
 
 def _pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SplitLogits | None:
-    """`func` on the parts; None if another operand is not the same for all classes."""
+    """Run `func` on local logits; None if another operand differs between classes."""
     like: SplitLogits | None = None
     for value in (*args, *kwargs.values()):
         if isinstance(value, SplitLogits):
@@ -273,7 +282,7 @@ def _pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spli
     local = [a._local if isinstance(a, SplitLogits) else a for a in args]
     named = {k: v._local if isinstance(v, SplitLogits) else v for k, v in kwargs.items()}
     out = func(*local, **named)
-    # An operand with more dimensions or of size 1 in front broadcasts as it does on the whole.
+    # Operands with more dims, or with sizes of 1 before the last, broadcast as for full logits.
     return like._with(out)
 
 
@@ -287,7 +296,7 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """`F.cross_entropy`; split if the classes are the last dimension and targets are indices."""
+    """`F.cross_entropy`; sharded if classes are the last dim and targets are indices."""
     splits = (
         isinstance(input, SplitLogits)
         and input._gathered is None
@@ -324,7 +333,7 @@ def _cross_entropy(
 
 
 def _spares_last(key: Any, dims: int) -> bool:
-    """Whether indexing with `key` leaves the last of `dims` dimensions whole and last."""
+    """Whether indexing with `key` keeps all of the last of `dims` dims, as the last."""
     keys = key if isinstance(key, tuple) else (key,)
     used, behind = 0, False
     for at, k in enumerate(keys):
@@ -336,12 +345,12 @@ def _spares_last(key: Any, dims: int) -> bool:
             used += _uses(k)
             if used >= dims and not (isinstance(k, slice) and k == slice(None)):
                 return False
-    # Index tensors apart from each other move dimensions to the front; the last stays last.
+    # Separated index tensors move dims to the front; the last dim stays last.
     return used <= dims
 
 
 def _product(sizes: Sequence[int]) -> int:
-    # math.prod is nothing that torch.compile knows for sizes of its own.
+    # torch.compile does not support math.prod of symbolic sizes.
     out = 1
     for size in sizes:
         out = out * size

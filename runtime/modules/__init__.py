@@ -1,1 +1,1 @@
-"""What modules of a model become: layers, local parameters, the root, and its guard."""
+"""What modules become: parallel layers with local parameters, and changes to torch's layers."""

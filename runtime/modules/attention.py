@@ -1,9 +1,9 @@
-"""`nn.MultiheadAttention` so that it can be split by heads: the same numbers by other words.
+"""Reimplements `nn.MultiheadAttention` so that it can be sharded by heads, with the same results.
 
-Torch's own code reads the weights of its parts past these parts, and cuts by the number of heads
-and the width of all of them. Here sizes are read off what is there, and the output projection is
-called. All that is plain is computed so; the rest is left to torch: averaged attention weights,
-keys and values of other widths, biases appended to keys, nested tensors.
+Torch's own code reads the weights of the output projection without calling that module, and uses
+the number and width of all heads. The code here reads sizes off tensors, and calls the projection's
+forward. Torch's code still runs in rare cases: if attention weights are returned, keys and values
+have other widths, biases or zeros are appended to keys, or tensors are nested.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `nn.MultiheadAttention.forward`, shapes and options included."""
+    """As `nn.MultiheadAttention.forward`, with the same shapes and options."""
     plain = self._qkv_same_embed_dim and self.bias_k is None and self.bias_v is None
     if need_weights or not plain or self.add_zero_attn or query.is_nested:
         return nn.MultiheadAttention.forward(
@@ -56,7 +56,7 @@ def attend(
     dropout = self.dropout if self.training else 0.0
     q, k, v = heads
     out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
-    # Torch does not call it as a module: hooks on it do not run.
+    # As in torch, this calls the forward, not the module: hooks on the projection do not run.
     out = self.out_proj.forward(out.transpose(1, 2).flatten(2))
     return (out.squeeze(0) if alone else out.transpose(0, 1) if last else out), None
 
@@ -64,7 +64,7 @@ def attend(
 def _mask(
     query: Tensor, padding: Tensor | None, mask: Tensor | None, is_causal: bool
 ) -> tuple[Tensor | None, bool]:
-    """What is added to scores, and whether they are causal without it; torch's rules for both."""
+    """The mask to add to scores, and whether they are causal without it, by torch's rules."""
     if is_causal and mask is None:
         raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
     padding = F._canonical_mask(
@@ -94,7 +94,7 @@ def _by_heads(original: type) -> type:
 
 
 def split_by_heads(root: nn.Module) -> list[tuple[nn.Module, type]]:
-    """Let torch's own attention modules in `root` compute by heads; gives what each was before."""
+    """Let torch's attention modules in `root` compute by heads; returns their former classes."""
     found = []
     for module in root.modules():
         original = type(module)
@@ -106,7 +106,7 @@ def split_by_heads(root: nn.Module) -> list[tuple[nn.Module, type]]:
 
 @contextmanager
 def by_heads(root: nn.Module) -> Iterator[None]:
-    """Within, the same."""
+    """Inside, torch's attention modules in `root` compute by heads."""
     found = split_by_heads(root)
     try:
         yield

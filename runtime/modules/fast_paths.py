@@ -1,8 +1,8 @@
-"""Torch's own shortcuts through a layer: on the parts of one they would compute something else.
+"""Disables torch's fast paths through a layer, which would be wrong on local tensors.
 
-In eval mode without gradients `nn.TransformerEncoderLayer` hands all of its weights to one kernel,
-past the modules in it, where the ranks exchange what they have; `nn.TransformerEncoder` hands its
-layers nested tensors, which no layout speaks of. Both ask attributes of theirs first.
+In eval mode without gradients, `nn.TransformerEncoderLayer` passes all its weights to one kernel
+and bypasses its submodules, where ranks communicate. `nn.TransformerEncoder` passes nested tensors
+to its layers, for which there are no placements. Both first check an attribute.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ SHORTCUTS = {
     nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
     nn.TransformerEncoder: ("use_nested_tensor", False),
 }
-"""Class -> the attribute that lets it take its shortcut, which nothing else reads, and the value
-with which it does not."""
+"""Class -> the attribute that enables its fast path, which nothing else reads, and the value that
+disables it."""
 
 
 def block_fast_paths(model: nn.Module) -> None:
-    """Let no layer of a split model take a shortcut past its own modules."""
+    """Disable the fast paths of all layers of a split model."""
     for module in model.modules():
         for kind, (name, value) in SHORTCUTS.items():
             if isinstance(module, kind):

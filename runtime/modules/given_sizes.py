@@ -1,4 +1,4 @@
-"""What a call in a module's code is given for sizes: this rank's in the place of whole ones."""
+"""`GivenSizes`: replaces full sizes by local ones in the arguments of a call in a module's code."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class GivenSizes:
     """The sizes of one call.
 
     Args:
-        call: Its name.
-        dims: The whole sizes, with what of them is split; `?` stays as it is.
-        coords: Where this rank stands.
-        path: The module whose code has the call.
+        call: The name of the call.
+        dims: The full sizes and how they are sharded, as notation; `?` is left unchanged.
+        coords: The coordinates of this rank.
+        path: The name of the module whose code has the call.
     """
 
     def __init__(self, call: str, dims: str, coords: Coords, path: str) -> None:
@@ -31,12 +31,13 @@ class GivenSizes:
         ]
 
     def local(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of the call with local sizes.
+        """Return the arguments of the call with local sizes.
 
-        Sizes are the numbers of the first list or tuple; where there is none, the first numbers.
+        The sizes are those in the first list or tuple. If there is none, they are the arguments
+        themselves, after a leading tensor.
 
         Raises:
-            PlanError: the code computed another size than the plan is for.
+            PlanError: the code computed other sizes than in the plan.
         """
         for i, value in enumerate(given):
             if isinstance(value, (list, tuple)):
@@ -56,7 +57,7 @@ class GivenSizes:
         yield from sizes[len(self.dims) :]
 
     def _local(self, dim: Dim, size: int) -> int | None:
-        """The local size of a dim that has parts of run-time size, and a whole `size`."""
+        """The local size of a dim whose full `size` is known only at run time."""
         try:
             return dim_size(resolve(dim, size), self.coords)
         except PlanError as error:

@@ -1,12 +1,12 @@
-"""The parallel layers, and `apply_module`, which makes a module of a model into one, in place.
+"""The parallel layers, and `apply_module`, which turns a module into one in place.
 
-    ColumnParallelLinear     weight split by output features, output split
-    RowParallelLinear        weight split by input features, output Partial, bias added once
-    VocabParallelEmbedding   weight split by rows, output Partial
-    LocalModule              anything else: its own code on local parameters
+    ColumnParallelLinear     weight sharded by output features, output sharded
+    RowParallelLinear        weight sharded by input features, output Partial, bias added once
+    VocabParallelEmbedding   weight sharded by rows, output Partial
+    LocalModule              any other module: its own code on local parameters
 
 The first three are layer styles: `planner/contract/styles.py` says which modules become what, also
-for styles of other packages. They can be made directly, too, with whole sizes and a `Group`.
+for styles of other packages. They can also be made directly, with full sizes and a `Group`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from shardwright.runtime.slots import index_of, keys_of, positions
 
 
 class ColumnParallelLinear(LocalModule, nn.Linear):
-    """A linear layer split by output features: y = x Aᵀ + b, each rank with some rows of A and b.
+    """A linear layer sharded by output features: y = x Aᵀ + b, each rank with some rows of A and b.
 
     Args:
-        in_features: whole size of the input.
-        out_features: whole size of the output.
-        bias: whether there is one.
-        group: the ranks that share the layer.
-        gather_output: give the whole output on each rank instead of its own features.
+        in_features: Full size of the input.
+        out_features: Full size of the output.
+        bias: Whether there is a bias.
+        group: The ranks that share the layer.
+        gather_output: Return the full output on each rank, instead of its own features.
 
     Shapes: [..., in_features] -> [..., out_features of this rank].
     """
@@ -71,15 +71,15 @@ class ColumnParallelLinear(LocalModule, nn.Linear):
 
 
 class RowParallelLinear(LocalModule, nn.Linear):
-    """A linear layer split by input features: each rank computes one term of the output's sum.
+    """A linear layer sharded by input features: each rank computes one term of the output's sum.
 
     Args:
-        in_features: whole size of the input.
-        out_features: whole size of the output.
-        bias: whether there is one; it is added once, not once per rank.
-        group: the ranks that share the layer.
-        split_input: take a whole input and split it, instead of this rank's features.
-        reduce_output: sum over the ranks; else each rank gives its own term.
+        in_features: Full size of the input.
+        out_features: Full size of the output.
+        bias: Whether there is a bias. It is added once, not once per rank.
+        group: The ranks that share the layer.
+        split_input: Take a full input and shard it, instead of this rank's features.
+        reduce_output: Sum over the ranks; otherwise each rank returns its own term.
 
     Shapes: [..., in_features of this rank] -> [..., out_features].
     """
@@ -107,14 +107,14 @@ class RowParallelLinear(LocalModule, nn.Linear):
 
 
 class VocabParallelEmbedding(LocalModule, VocabLookup):
-    """An embedding split by rows.
+    """An embedding sharded by rows.
 
     Args:
-        num_embeddings: whole size of the vocabulary; need not divide by the number of ranks.
-        embedding_dim: size of a row.
-        padding_idx: the row that gets no gradient, as a whole index.
-        group: the ranks that share the layer.
-        reduce_output: sum over the ranks; else each rank gives its own term.
+        num_embeddings: Full size of the vocabulary; need not be divisible by the number of ranks.
+        embedding_dim: Size of a row.
+        padding_idx: The row that gets no gradient, as an index into the full vocabulary.
+        group: The ranks that share the layer.
+        reduce_output: Sum over the ranks; otherwise each rank returns its own term.
 
     Shapes: ids [...] -> [..., embedding_dim].
     """
@@ -149,14 +149,14 @@ def apply_module(
     """Make `module` the parallel layer that `spec` describes, in place, by changing its class.
 
     Args:
-        module: a module of the real model, with whole parameters (on meta or not).
-        spec: what the plan says of it.
-        mesh: where this rank stands.
-        tensors: shared by all calls for one model, so that tied parameters stay tied.
-        path: the module's name, for error messages.
-        defer: while a loss is computed, keep the output split that would be gathered as logits
-            (see `split_logits`); for the module that makes them.
-        lengths: shared by all calls for one model, where some redistribution names a length.
+        module: A module of the real model, with full parameters (on meta or not).
+        spec: The plan's entry for the module.
+        mesh: The mesh, with the coordinates of this rank.
+        tensors: Shared by all calls for one model, so that tied parameters stay tied.
+        path: The name of the module, for error messages.
+        defer: For the module that computes logits: keep them sharded while a loss is computed
+            (see `split_logits`), instead of gathering them.
+        lengths: Shared by all calls for one model, if some redistribution names a length.
 
     Raises:
         PlanError: the plan does not fit this module.
@@ -165,7 +165,7 @@ def apply_module(
         raise PlanError(f"'{path}' is split already: a plan is applied to a whole model, once")
     state = ModuleBoundary(mesh, module, path, spec)
     if spec.layer == UNCHANGED:
-        vars(module)["_shardwright"] = state  # its class is put in front by `wrap_root`
+        vars(module)["_shardwright"] = state  # `wrap_root` changes its class
         return
     if "forward" in vars(module):
         raise PlanError(
@@ -175,7 +175,7 @@ def apply_module(
     original, lengths = type(module), lengths or Lengths()
     state.group = mesh.groups.get(TP)
     own: Any = original.forward
-    plain = own is nn.Linear.forward or own is LocalModule.forward  # made as a style of ours
+    plain = own is nn.Linear.forward or own is LocalModule.forward  # or a style made directly
     state.linear = issubclass(original, nn.Linear) and plain and not spec.sizes
     cls, bases = _classes(original, spec.layer, path)
     names, varargs = positions(original.forward)
@@ -212,7 +212,17 @@ def apply_module(
 
 
 def _classes(original: type, layer: str, path: str) -> tuple[type, tuple[type, ...]]:
-    """The class of a layer style, and the bases of what a module of class `original` becomes."""
+    """The class of a layer style, and the bases of the new class of a module.
+
+    Args:
+        original: The class of the module.
+        layer: The name of the style.
+        path: The name of the module, for messages.
+
+    Raises:
+        PluginError: the style's class has the wrong bases.
+        PlanError: a module of class `original` cannot have the style.
+    """
     if layer == LOCAL:
         return LocalModule, (LocalModule, original)
     style = needed(layer)
@@ -233,7 +243,7 @@ def _classes(original: type, layer: str, path: str) -> tuple[type, tuple[type, .
 
 
 def calls_super(cls: type) -> bool:
-    """Whether `cls.forward` hands on to its base class."""
+    """Whether `cls.forward` may call that of its base class."""
     code = getattr(cls.forward, "__code__", None)  # type: ignore[attr-defined]
     return code is not None and ("super" in code.co_names or "__class__" in code.co_freevars)
 
@@ -248,7 +258,7 @@ def _by_slot(changes: list[Redistribution]) -> dict[str, list[Redistribution]]:
 def _reshards(
     changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
 ) -> Reshard | ByDims:
-    """What a slot does with a tensor; several are for different numbers of dims."""
+    """The redistribution of a slot; several are for different numbers of dims."""
     made = [_reshard(c, mesh, path, lengths) for c in changes]
     if len(made) == 1:
         return made[0]
@@ -263,7 +273,7 @@ def _reshards(
 def _attention_rows(
     changes: list[Redistribution], mesh: Mesh, path: str, lengths: Lengths
 ) -> AttentionRows:
-    """What a module's attention does with its arguments, which the plan changes so."""
+    """The mode for a module's attention, from the redistributions of its arguments."""
     by_slot = _by_slot(changes)
     reshards = {slot: _reshards(found, mesh, path, lengths) for slot, found in by_slot.items()}
     rows = None
@@ -284,7 +294,7 @@ def _reshard(change: Redistribution, mesh: Mesh, path: str, lengths: Lengths) ->
 def _place(
     module: nn.Module, spec: ModulePlan, state: ModuleBoundary, tensors: LocalTensors
 ) -> None:
-    """Put local parameters and buffers in the place of whole ones."""
+    """Replace full parameters and buffers by local ones."""
     for name, entry in spec.parameters.items():
         full = f"{state.path}.{name}" if state.path else name
         home: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
@@ -312,7 +322,7 @@ def _alone(
     inputs: list[tuple[str, str, str]],
     outputs: list[tuple[str, str, str]],
 ) -> None:
-    """Set up a layer that was made directly; its input may have any number of dimensions."""
+    """Set up a layer that was made directly; its input may have any number of dims."""
     plans = {n: ParameterPlan(placement=p, use=uses.get(n)) for n, p in parameters.items()}
     mesh = Mesh({"tp": group})
     apply_module(module, ModulePlan(layer=type(module).__name__, parameters=plans), mesh)

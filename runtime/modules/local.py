@@ -1,4 +1,4 @@
-"""The old place of `LocalModule`, for layer styles of other packages."""
+"""The old location of `LocalModule`, for layer styles of other packages."""
 
 from __future__ import annotations
 

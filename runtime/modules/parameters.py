@@ -1,4 +1,4 @@
-"""Local tensors in the place of whole ones, tied parameters included."""
+"""Replaces full parameters by local ones, and then by DTensors; tied parameters stay tied."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from shardwright.runtime.tensors.parameters import split_parameters
 
 
 class LocalTensors:
-    """Which local tensor took the place of which whole one; one per model.
+    """Maps full tensors of one model to the local tensors that replaced them.
 
-    Modules that share a whole parameter come to share its local one.
+    Modules that share a full parameter also share its local one.
     """
 
     def __init__(self) -> None:
-        # The whole tensors are kept, so that an id is not used twice.
+        # This keeps the full tensors alive, so that ids are not reused.
         self._known: dict[int, tuple[Tensor, Tensor, Placement]] = {}
 
     def local(self, old: Tensor, placement: Placement, mesh: Mesh, name: str) -> Tensor:
-        """The local tensor for whole `old`: the same one each time.
+        """The local tensor for the full tensor `old`, the same one each time.
 
-        A parameter that no mesh dim splits stays the object it is.
+        A replicated parameter is returned as it is.
 
         Raises:
-            PlanError: another shape than the plan's, or tied to one that is split otherwise.
+            PlanError: the shape differs from the plan's, or the tensor is tied to one with another
+                placement.
         """
         for whole, new, earlier in self._known.values():
             if old is whole or old is new:
@@ -55,7 +56,7 @@ class LocalTensors:
         return new
 
     def check_ties(self, model: nn.Module) -> None:
-        """Raise PlanError if a module still holds a whole parameter whose twin was split."""
+        """Raise PlanError if a module still holds a full parameter that is sharded elsewhere."""
         split = {id(old) for old, new, _ in self._known.values() if old is not new}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             if id(parameter) in split:
@@ -73,15 +74,15 @@ def _cut(old: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
         new = take_local(old, placement, mesh)
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
-    vars(new).update(vars(old))  # marks that optimizers read, _no_weight_decay say
+    vars(new).update(vars(old))  # marks that optimizers read, such as _no_weight_decay
     return new
 
 
 def distribute(model: nn.Module, mesh: Mesh) -> None:
     """Make the local parameters of a split model DTensors over `mesh`, all of them or none.
 
-    They stay plain local tensors where one of them cannot be a DTensor (see `placements_of`), with
-    a warning in the log, and on a mesh without process groups.
+    They stay plain local tensors if one of them cannot be a DTensor (see `split_parameters`), which
+    logs a warning, or if `mesh` has no DeviceMesh.
     """
     root = boundary_of(model)
     if root is not None and root.model is not None:

@@ -1,4 +1,4 @@
-"""The lookup behind an embedding whose rows are split."""
+"""`VocabLookup`: the lookup of an embedding that is sharded by rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardwright.runtime.boundary.module_boundary import ModuleBoundary
 
 
 class VocabLookup(nn.Embedding):
-    """The lookup of those ids whose rows this rank holds, zeros for the others: Partial.
+    """Looks up ids whose rows this rank holds, and returns zeros for others: the output is Partial.
 
-    Stands behind a model's own embedding class, so that its `super().forward(ids)` lands here.
+    It is a base after a model's own embedding class, whose `super().forward(ids)` calls it.
     """
 
     _shardwright: ModuleBoundary
@@ -24,7 +24,7 @@ class VocabLookup(nn.Embedding):
         """Note which rows this rank holds.
 
         Raises:
-            PlanError: they cannot be split.
+            PlanError: the plan does not place the weight, or an option forbids sharding rows.
         """
         state = self._shardwright
         placement: Placement | None = state.placements.get("weight")
@@ -41,11 +41,11 @@ class VocabLookup(nn.Embedding):
         state.padding = self._padding_row()
 
     def forward(self, input: Tensor) -> Tensor:
-        """Whole ids [...] -> [..., embedding_dim], one term of a sum over the ranks."""
+        """Full ids [...] -> [..., embedding_dim], one term of a sum over the ranks."""
         state = self._shardwright
         if not state.rows:
             return self.weight.new_zeros((*input.shape, self.weight.shape[1]))
-        # Ids outside the vocabulary are outside of these rows, too, and raise what they always do.
+        # Ids outside the vocabulary are in the rows of no rank: they raise the usual error.
         local, held = input, 0
         for start, stop in state.rows:
             if start > held:
@@ -62,7 +62,7 @@ class VocabLookup(nn.Embedding):
         return out.masked_fill(foreign.unsqueeze(-1), 0)
 
     def _padding_row(self) -> int | None:
-        """The local row of `padding_idx`, whose gradient is dropped; None if it is elsewhere."""
+        """The local row of `padding_idx`, which gets no gradient; None if it is on another rank."""
         held = 0
         for start, stop in self._shardwright.rows:
             if self.padding_idx is not None and start <= self.padding_idx < stop:

@@ -1,1 +1,1 @@
-"""Sequences of which each rank has some rows."""
+"""Sequences that are sharded by rows over `cp`."""

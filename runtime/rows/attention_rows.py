@@ -1,7 +1,7 @@
-"""Attention of the rows of a sequence that a rank has: with all keys and values, and its own mask.
+"""Attention with sharded queries: a rank's rows attend to all keys and values, with their own mask.
 
-`scaled_dot_product_attention` is called in the midst of a module's code, so what the plan changes
-there is done by a mode around that code (see `planner/trace/record/attention_rows.py`).
+`scaled_dot_product_attention` is called in the middle of a module's code, so a mode around that
+code redistributes its arguments (see `planner/trace/record/attention_rows.py`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from shardwright.runtime.communication.mesh import Group
 from shardwright.runtime.redistribution.lengths import Length
 
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-"""Of `scaled_dot_product_attention`, which may be given by position."""
+"""Arguments of `scaled_dot_product_attention` that may be given by position."""
 
 Reshards = Mapping[str, Callable[[Tensor], Tensor]]
-"""Argument of attention -> what becomes of it."""
+"""Argument of attention -> its redistribution."""
 
 
 class _Attending(threading.local):
-    """Whether a mode has changed the arguments already: those of modules around it see them too."""
+    """Whether a mode has redistributed the arguments. Modes of enclosing modules see them too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ _attending = _Attending()
 
 
 class AttentionRows(TorchFunctionMode):
-    """Within, attention is that of this rank's rows.
+    """Inside, attention is computed for this rank's rows.
 
     Args:
-        reshards: What becomes of each argument that the plan speaks of.
-        rows: Of what this rank has a part as queries, if it has: the ranks, and their sequence.
-        path: The module, for error messages.
+        reshards: The redistribution of each argument that is in the plan.
+        rows: The group and the sequence length, if queries are sharded.
+        path: The name of the module, for error messages.
     """
 
     def __init__(self, reshards: Reshards, rows: tuple[Group, Length] | None, path: str) -> None:
@@ -54,7 +54,7 @@ class AttentionRows(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Any other function is called as it is."""
+        """Call attention on redistributed arguments; any other function as it is."""
         kwargs = kwargs or {}
         if func is not F.scaled_dot_product_attention or _attending.now:
             return func(*args, **kwargs)
@@ -66,10 +66,11 @@ class AttentionRows(TorchFunctionMode):
             _attending.now = False
 
     def of_rows(self, given: dict[str, Any]) -> dict[str, Any]:
-        """What gives this rank's rows in the place of these arguments; no other ones than needed.
+        """Redistribute the arguments of attention, and make the causal mask of this rank's rows.
 
         Raises:
-            PlanError: there is a mask, and the plan has none; or a rank has less than two rows.
+            PlanError: there is a mask, and the plan has none; there are fewer than two tokens per
+                rank; or causal attention has different numbers of queries and keys.
         """
         out = dict(given)
         for name in ("query", "key", "value", "attn_mask"):
@@ -84,7 +85,7 @@ class AttentionRows(TorchFunctionMode):
             group, length = self.rows
             whole = length.find(query.shape[-2], group)
             if whole < 2 * group.size:
-                # Code takes one query for a step with a cache, which is never masked.
+                # Code takes a single query for a decode step, which is never masked.
                 raise PlanError(
                     f"{whole} tokens over cp={group.size}: each rank needs two at least; pad the "
                     "batch, or plan with fewer ranks"

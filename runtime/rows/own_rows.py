@@ -1,9 +1,9 @@
-"""Sequences of which each rank of `cp` is given its own rows only: `cp="local"`.
+"""Implements `cp="local"`: each rank of `cp` passes only its own rows of a sequence.
 
-What a data loader cut apart is put together before the root sees it: token ids, masks, positions
-and labels, 8 bytes a token where a hidden state is thousands. All behind that is the split model as
-it is, so positions are right, labels cross the borders, and a loss is that of all tokens. Of what
-comes out, each rank is shown its own rows.
+Inputs that a data loader has sharded are all-gathered before the root sees them: token ids, masks,
+positions and labels. They are 8 bytes a token, where a hidden state is thousands. The split model
+then runs as usual, so positions are right, labels may be shifted across shards, and a loss is that
+of all tokens. Each rank sees its own rows of the outputs.
 """
 
 from __future__ import annotations
@@ -23,27 +23,36 @@ from shardwright.runtime.logits.split_logits import SplitLogits
 from shardwright.runtime.rows.split_rows import Share, SplitRows
 
 WHOLE, LOCAL = "whole", "local"
-"""What each rank of `cp` is given: all of a sequence, or its own rows."""
+"""What each rank of `cp` passes: full sequences, or its own rows."""
 
 ROWS = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "labels", "shift_labels")
-"""Arguments of shape [batch, sequence] that each rank has its own rows of."""
+"""Arguments of shape [batch, sequence] of which each rank passes its own rows."""
 
 A_SEQUENCE = "labels", 1
-"""An argument of so many dims that has an entry for each sequence: the same on all ranks."""
+"""An argument and its number of dims, with an entry for each sequence: the same on all ranks."""
 
 SHOWN = ("logits", "last_hidden_state")
-"""Outputs of shape [batch, sequence, ...] that each rank is shown its own rows of."""
+"""Outputs of shape [batch, sequence, ...] of which each rank sees its own rows."""
 
 
 @torch.compiler.disable
 def joined_rows(
     positions: Mapping[str, int], args: tuple[Any, ...], kwargs: dict[str, Any], group: Group
 ) -> tuple[tuple[Any, ...], dict[str, Any], Share]:
-    """A call of the root with whole sequences in the place of this rank's rows.
+    """Gather the arguments of a call of the root from the rows of all ranks.
+
+    Args:
+        positions: The index of each argument that may be given by position.
+        args: Positional arguments with this rank's rows.
+        kwargs: Keyword arguments with this rank's rows.
+        group: The ranks of `cp`.
+
+    Returns:
+        The arguments with full sequences, and which rows each rank has.
 
     Raises:
-        UsageError: ranks were given what does not make a sequence, or tensors of which nobody
-            knows where their rows are.
+        UsageError: the rows of the ranks do not make a sequence, a tensor has unknown rows, or
+            outputs are to have no names.
     """
     names = {at: name for name, at in positions.items()}
     named = {names.get(at, f"*{at}"): value for at, value in enumerate(args)}
@@ -54,10 +63,10 @@ def joined_rows(
 
 
 def own_rows_wanted(cp: str, plan: Plan) -> bool:
-    """Whether ranks are to pass their own rows.
+    """Whether ranks pass their own rows: `cp` is "local".
 
     Raises:
-        UsageError: `cp` is something else, or the plan does not split sequences.
+        UsageError: `cp` is neither "whole" nor "local", or the plan does not shard sequences.
     """
     if cp not in (WHOLE, LOCAL):
         raise UsageError(f"cp='{cp}': ranks pass '{WHOLE}' sequences, or '{LOCAL}' rows of them")
@@ -69,7 +78,7 @@ def own_rows_wanted(cp: str, plan: Plan) -> bool:
 
 
 def _joined(given: Mapping[str, Any], group: Group) -> tuple[dict[str, Any], Share]:
-    """Arguments with whole sequences in the place of a rank's rows."""
+    """Gather arguments by name; also returns which rows each rank has."""
     own = {name: given[name] for name in ROWS if _has_rows(given.get(name))}
     lengths = {x.shape[1] for x in own.values()}
     unknown = [
@@ -103,15 +112,15 @@ def _has_rows(x: Any) -> bool:
 
 
 def _whole(x: Tensor, share: Share) -> Tensor:
-    # gloo gathers no truth values.
+    # gloo cannot gather bool tensors.
     return share.joined(x.byte()).bool() if x.dtype == torch.bool else share.joined(x)
 
 
 def _check(facts: Sequence[Sequence[int]]) -> None:
-    """Check that what ranks gave makes a sequence; alike on all of them, so that none waits.
+    """Check that the rows of the ranks make a sequence. All ranks raise, so that none waits.
 
     Raises:
-        UsageError: it does not.
+        UsageError: they do not.
     """
     if any(unknown for *_, unknown in facts):
         raise UsageError('another rank of cp gave an argument that cp="local" does not know')
@@ -133,10 +142,10 @@ def _named(names: int) -> str:
 
 
 def _check_positions(whole: Tensor) -> None:
-    """Check that ranks have consecutive rows, as far as positions tell: masks go by the order.
+    """Check by the positions that ranks have consecutive rows, as masks assume.
 
     Raises:
-        UsageError: positions do not go on by one, stay or begin anew.
+        UsageError: a position is neither the one before, nor the next, nor a new start (0 or 1).
     """
     before, behind = whole[:, :-1], whole[:, 1:]
     if not ((behind == before + 1) | (behind == before) | (behind <= 1)).all():
@@ -148,7 +157,11 @@ def _check_positions(whole: Tensor) -> None:
 
 @torch.compiler.disable
 def shown_rows(output: Any, share: Share) -> Any:
-    """`output` with this rank's rows in the place of whole sequences."""
+    """Return `output` with this rank's rows in place of full sequences.
+
+    Raises:
+        UsageError: outputs have no names.
+    """
     if isinstance(output, (Tensor, SplitLogits)):
         return _rows(output, share)
     if not isinstance(output, Mapping):

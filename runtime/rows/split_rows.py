@@ -1,4 +1,4 @@
-"""Outputs of which a rank of `cp` is shown its own rows of the sequence."""
+"""`SplitRows`: an output of which a rank of `cp` sees its own rows of the sequence."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from shardwright.runtime.slots import StandsForTensor
 
 
 class Share(NamedTuple):
-    """Which rows of a sequence a rank has: those from `start` to `stop`; `lengths` by rank."""
+    """Which rows of a sequence this rank has. `lengths` are the numbers of rows of all ranks."""
 
     group: Group
     lengths: tuple[int, ...]
 
     @property
     def whole(self) -> int:
-        """The length of the whole."""
+        """The length of the full sequence."""
         return sum(self.lengths)
 
     @property
     def start(self) -> int:
-        """The first row."""
+        """The first row of this rank."""
         return sum(self.lengths[: self.group.rank])
 
     @property
     def stop(self) -> int:
-        """Behind the last one."""
+        """The row after the last of this rank."""
         return self.start + self.lengths[self.group.rank]
 
     def joined(self, x: Tensor) -> Tensor:
-        """The rows of all ranks, in their order: [batch, own, ...] -> [batch, whole, ...]."""
+        """All-gather the rows, in rank order: [batch, own, ...] -> [batch, whole, ...]."""
         rest = [0, 0] * (x.dim() - 2)
         every = all_gather(F.pad(x, (*rest, 0, max(self.lengths) - x.shape[1])), self.group)
         pairs = zip(every, self.lengths, strict=True)
@@ -45,7 +45,7 @@ class Share(NamedTuple):
 
 
 class _Own(torch.autograd.Function):
-    """A rank's rows of what all ranks have whole; the gradient of the whole is that of all rows."""
+    """From a replicated tensor to a rank's rows; the backward pass gathers the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: Share) -> Tensor:  # type: ignore[override]
@@ -61,9 +61,9 @@ class _Own(torch.autograd.Function):
 class SplitRows(StandsForTensor):
     """This rank's rows of an output [batch, sequence, ...]; not a tensor.
 
-    `local` is [batch, rows of this rank, ...], with its own classes where a vocabulary is split as
-    well; `whole()` is all of it, which all ranks must call for together. A loss that is computed
-    of `local` counts as the sum of those of all ranks, and all must take its gradient.
+    `local` is [batch, rows of this rank, ...], also with local classes if the vocabulary is
+    sharded. `whole()` is the full output; all ranks must call it. A loss that is computed from
+    `local` is a term of the sum over all ranks, and all ranks must run its backward pass.
     """
 
     def __init__(self, output: Tensor | SplitLogits, share: Share) -> None:
@@ -77,11 +77,11 @@ class SplitRows(StandsForTensor):
 
     @property
     def rows(self) -> tuple[int, int]:
-        """The first row of this rank, and the one behind its last, in the whole sequence."""
+        """The first row of this rank, and the row after its last, in the full sequence."""
         return self._share.start, self._share.stop
 
     def whole(self) -> Tensor:
-        """The whole on each rank; a loss of it is the same on all ranks."""
+        """The full output on each rank; a loss of it is the same on all ranks."""
         return self._output.whole() if isinstance(self._output, SplitLogits) else self._output
 
     def __getattr__(self, name: str) -> NoReturn:
