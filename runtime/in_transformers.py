@@ -1,12 +1,12 @@
-"""A plan carried out by transformers' own loading: a parallel style for a whole model.
+"""Lets transformers' `from_pretrained` apply a plan: a parallel style for a complete model.
 
     config = DistributedConfig(tp_size=2, tp_plan=shardwright.tp_plan("plan.json"))
     model = AutoModelForCausalLM.from_pretrained(name, distributed_config=config)
 
-A style of transformers says what one module does. Ours is for the modules that a model consists of,
-and stands for all of a plan: fused parts, uneven ones, key heads that ranks share, integers that
-become local. transformers shards what it reads by torch's placements before it converts it, which
-is wrong for such parts, so parts are read as `shardwright.load` reads them.
+A style of transformers describes one module. Ours is set on the direct children of a model and
+stands for the entire plan: fused weights, uneven shards, key heads that ranks share, local
+integers. transformers shards tensors by torch's placements before it converts them, which is wrong
+for such shards. Therefore shards are read as `shardwright.load` reads them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WANTED = "_shardwright_wanted"
 
 
 class Table(dict[str, str]):
-    """A `tp_plan` that stands for itself: transformers merges others into the model's own."""
+    """A `tp_plan` that transformers does not merge into the model's own plan."""
 
     def __ror__(self, other: object) -> Table:
         return self
@@ -45,17 +45,17 @@ class Table(dict[str, str]):
 def tp_plan(plan: Plan | str | Path) -> dict[str, str]:
     """A plan as a `tp_plan` for `DistributedConfig` of transformers; every rank calls this.
 
-    `from_pretrained` then gives the model that `shardwright.load` would give, with what
-    transformers notes on a split model beside, so that its Trainer and `generate` know of it.
+    `from_pretrained` then returns the same model as `shardwright.load`, plus the attributes by
+    which transformers' Trainer and `generate` recognize a split model.
 
     Args:
-        plan: The plan, or the file it is in.
+        plan: The plan, or its file.
 
     Returns:
-        The table. It names a style, which is registered with transformers in this process.
+        The table. It names a style that is registered with transformers in this process.
 
     Raises:
-        PlanError: the plan was edited since it was written, or has copies of the model in it.
+        PlanError: the plan was edited since it was written, or its mesh has other dims than tp.
     """
     plan = plan.unedited() if isinstance(plan, Plan) else Plan.load(plan).unedited(plan)
     if others := [name for name in plan.mesh if name != TP]:
@@ -73,14 +73,14 @@ def tp_plan(plan: Plan | str | Path) -> dict[str, str]:
 
 
 def _whole_plan(plan: Plan) -> Any:
-    """A style that carries out `plan` on the model that its modules are in."""
+    """A style that applies `plan` to the model that contains the styled modules."""
     from transformers.distributed.tensor_parallel import TensorParallelLayer
 
     class WholePlan(TensorParallelLayer):
-        """Notes what the model is to become, once its weights are read."""
+        """Notes on a module the plan and mesh, for when the weights are to be read."""
 
         def install_forward(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-            """Called with a module of a model that is whole and on meta."""
+            """Transformers calls this with a module of an unsplit model on meta."""
             module.__dict__[WANTED] = (plan, mesh)
             return module
 
@@ -89,10 +89,10 @@ def _whole_plan(plan: Plan) -> Any:
 
 @functools.cache
 def _take_over() -> None:
-    """From now on transformers leaves a model alone for which our style was asked, and we read it.
+    """Patch transformers' loading: a model with our style is split and read by us.
 
     Raises:
-        UsageError: transformers loads models in another way.
+        UsageError: this version of transformers loads models in another way.
     """
     from transformers import PreTrainedModel
     from transformers.utils.loading_report import LoadStateDictInfo
@@ -116,8 +116,8 @@ def _take_over() -> None:
         _refuse(model, files, config)
         model.__dict__[WANTED] = (*asked[0], files)
         for tensor in model.state_dict(keep_vars=True).values():
-            tensor._is_hf_initialized = True  # will be read: only other buffers are computed
-        tied = set(getattr(model, "all_tied_weights_keys", None) or {})  # it ties what is missing
+            tensor._is_hf_initialized = True  # will be read, not initialized
+        tied = set(getattr(model, "all_tied_weights_keys", None) or {})  # it ties missing ones
         none = {"unexpected_keys": set(), "mismatched_keys": set(), "skipped_pp_keys": set()}
         info = LoadStateDictInfo(missing_keys=tied, conversion_errors={}, error_msgs=[], **none)
         return info, None
@@ -135,7 +135,7 @@ def _take_over() -> None:
 
 
 def _refuse(model: nn.Module, files: Any, config: Any) -> None:
-    """Raise UsageError for what we cannot read, or what was split already."""
+    """Raise UsageError for files that we cannot read, or a model that has other styles."""
     if config.hf_quantizer is not None:
         raise UsageError("a quantized checkpoint cannot be split by a plan yet: use what it is of")
     if not files or not str(files[0]).endswith(".safetensors"):
@@ -149,11 +149,11 @@ def _refuse(model: nn.Module, files: Any, config: Any) -> None:
 
 
 HOOKED = "_is_hooked"
-"""What transformers sets on modules that it has applied a style to."""
+"""The attribute that transformers sets on modules to which it has applied a style."""
 
 
 def _carry_out(model: nn.Module, plan: Plan, mesh: DeviceMesh, files: list[str], how: Any) -> None:
-    """Split a model whose parameters are on meta, and read this rank's part of the files."""
+    """Split a model on meta, and read this rank's shards of the files."""
     ranks = Mesh.from_device_mesh(mesh)
     groups = ranks.process_groups(plan.mesh)
 

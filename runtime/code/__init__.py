@@ -1,1 +1,1 @@
-"""The code and attributes of a model's modules: read, named, copied, given local integers."""
+"""Reads the code and attributes of modules, and puts local integers into both."""

@@ -1,4 +1,4 @@
-"""Integers that a module's code reads, replaced by this rank's own: `num_heads`, `config.x`."""
+"""Sets integers that a module's code reads to their local values: `num_heads`, `config.x`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SIZES: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
     (nn.Linear, ("out_features", "in_features")),
     (nn.Embedding, ("num_embeddings", "embedding_dim")),
 )
-"""What torch's own layers say of their sizes, by weight dimension."""
+"""The size attributes of torch's own layers, in the order of the dims of the weight."""
 
 
 def set_local(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
     """Set attribute `path` of `module` to the local size of `dim`.
 
-    Objects on the way (a config, a list of sizes) are copied first: others share them.
+    Objects on the path (a config, a list of sizes) are copied first, as other modules share them.
 
     Raises:
-        PlanError: there is no such attribute, or its value is not the whole size of `dim`.
+        PlanError: there is no such attribute, or its value is not the full size of `dim`.
     """
     whole, local = _sizes(path, dim, mesh)
     _replaced(module, path.split("."), (whole, local), path)
@@ -43,7 +43,7 @@ def set_whole(module: nn.Module, path: str, dim: str, mesh: Mesh) -> None:
 
 
 def _sizes(path: str, dim: str, mesh: Mesh) -> tuple[int, int]:
-    """The whole and the local size of `dim`, as which the plan has attribute `path`."""
+    """The full and the local size of `dim`; `path` is for the message."""
     (parsed,) = parse(dim).dims
     whole, local = dim_size(parsed), dim_size(parsed, mesh.coords)
     if whole is None or local is None:
@@ -52,7 +52,7 @@ def _sizes(path: str, dim: str, mesh: Mesh) -> tuple[int, int]:
 
 
 def _replaced(owner: Any, keys: list[str], sizes: tuple[int, int], path: str) -> Any:
-    """`owner` with what stands at `keys` replaced: the first of two sizes by the second."""
+    """Return `owner` with the integer at `keys` replaced: the first of two sizes by the second."""
     old, new = sizes
     if not keys:
         if isinstance(owner, bool) or not isinstance(owner, int):
@@ -69,7 +69,7 @@ def _replaced(owner: Any, keys: list[str], sizes: tuple[int, int], path: str) ->
         return type(owner)(*items) if hasattr(owner, "_fields") else type(owner)(items)
     try:
         if key.startswith("__") or isinstance(owner, type) or isroutine(owner):
-            raise AttributeError  # of Python, not of the model
+            raise AttributeError  # not an attribute of the model
         child = _replaced(getattr(owner, key), rest, sizes, path)
         if not isinstance(owner, nn.Module):
             owner = copy.copy(owner)
@@ -81,7 +81,7 @@ def _replaced(owner: Any, keys: list[str], sizes: tuple[int, int], path: str) ->
 
 
 def set_sizes(module: nn.Module, weight: tuple[int | None, ...]) -> None:
-    """Let a torch layer speak of its local sizes, given the shape of its weight in use."""
+    """Set the size attributes of a torch layer, given the shape of its weight in use."""
     for kind, names in SIZES:
         if isinstance(module, kind):
             for name, size in zip(names, weight, strict=True):

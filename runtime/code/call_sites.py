@@ -1,9 +1,9 @@
-"""Calls in the source of a method: what they are called in plans, and how they get local sizes.
+"""Calls in the source of a method: names them for plans, and recompiles them with local sizes.
 
-Code such as `y.view(B, T, C)` with `C` read off a whole tensor gives a size that no attribute can
-change. A plan names the call, `forward.view.3`: the fourth call of a `view` in the source of
-`forward`. The method of the split module is compiled from that source anew, and asks for local
-sizes there. All else of it is as it was.
+Code such as `y.view(B, T, C)`, with `C` read off a full tensor, passes a size that no attribute can
+change. A plan names the call: `forward.view.3` is the fourth call of a `view` in the source of
+`forward`. The method of the split module is recompiled from its source, with a call for local sizes
+there. The rest of the method is unchanged.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from types import CodeType, FunctionType
 from shardwright.runtime.code.source import source_of
 
 LOCAL_SIZES = "_shardwright_sizes"
-"""The method of a split module that gives local sizes: of the name of a call, and what it takes."""
+"""The method of a split module that returns local sizes, given the name and arguments of a call."""
 
 
 _ALONE = threading.RLock()
-"""Python 3.11 counts how deep it is in a tree once for all threads."""
+"""Guards parsing and compiling: Python 3.11 has one recursion counter for all threads."""
 
 
 def method_of(kind: type, name: str) -> FunctionType | None:
-    """The plain function that is the method `name` of class `kind`."""
+    """The method `name` of class `kind` if it is a plain function, or None."""
     found = inspect.getattr_static(kind, name, None)
     return found if isinstance(found, FunctionType) else None
 
 
 def name_of(method: FunctionType, code: CodeType, at: int) -> str | None:
-    """The name of a call in `method`; None where there is no source that is just what runs.
+    """The name of a call in `method`; None if the source is missing or differs from what runs.
 
     Args:
         method: The method.
-        code: Its code, or that of a function within it.
-        at: Where the call stands in that code, in bytes.
+        code: Its code object, or that of a function within it.
+        at: The byte offset of the call in that code.
     """
     _, last, _, column = next(islice(code.co_positions(), at // 2, None))
     with _ALONE:
@@ -50,7 +50,7 @@ def name_of(method: FunctionType, code: CodeType, at: int) -> str | None:
 
 
 def with_local_sizes(method: FunctionType, calls: Collection[str]) -> FunctionType | None:
-    """`method` with local sizes in `calls`; None if its source has no such calls."""
+    """Recompile `method` with local sizes in `calls`; None if its source lacks one of them."""
 
     def ask(tree: ast.FunctionDef, owner: str) -> bool:
         found = dict(_named(tree))
@@ -70,11 +70,11 @@ def with_local_sizes(method: FunctionType, calls: Collection[str]) -> FunctionTy
 def compiled_anew(
     method: FunctionType, change: Callable[[ast.FunctionDef, str], bool]
 ) -> FunctionType | None:
-    """`method` as its source has it once that is changed; None where that cannot be.
+    """Recompile `method` from its changed source; None if that is impossible.
 
     Args:
         method: The method.
-        change: Given its definition, whose body it changes, and what `self` is called there;
+        change: Changes the body of the definition, given it and the name of `self` there. Returns
             whether it could.
     """
     with _ALONE:
@@ -94,13 +94,13 @@ def compiled_anew(
 def _changed(
     method: FunctionType, change: Callable[[ast.FunctionDef, str], bool]
 ) -> CodeType | None:
-    """The code of `method` once the body of its definition is changed, in its source as kept."""
+    """Compile `method` with a changed body; the cached source tree is restored afterwards."""
     source = source_of(method)
     if source is None:
         return None
     tree = source.definition
     takes = [*tree.args.posonlyargs, *tree.args.args]
-    kept, tree.body = tree.body, copy.deepcopy(tree.body)  # of all that is parsed it takes long
+    kept, tree.body = tree.body, copy.deepcopy(tree.body)  # copying the whole tree is slow
     try:
         if not takes or not change(tree, takes[0].arg):
             return None
@@ -111,7 +111,7 @@ def _changed(
 
 
 def _named(tree: ast.FunctionDef) -> Iterator[tuple[str, ast.Call]]:
-    """The calls in a method by name, in the order in which they end."""
+    """The calls in a method with their names, ordered by where they end."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     count: dict[str, int] = {}
     for call in sorted(calls, key=lambda c: (c.end_lineno or 0, c.end_col_offset or 0)):

@@ -1,4 +1,4 @@
-"""Functions that a module keeps among its attributes, and the modules that they hold."""
+"""Functions with closures among the attributes of modules, and the modules that they hold."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from shardwright.errors import PlanError
 
 OWN = vars(nn.Module()).keys()
-"""What every module has."""
+"""Attributes that every module has."""
 
 
 def functions(root: nn.Module) -> Iterator[tuple[str, nn.Module, str, FunctionType]]:
-    """Functions with variables of the code around them: path, module, attribute, function."""
+    """Functions with a closure among attributes: path, module, attribute, function."""
     for path, module in root.named_modules():
         for name, value in vars(module).items():
             if name not in OWN and isinstance(value, FunctionType) and value.__closure__:
@@ -23,9 +23,9 @@ def functions(root: nn.Module) -> Iterator[tuple[str, nn.Module, str, FunctionTy
 
 
 def check_closures(model: nn.Module) -> None:
-    """Raise PlanError if a function in `model` calls modules that are not in it.
+    """Raise PlanError if a function in `model` holds modules that are not in `model`.
 
-    Those would run unsplit: a copy of a model keeps the functions of the one it was made of.
+    They would run unsplit. A copy of a model, for example, keeps the functions of the original.
     """
     inside: set[int] = set()
     for path, _, name, function in functions(model):
@@ -39,7 +39,7 @@ def check_closures(model: nn.Module) -> None:
 
 
 def held(function: FunctionType) -> Iterator[Any]:
-    """The values of those variables that are set."""
+    """The values of the closure variables that are set."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -48,7 +48,7 @@ def held(function: FunctionType) -> Iterator[Any]:
 
 
 def rebound(function: FunctionType, change: Callable[[Any], Any]) -> FunctionType:
-    """The same function with `change` of each of these values."""
+    """A copy of `function` with `change` applied to each closure variable."""
     cells = []
     for cell in function.__closure__ or ():
         try:

@@ -1,4 +1,4 @@
-"""The names of what splitting puts into a module."""
+"""The prefix of attributes that splitting adds to a module."""
 
 OWN = "_shardwright"
-"""How they begin."""
+"""The prefix."""

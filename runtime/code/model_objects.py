@@ -1,4 +1,4 @@
-"""What modules and configs keep: names that may change at any time, and plain values."""
+"""Attributes of modules and configs: which may change at any time, and what a config is."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ id2label initializer_range label2id loss_function merged_adapters name_or_path
 transformers_version
 """.split()
 )
-"""Names of what may change, besides `FREE` flags, what torch keeps, and token ids.
-Whether modules train is seen to elsewhere, and what a loss does with split scores. Adapters that
-are off, or merged into their layers, are gone around: what is around takes a term less."""
+"""Names of attributes that may change, besides `FREE` flags, torch's own ones, and token ids.
+Training mode and losses of sharded logits are checked elsewhere. Code skips adapters that are off
+or merged into their layers, so the layer around them adds one term less."""
 
 OF_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
-"""What torch keeps in each module, and in recurrent layers: lists of their own weights."""
+"""Attributes that torch sets in each module, and lists of weights in recurrent layers."""
 
 CODE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, nn.Module, Tensor)
 
 LARGEST = 1000
-"""Values in a list that is compared at each call; vocabularies have more, and decide nothing."""
+"""Most values in a container that is compared at each call. Vocabularies have more, and code does
+not depend on them."""
 
 DEEPEST = 8
-"""Lists within lists."""
+"""Most levels of nested containers or objects that are compared."""
 
 
 def may_change(name: str) -> bool:
-    """Whether no code computes otherwise where what has this name is another."""
+    """Whether no code computes anything else if an attribute of this name changes."""
     known = name in HARMLESS or name in FREE or name in OF_TORCH
     return known or name.endswith(("token_id", "token_ids"))
 
 
 def is_config(value: Any) -> bool:
-    """Whether it is what transformers keeps what a model is made of in."""
-    kind = type(value)  # the object may raise whatever it likes for an attribute it has not
+    """Whether `value` is a config as in transformers: it has `to_dict`, and attributes."""
+    kind = type(value)  # the object itself may raise any error for a missing attribute
     return hasattr(kind, "to_dict") and kind.__dictoffset__ != 0

@@ -1,4 +1,4 @@
-"""The names that code of a model has: of what it reads, calls and asks for by a string."""
+"""The names in the code of a model: what it reads, calls, and accesses by a string."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NOT_MODELS = (
     *("torch.", "builtins.", "shardwright.", "transformers.modeling_utils."),
     *("transformers.generation.", "transformers.integrations.", "transformers.utils."),
 )
-"""Packages whose code does not say what a model computes, though models inherit from it."""
+"""Packages whose code does not determine what a model computes, though models inherit from it."""
 
 
 class Asked:
-    """What code of the classes of modules asks for, and of the files they are in.
+    """The names that the code of a model reads, in its modules' classes and in their files.
 
-    But for what only builds them.
+    Code that only builds modules (`__init__`, `_init_weights`) is left out.
 
     Attributes:
-        names: Every name, and string.
-        in_forwards: Those of code that a forward may run, of torch's layers, too: what that calls
-            is found by name.
+        names: Every name and string.
+        in_forwards: The names in code that a forward may run, also in torch's layers. Which
+            functions it calls is found by name.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -43,7 +43,7 @@ class Asked:
 
 
 def names_in(codes: Iterable[CodeType]) -> Iterator[str]:
-    """Every name, and every string, in these, and in functions within them."""
+    """Every name and string in code objects, and in functions within them."""
     for code in codes:
         yield from code.co_names
         for constant in code.co_consts:
@@ -82,7 +82,7 @@ def _but_builders(members: Iterable[Any]) -> Iterator[FunctionType]:
 
 
 def _unwrapped(member: Any) -> Any:
-    """The function that a property, a decorator or the like stands for."""
+    """The function behind a property, a static or class method, or a decorator."""
     if isinstance(member, property):
         member = member.fget
     if isinstance(member, (staticmethod, classmethod)):

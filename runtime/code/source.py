@@ -1,9 +1,10 @@
-"""The source of a method, parsed: the statement of its file that has it, which mostly is a class.
+"""Parses the source of a method: the top-level statement of its file with it, usually a class.
 
-A file of a model has dozens, and a tree of all takes megabytes. So what does not matter is left
-out, by how lines begin: all but that one and imports (Python calls what was imported by other
-code). What a string or an `else` makes of that shows in the code that is compiled, and then the
-whole file is parsed. Source that does not compile to just what runs is none.
+A file of a model has dozens of classes, and a tree of all of them takes megabytes. Only the
+statement with the method and imports are parsed (Python compiles calls of imported names to other
+code). Where statements begin is guessed from the first characters of lines. If a multi-line string
+or an `else` makes the guess wrong, the compiled code differs, and the full file is parsed. Source
+that does not compile to exactly the code that runs is not used.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from types import CodeType, FunctionType
 
 @dataclass(frozen=True)
 class Source:
-    """Where a method is defined.
+    """The parsed source of a method.
 
     Attributes:
-        tree: What was parsed.
-        definition: That of the method in it.
+        tree: The parsed statements.
+        definition: The definition of the method in the tree.
     """
 
     tree: ast.Module
     definition: ast.FunctionDef
 
     def code(self, method: FunctionType) -> CodeType | None:
-        """What the tree, as it is now, compiles to where it defines `method`."""
+        """Compile the tree as it is now; returns the code object of `method`, or None."""
         old = method.__code__
         found = [compile(self.tree, old.co_filename, "exec", dont_inherit=True)]
         for code in found:
@@ -41,7 +42,7 @@ class Source:
 
 
 def source_of(method: FunctionType) -> Source | None:
-    """The source of `method`; None where there is none that compiles to just what runs."""
+    """The source of `method`; None if none compiles to exactly the code that runs."""
     file = method.__code__.co_filename
     lines = linecache.getlines(file, method.__globals__)
     for kept in (_around(lines, method.__code__.co_firstlineno - 1), lines):
@@ -56,7 +57,7 @@ def source_of(method: FunctionType) -> Source | None:
 
 
 def _around(lines: Sequence[str], at: int) -> list[str]:
-    """`lines`, empty but for imports and the outermost statement that has line `at`."""
+    """`lines`, all empty except imports and the top-level statement that contains line `at`."""
     begins = [i for i, line in enumerate(lines) if _begins(line)]
     out = ["\n"] * len(lines)
     for first, last in pairwise([*begins, len(lines)]):
@@ -66,7 +67,7 @@ def _around(lines: Sequence[str], at: int) -> list[str]:
 
 
 def _begins(line: str) -> bool:
-    """Whether a line looks as if a statement of the file itself begins there."""
+    """Whether a top-level statement seems to begin at this line."""
     return not (line[:1].isspace() or line.startswith(("#", ")", "]", "}")))
 
 
@@ -79,7 +80,7 @@ def _parsed(file: str, text: str) -> ast.Module | None:
 
 
 def _definition(tree: ast.Module | None, method: FunctionType) -> ast.FunctionDef | None:
-    """Where a tree defines `method`."""
+    """The definition of `method` in a tree, found by name and line."""
     line = method.__code__.co_firstlineno
     for node in ast.walk(tree) if tree is not None else ():
         if not isinstance(node, ast.FunctionDef) or node.name != method.__name__:

@@ -1,1 +1,1 @@
-"""Training loops of others around a split model: each file needs another package."""
+"""Adapts training loops of other packages to split models; each file needs another package."""

@@ -1,4 +1,4 @@
-"""accelerate around a split model: ranks that share the model are one process to it."""
+"""`SplitAccelerator`: accelerate for a split model. Ranks that share it count as one process."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from shardwright.runtime.state.gather import full_tensors
 class SplitAccelerator(Accelerator):
     """accelerate's `Accelerator` for a split model.
 
-    `num_processes` and `process_index` count copies of the model, so that the ranks of one copy get
-    the same batches, and what is gathered or summed counts each copy once. The model itself is left
-    as it is: it is split, and averages its gradients over its copies or is in FSDP2.
+    `num_processes` and `process_index` count copies of the model. The ranks of one copy get the
+    same batches, and gathering and reducing count each copy once. The model is not wrapped: it
+    already averages its gradients over its copies, or is in FSDP2.
 
     Args:
-        model: The split model, or what it is in.
-        **options: As `Accelerator` takes them; no `parallelism_config`, which is for its own.
+        model: The split model, or a module that contains it.
+        **options: Options of `Accelerator`, except `parallelism_config`.
 
     Raises:
         UsageError: no plan was applied to `model`.
     """
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
-        _mesh(model)  # what is refused leaves nothing of accelerate's, whose state is for all
+        _mesh(model)  # refuse before accelerate sets its global state
         super().__init__(**options)
         self.count_copies(model)
 
     def count_copies(self, model: nn.Module) -> None:
-        """Take the ranks that share `model` for one process from now on; all ranks call it.
+        """From now on, count the ranks that share `model` as one process; all ranks call this.
 
         Raises:
             UsageError: no plan was applied to `model`, or its ranks pass their own rows.
@@ -56,22 +56,22 @@ class SplitAccelerator(Accelerator):
 
     @property
     def num_processes(self) -> int:  # type: ignore[override]
-        """Copies of the model."""
+        """The number of copies of the model."""
         return len(self._firsts) if hasattr(self, "_firsts") else super().num_processes
 
     @property
     def process_index(self) -> int:  # type: ignore[override]
-        """Which copy this rank has a part of."""
+        """The index of the copy that this rank belongs to."""
         return self._copy if hasattr(self, "_copy") else super().process_index
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """`model` with autocast and compilation as they were asked for, and nothing around it."""
+        """Prepare `model` with autocast and compilation as requested, without any wrapper."""
         return super().prepare_model(model, device_placement=False, evaluation_mode=True)
 
     def gather(self, tensor: Any) -> Any:
-        """The values of all copies, one after the other, from one rank of each."""
+        """Gather the values of all copies in order, from one rank of each."""
         return recursively_apply(self._once_a_copy, super().gather(tensor))
 
     def _once_a_copy(self, gathered: Tensor) -> Tensor:
@@ -79,32 +79,32 @@ class SplitAccelerator(Accelerator):
         return gathered.unflatten(0, (ranks, -1))[self._firsts].flatten(0, 1)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As `gather`, without the samples that were added to make the last batch full.
+        """As `gather`, without samples that were added to fill the last batch.
 
         Raises:
-            UsageError: objects that are no tensors would be gathered.
+            UsageError: there are objects other than tensors.
         """
         if use_gather_object or not _all_tensors(input_data):
             raise UsageError("gather_for_metrics of a split model: gather tensors, not objects")
         return super().gather_for_metrics(input_data)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The sum or mean over all copies."""
+        """Compute the sum or mean over all copies."""
         out = super().reduce(tensor, reduction, scale)
         ranks = super().num_processes // self.num_processes
         return recursively_apply(lambda x: x / ranks, out) if reduction == "sum" else out
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
-        """Parameters and buffers, whole on every rank; all ranks call it."""
+        """Parameters and buffers, full on every rank; all ranks call this."""
         inner: Any = self.unwrap_model(model) if unwrap else model
         return full_tensors(inner, inner.state_dict())
 
 
 def _mesh(model: nn.Module) -> Mesh:
-    """The ranks that share `model`.
+    """The mesh of a split `model`.
 
     Raises:
-        UsageError: as `SplitAccelerator.count_copies`.
+        UsageError: as in `SplitAccelerator.count_copies`.
     """
     mesh = mesh_of(model)
     if mesh is None:
@@ -136,7 +136,7 @@ REFUSED = {
     "save_model": "write it with shardwright.save(model, directory)",
     "split_between_processes": "give all ranks of a copy the same inputs",
 }
-"""Methods that do not ask which copy a rank belongs to, and what to do instead."""
+"""Methods that do not know which copy a rank belongs to, and what to do instead."""
 
 for _name, _instead in REFUSED.items():
     setattr(SplitAccelerator, _name, _refused(_name, _instead))

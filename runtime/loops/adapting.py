@@ -1,4 +1,4 @@
-"""peft around a split model: adapters written whole."""
+"""Saves peft adapters of a split model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from shardwright.runtime.state.gather import full_tensors
 
 
 def is_adapted(model: Any) -> bool:
-    """Whether it is peft's wrapper around a model, which writes adapters alone."""
+    """Whether `model` is peft's wrapper around a model, which saves only adapters."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def save_adapters(model: Any, directory: str | Path) -> None:
-    """Write what peft's own `save_pretrained` writes of the unsplit model; all ranks call it.
+    """Write the same as peft's `save_pretrained` for the unsplit model; all ranks call this.
 
     Raises:
         CheckpointError: the directory cannot be written.

@@ -1,4 +1,4 @@
-"""transformers' Trainer around a split model."""
+"""`SplitTrainer`: transformers' Trainer for a split model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from shardwright.runtime.state.whole_optimizer import (
 
 
 class SplitTrainer(Trainer):
-    """transformers' `Trainer` for a split model, used as that is.
+    """transformers' `Trainer` for a split model, with the same interface.
 
-    The ranks that share the model get the same batches, copies of it others. Checkpoints hold the
-    whole model and the whole state of the optimizer: a run goes on from them with any other plan,
-    and so does an unsplit `Trainer`.
+    The ranks that share the model get the same batches; each copy of the model gets its own.
+    Checkpoints have the full model and the full optimizer state, so a run can resume with any other
+    plan, or with an unsplit `Trainer`.
 
     Args:
-        model: A model that a plan was applied to.
-        *args: As `Trainer` takes them.
-        **kwargs: As `Trainer` takes them.
+        model: A model to which a plan was applied.
+        *args: As for `Trainer`.
+        **kwargs: As for `Trainer`.
 
     Raises:
         UsageError: no plan was applied to `model`.
@@ -38,23 +38,23 @@ class SplitTrainer(Trainer):
         if mesh is None:
             raise UsageError(f"this {type(model).__name__} is not split: use transformers' Trainer")
         super().__init__(model, *args, **kwargs)
-        # To Trainer: nothing is to be put around the model, and all ranks take part in saving it.
+        # With this, Trainer does not wrap the model, and all ranks take part in saving it.
         self.is_distributed_loading_by_transformers = True
 
     def create_accelerator_and_postprocess(self) -> None:
-        """accelerate, which counts copies of the model."""
+        """Create an accelerator that counts copies of the model."""
         super().create_accelerator_and_postprocess()
         accelerator: Any = self.accelerator
         accelerator.__class__ = SplitAccelerator
         accelerator.count_copies(self.model)
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Sequences of one step: each copy has its own, whatever ranks share it."""
+        """The number of sequences in one step: each copy of the model has its own."""
         ranks = args.world_size // self.accelerator.num_processes
         return super().get_total_train_batch_size(args) // ranks
 
     def _defer_fsdp_gradient_reduction(self) -> Any:
-        return nullcontext()  # gradients of each backward pass are averaged: no copy may lag behind
+        return nullcontext()  # each backward pass averages gradients, so no copy may skip it
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         state = full_optimizer_state(self._own_optimizer())
@@ -66,11 +66,11 @@ class SplitTrainer(Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _own_optimizer(self) -> Any:
-        return getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's is around it
+        return getattr(self.optimizer, "optimizer", self.optimizer)  # without accelerate's wrapper
 
     @contextmanager
     def _in_its_place(self, state: dict[str, Any]) -> Iterator[None]:
-        """Within, `self.optimizer` gives `state`, and takes whole ones."""
+        """Inside, `self.optimizer` returns `state` as its state dict, and loads full state."""
         around: Any = self.optimizer
         self.optimizer: Any = _Whole(self._own_optimizer(), state)
         try:
@@ -80,7 +80,7 @@ class SplitTrainer(Trainer):
 
 
 class _Whole:
-    """What Trainer asks of an optimizer that it saves or loads."""
+    """Stands for an optimizer while Trainer saves or loads it: its state is full."""
 
     def __init__(self, optimizer: Any, state: dict[str, Any]) -> None:
         self.optimizer, self.state = optimizer, state

@@ -1,1 +1,1 @@
-"""The whole of what ranks have in parts: tensors, pickles, optimizers."""
+"""Full tensors and optimizer state from local ones, and back; pickles of split models."""

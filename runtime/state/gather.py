@@ -1,4 +1,4 @@
-"""Whole tensors from a split model's local ones: parameters, gradients, optimizer state."""
+"""Gathers full tensors from a split model's local ones, and shards them again."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from shardwright.runtime.tensors.parameters import cut, laid_out_as, local_of
 
 
 def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole tensors, on every rank, by the name of the parameter that they belong to.
+    """Gather full tensors on every rank, by the name of the parameter that they belong to.
 
-    All ranks must call it with the same names. Scalars, such as Adam's `step`, pass through.
+    All ranks must call this with the same names. Scalars, such as Adam's `step`, pass through.
 
     Args:
-        model: a model that a plan was applied to.
-        tensors: parameter or buffer name -> a tensor of that parameter's layout: a DTensor, as
-            parameters, their gradients and what optimizers keep of them are, or a local tensor.
+        model: A model to which a plan was applied.
+        tensors: Parameter or buffer name -> a tensor with that parameter's placements: a DTensor,
+            as parameters, their gradients and optimizer states are, or a local tensor.
 
     Example:
         full_tensors(model, {n: p.grad for n, p in model.named_parameters()})
 
     Raises:
-        PlanError: a name is not the model's, or a shape is not that of the rank's part.
+        PlanError: the model has no such name, or a shape is neither the full one (of a DTensor)
+            nor the local one.
     """
     mesh, placed = mesh_of(model), placements(model)
     local: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
@@ -56,19 +57,19 @@ def full_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]
 
 
 def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole tensors as this rank keeps them: the inverse of `full_tensors`.
+    """Shard full tensors as this rank stores them: the inverse of `full_tensors`.
 
-    Nothing is sent. Scalars pass through.
+    There is no communication. Scalars pass through.
 
     Args:
-        model: a model that a plan was applied to.
-        tensors: parameter or buffer name -> a whole tensor of that parameter's shape.
+        model: A model to which a plan was applied.
+        tensors: Parameter or buffer name -> a full tensor of that parameter's shape.
 
     Returns:
-        Under each name a DTensor, or a local tensor where the parameter is one.
+        For each name a DTensor, or a local tensor if the parameter is one.
 
     Raises:
-        PlanError: a name is not the model's, or a shape is not that of the whole parameter.
+        PlanError: the model has no such name, or a shape is not that of the full parameter.
     """
     mesh, placed = mesh_of(model), placements(model)
     held: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
@@ -95,9 +96,9 @@ def split_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any
 
 
 def _as_held(value: Tensor, held: Tensor) -> Tensor:
-    """`value` laid out as the parameter that it belongs to.
+    """`value` with the placements of the parameter that it belongs to.
 
-    A gradient that a hook changed may not be, say one of which the mean was taken.
+    They may differ for a gradient that a hook changed.
     """
     if not (isinstance(value, DTensor) and isinstance(held, DTensor)) or _is_scalar(value):
         return value

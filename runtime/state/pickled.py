@@ -1,8 +1,8 @@
-"""A split model as bytes, by pickle or `torch.save`: each rank's own part.
+"""Pickles split models (also for `torch.save`): each rank writes its own shards.
 
-What is written is the model as it was before it was split, on meta, its plan, and what this rank
-holds. To read that is to split it again, over the mesh that it was split over where that is still
-there, else over one of all ranks, and to put in what the rank held.
+A pickle has the unsplit model on meta, its plan, and this rank's local tensors. Reading it splits
+the model again and puts in the local tensors. The mesh is the former one if this process still has
+it, otherwise a new one of all ranks.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from shardwright.runtime.communication.replicas import average_gradients
 from shardwright.runtime.modules.parameters import distribute
 
 TIMEOUT = 600.0
-"""Seconds that ranks wait for each other where a mesh is made."""
+"""Seconds that ranks wait for each other when a mesh is made."""
 
 _names: WeakKeyDictionary[Mesh, str] = WeakKeyDictionary()
-"""The meshes of this process that models were written with, under names that no other one has."""
+"""The meshes of models that this process has written, with unique names."""
 
 
 class Place(NamedTuple):
-    """Where a model was written: the name of its mesh, the rank of all, and that in the mesh."""
+    """Where a model was written: the name of its mesh, the global rank, and its coordinates."""
 
     mesh: str
     rank: int
@@ -52,9 +52,9 @@ class Recipe:
 
     Attributes:
         plan: Its plan.
-        classes: Those of its modules before, by name.
-        split: What splits such a model in place, by its plan over a mesh; gives a mesh that has
-            groups for sub-axes, too.
+        classes: The original classes of its modules, by name.
+        split: Splits an unsplit model in place, given its plan and a mesh; returns a mesh that also
+            has groups for sub-axes.
     """
 
     plan: Plan
@@ -62,10 +62,10 @@ class Recipe:
     split: Callable[[Any, Plan, Mesh], Mesh]
 
     def reduced(self, model: Any) -> tuple[Any, ...]:
-        """What `__reduce__` is to give for a split `model`.
+        """The result of `__reduce__` for a split `model`.
 
         Raises:
-            UsageError: it is not as it was split.
+            UsageError: the model was changed after it was split, or has hooks.
         """
         _check(model)
         mesh: Mesh = model._shardwright_mesh
@@ -79,10 +79,10 @@ class Recipe:
 
 
 def _check(model: Any) -> None:
-    """Look whether a model is what its plan makes of it.
+    """Check that a model has not changed since it was split, and has no hooks.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it has.
     """
     shared = model._shardwright.model
     before = None if shared.changes is None else shared.changes.classes
@@ -100,7 +100,7 @@ def _check(model: Any) -> None:
 
 
 def _parts(model: Any) -> dict[str, Tensor]:
-    """What this rank holds of parameters and split buffers, by name, and no more than that."""
+    """The local tensors of parameters and sharded buffers, by name, without unused memory."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     placed = placements(model)
     return {
@@ -115,7 +115,7 @@ def _alone(x: Tensor) -> Tensor:
 
 
 def _unsplit(model: Any, recipe: Recipe) -> nn.Module:
-    """The model as it was before it was split, on meta but for buffers that all ranks have."""
+    """The unsplit model: on meta, except tensors that are full on all ranks."""
     modules, placed = dict(model.named_modules()), placements(model)
     memo: dict[int, Any] = {id(m): object.__new__(recipe.classes[n]) for n, m in modules.items()}
     for name, x in (*model.named_parameters(), *model.named_buffers()):
@@ -139,10 +139,10 @@ def _unsplit(model: Any, recipe: Recipe) -> nn.Module:
 def _read(
     split: Any, model: nn.Module, plan_json: str, parts: dict[str, Tensor], place: Place
 ) -> nn.Module:
-    """The split model of which this was written.
+    """Rebuild a split model from a pickle.
 
     Raises:
-        UsageError: by another rank.
+        UsageError: another rank wrote it.
     """
     plan = Plan.from_json(plan_json)
     mesh = next((m for m, name in _names.items() if name == place.mesh and _is_there(m)), None)
@@ -162,7 +162,7 @@ def _read(
 
 
 def _is_there(mesh: Mesh) -> bool:
-    """Whether its process groups are still there."""
+    """Whether the process groups of `mesh` still exist."""
     groups = [group.pg for group in mesh.groups.values() if group.pg is not None]
     try:
         return all(dist.get_process_group_ranks(pg) for pg in groups)
@@ -171,7 +171,7 @@ def _is_there(mesh: Mesh) -> bool:
 
 
 def _put(model: nn.Module, parts: dict[str, Tensor]) -> None:
-    """Put `parts` in the place of tensors on meta, those that are tied in each of their places."""
+    """Replace meta tensors by local ones; tied tensors are replaced at each place."""
     new: dict[int, Tensor] = {}
     for name, old in (*model.named_parameters(), *model.named_buffers()):
         if name in parts:

@@ -1,4 +1,4 @@
-"""What an optimizer of a split model keeps, whole: to save it for any other layout, or to go on."""
+"""Full optimizer state of a split model, to save it or to load it with any other placements."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from shardwright.runtime.tensors.parameters import cut
 
 
 def full_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """`optimizer.state_dict()` with whole tensors, on every rank, as the unsplit model has it.
+    """`optimizer.state_dict()` with full tensors on every rank, as for the unsplit model.
 
-    All ranks that share the parameters must call it.
+    All ranks that share the parameters must call this.
     """
     return tree_map_only(DTensor, lambda x: x.full_tensor(), optimizer.state_dict())
 
 
 def load_full_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Go on from what `full_optimizer_state` gave, or an unsplit optimizer had.
+    """Load the state from `full_optimizer_state` or from an unsplit optimizer.
 
     Args:
-        optimizer: Of a model that may be split otherwise than that of `state`, or not at all.
-        state: Whole tensors; each rank keeps its part of them.
+        optimizer: The optimizer of a model, which may have other placements than that of `state`,
+            or be unsplit.
+        state: The state dict with full tensors; each rank keeps its shards.
 
     Raises:
-        UsageError: there is a tensor that is neither a number nor of the shape of its parameter.
+        UsageError: a tensor is neither a scalar nor of the shape of its parameter.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     indices = [i for group in state["param_groups"] for i in group["params"]]
     state = {**state, "state": {i: dict(kept) for i, kept in state["state"].items()}}
-    for i, parameter in zip(indices, parameters, strict=False):  # load_state_dict counts
+    for i, parameter in zip(indices, parameters, strict=False):  # load_state_dict checks the number
         for name, value in state["state"].get(i, {}).items():
             if isinstance(value, Tensor) and value.dim() > 0 and isinstance(parameter, DTensor):
                 state["state"][i][name] = _part(value, parameter, name)
