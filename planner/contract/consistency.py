@@ -1,7 +1,7 @@
-"""What must be true of any plan, whatever its model: its keys agree with each other.
+"""Checks that hold for any plan, whatever its model: the parts of a plan agree with each other.
 
-A plan that fails here never reaches torch. Whether a plan is right needs its model, too
-(`planner/prove/`).
+A plan that fails here never reaches torch. Whether a plan is right for its model is checked in
+`planner/prove/`.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from shardwright.planner.contract.plan_file import ModulePlan, Plan, Redistribution
 
 MOST_ITEMS = 1 << 20
-"""Items of a drawing, counted as often as they run in the model."""
+"""Most items of a drawing, counted as often as they run in the model."""
 
 ATTRIBUTE = re.compile(r"[A-Za-z]\w*|_[A-Za-z0-9]\w*|\d+", re.ASCII)
-"""A name in the path to an attribute: no special name of Python (`__class__`)."""
+"""A name in the path to an attribute; Python's special names (`__class__`) do not match."""
 
 CALL = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.\d{1,5}", re.ASCII)
-"""A call in a module's code: the method, the name that is called, and its number."""
+"""A call in a module's code: the method, the name that is called, and a number."""
 
 INPUT = re.compile(r"(\*\d{1,4}|[A-Za-z_]\w*)(\.\w+)*", re.ASCII)
 OUTPUT = re.compile(r"(\w+(\.\w+)*)?", re.ASCII)
-"""Slots of inputs and of outputs of a module."""
+"""Slots of a module's inputs and outputs."""
 
 
 def check(plan: Plan) -> None:
     """Check that a plan does not contradict itself.
 
     Raises:
-        PlanError: it does; says where.
+        PlanError: it contradicts itself; the message says where.
     """
     for name, size in plan.mesh.items():
         fault = fault_of_dim(name, size)
@@ -107,7 +107,7 @@ def _check_figures(plan: Plan) -> None:
 
 
 def _check_drawing(plan: Plan, coords: Coords) -> None:
-    """Items read earlier items, blocks contain later blocks, and the total is bounded."""
+    """Check that items read earlier items, blocks contain later ones, and the total is bounded."""
     sizes = [0] * len(plan.drawing)
     for n, block in reversed([*enumerate(plan.drawing)]):
         where = f"drawing.{n}"
@@ -128,14 +128,14 @@ def _check_drawing(plan: Plan, coords: Coords) -> None:
 
 
 def _below(key: str, end: int) -> bool:
-    """Whether a key is a number below `end`."""
+    """Return whether a key is a number below `end`."""
     return key.isascii() and key.isdigit() and len(key) < 10 and int(key) < end
 
 
 def _tests(
     plan: Plan, name: str, module: ModulePlan, coords: Coords
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The checks of a module's entry, each with its place in the entry."""
+    """Yield the checks of a module's entry, each with its place in the entry."""
     if module.layer == UNCHANGED:
         yield "layer", lambda: _need(not module.changes, f"an {UNCHANGED} module changes nothing")
     for key, entry in module.parameters.items():
@@ -196,7 +196,7 @@ def _check_change(change: Redistribution, entering: bool, coords: Coords) -> Non
 
 
 def _check_from_replicated(placement: str, coords: Coords) -> None:
-    """Transitions lead from the replicated tensor to this placement, and back."""
+    """Check that transitions lead from the replicated tensor to this placement, and back."""
     placed = _placement(placement, coords)
     steps(placed.replicated(), placed, coords)
     steps(placed, placed.replicated(), coords)
@@ -230,7 +230,7 @@ def _check_sizes(call: str, dims: str, coords: Coords) -> None:
 
 
 def _placement(text: str, coords: Coords) -> Placement:
-    """The placement that `text` writes down, if it is possible on this mesh.
+    """Parse `text` to a placement, and check that it is possible on this mesh.
 
     Raises:
         PlanError: it is not in the notation, or not possible.
@@ -252,7 +252,7 @@ def _placement(text: str, coords: Coords) -> Placement:
 
 
 def _split(dim: Dim, coords: Coords, text: str) -> set[str]:
-    """The sub-axes that split parts of a dim: in a product one factor each."""
+    """Return the sub-axes that split parts of a dim; in a product, each may split one factor."""
     if isinstance(dim, Atom):
         return sub_axes_of(dim.mesh, coords) if dim.mesh else set()
     out: set[str] = set()

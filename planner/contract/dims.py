@@ -1,4 +1,4 @@
-"""One dimension of a tensor as a small tree: atoms, products of dims, concatenations of dims.
+"""A tensor dimension as a small tree: atoms, products of dims, concatenations of dims.
 
 An atom of size n over p ranks is sharded as evenly as whole numbers allow: the first n mod p ranks
 hold one more than the others.
@@ -16,11 +16,11 @@ from shardwright.planner.contract.mesh import Coords
 Range = tuple[int, int]
 """Half-open range of indices."""
 MOST_PIECES = 1 << 20
-"""Ranges of one dim on one rank: no real tensor is split finer."""
+"""Most ranges of one dim on one rank: no real tensor is split finer."""
 
 
 def shard_range(size: int, rank: int, ranks: int) -> Range:
-    """The indices of `range(size)` that `rank` of `ranks` holds."""
+    """Return the indices of `range(size)` that `rank` of `ranks` holds."""
     share, more = divmod(size, ranks)
     start = rank * share + min(rank, more)
     return start, start + share + (rank < more)
@@ -28,7 +28,7 @@ def shard_range(size: int, rank: int, ranks: int) -> Range:
 
 @dataclass(frozen=True)
 class Atom:
-    """One axis; `size` None is known only at run time; `mesh` names the mesh dim that splits it."""
+    """One axis. `size` is None if known only at run time; `mesh` is the mesh dim that splits it."""
 
     size: int | None
     mesh: str | None = None
@@ -41,7 +41,7 @@ class Atom:
 
 @dataclass(frozen=True)
 class Product:
-    """Factors, major to minor."""
+    """Factors, from major to minor."""
 
     factors: tuple[Dim, ...]
 
@@ -51,7 +51,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Concat:
-    """Terms, one after the other."""
+    """Concatenated terms."""
 
     terms: tuple[Dim, ...]
 
@@ -63,12 +63,12 @@ Dim = Atom | Product | Concat
 
 
 def parts_of(dim: Product | Concat) -> tuple[Dim, ...]:
-    """The factors of a product, or the terms of a concatenation."""
+    """Return the factors of a product, or the terms of a concatenation."""
     return dim.factors if isinstance(dim, Product) else dim.terms
 
 
 def atoms(dim: Dim) -> Iterator[Atom]:
-    """The atoms of `dim`, left to right."""
+    """Yield the atoms of `dim` from left to right."""
     if isinstance(dim, Atom):
         yield dim
     else:
@@ -77,19 +77,19 @@ def atoms(dim: Dim) -> Iterator[Atom]:
 
 
 def with_atoms(dim: Dim, change: Callable[[Atom], Atom]) -> Dim:
-    """`dim` with each atom replaced by what `change` makes of it."""
+    """Return `dim` with `change` applied to each atom."""
     if isinstance(dim, Atom):
         return change(dim)
     return type(dim)(tuple(with_atoms(part, change) for part in parts_of(dim)))
 
 
 def is_split(dim: Dim) -> bool:
-    """Whether some part of `dim` is split over ranks."""
+    """Return whether some part of `dim` is split over ranks."""
     return any(atom.mesh for atom in atoms(dim))
 
 
 def dim_size(dim: Dim, coords: Coords | None = None) -> int | None:
-    """Size of `dim`, with `coords` that of this rank's part; None where it holds a `?`."""
+    """Return the size of `dim`, or of this rank's part with `coords`; None if it contains a `?`."""
     if isinstance(dim, Atom):
         if dim.size is None or dim.mesh is None or coords is None:
             return dim.size
@@ -102,7 +102,7 @@ def dim_size(dim: Dim, coords: Coords | None = None) -> int | None:
 
 
 def resolve(dim: Dim, size: int, coords: Coords | None = None) -> Dim:
-    """`dim` with its `?` replaced, given the actual `size` of the dimension.
+    """Return `dim` with its `?` replaced, given the actual `size` of the dimension.
 
     `size` is the unsharded size, or with `coords` the size of this rank's shard.
 
@@ -117,7 +117,7 @@ def resolve(dim: Dim, size: int, coords: Coords | None = None) -> Dim:
         return dim
     if isinstance(dim, Atom):
         if dim.mesh and coords is not None:
-            size *= coords[dim.mesh][1]  # what the other ranks hold is not known: taken as even
+            size *= coords[dim.mesh][1]  # other ranks' sizes are unknown: assume an even split
         return Atom(size, dim.mesh)
     if isinstance(dim, Concat):
         rest = size - sum(dim_size(t, coords) or 0 for t in dim.terms)
@@ -135,12 +135,12 @@ def resolve(dim: Dim, size: int, coords: Coords | None = None) -> Dim:
 
 
 def unsplit(dim: Dim) -> Dim:
-    """The same dim, replicated: no axis of it is sharded."""
+    """Return the replicated dim: the same axes, none of them sharded."""
     return with_atoms(dim, lambda atom: Atom(atom.size))
 
 
 def simplify(dim: Dim) -> Dim:
-    """An equal dim: neighbouring unsplit parts are joined, nested ones and factors of 1 dropped."""
+    """Return an equal dim with neighbouring unsplit parts joined, without nesting and 1 factors."""
     if isinstance(dim, Atom):
         return dim
     kind = type(dim)
@@ -160,7 +160,7 @@ def simplify(dim: Dim) -> Dim:
 
 
 def only(dim: Dim, mesh: str, coords: Coords, active: Collection[str]) -> Dim:
-    """`dim` as this rank holds it, but not yet split over `mesh`: only `active` dims split it."""
+    """Return `dim` local to this rank over the `active` mesh dims, not yet split over `mesh`."""
 
     def local(atom: Atom) -> Atom:
         if atom.mesh in (None, mesh):
@@ -171,7 +171,7 @@ def only(dim: Dim, mesh: str, coords: Coords, active: Collection[str]) -> Dim:
 
 
 def covered(dim: Dim, mesh: str) -> bool:
-    """Whether each index of `dim` is held by one rank of `mesh` only."""
+    """Return whether each index of `dim` is held by only one rank of `mesh`."""
     if isinstance(dim, Product):
         return any(covered(f, mesh) for f in dim.factors)
     if isinstance(dim, Concat):
@@ -180,7 +180,7 @@ def covered(dim: Dim, mesh: str) -> bool:
 
 
 def pieces(dim: Dim) -> int:
-    """At most how many ranges of `dim` a rank holds."""
+    """Return an upper bound on the number of ranges of `dim` that a rank holds."""
     if isinstance(dim, Atom):
         return 1
     if isinstance(dim, Concat):
@@ -194,7 +194,7 @@ def pieces(dim: Dim) -> int:
 
 
 def local_ranges(dim: Dim, coords: Coords) -> list[Range]:
-    """The indices of `dim` that a rank holds, as merged ranges in the order it holds them."""
+    """Return the indices of `dim` that a rank holds, as merged ranges in the rank's order."""
 
     def held(atom: Atom, size: int) -> list[Range]:
         return [shard_range(size, *coords[atom.mesh]) if atom.mesh else (0, size)]
@@ -203,12 +203,12 @@ def local_ranges(dim: Dim, coords: Coords) -> list[Range]:
 
 
 def uncovered_ranges(dim: Dim, mesh: str) -> list[Range]:
-    """The indices of `dim` that every rank of mesh dim `mesh` holds."""
+    """Return the indices of `dim` that every rank of mesh dim `mesh` holds."""
     return _ranges(dim, lambda atom, size: [] if atom.mesh == mesh else [(0, size)])
 
 
 def _ranges(dim: Dim, of_atom: Callable[[Atom, int], list[Range]]) -> list[Range]:
-    """Merged ranges of indices of `dim`, given those of its atoms."""
+    """Return merged ranges of indices of `dim`, given the ranges of its atoms."""
     size = dim_size(dim)
     assert size is not None, f"resolve() the run-time size of '{dim}' first"
     if isinstance(dim, Atom):
@@ -233,7 +233,7 @@ def _ranges(dim: Dim, of_atom: Callable[[Atom, int], list[Range]]) -> list[Range
 
 
 def merged(ranges: list[Range]) -> list[Range]:
-    """Ranges in the same order, without empty ones, adjacent ones as one."""
+    """Drop empty ranges and join adjacent ones, keeping the order."""
     out: list[Range] = []
     for a, b in ranges:
         if a == b:

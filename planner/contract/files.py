@@ -1,4 +1,4 @@
-"""Files: JSON read within limits of size and depth, and files written all or not at all."""
+"""Reads JSON within limits of size and depth, and writes files atomically."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 DEEPEST = 64
-"""Levels of nested lists and objects."""
+"""Most levels of nested lists and objects."""
 LONGEST_INTEGER = 100
-"""Digits of a number."""
+"""Most digits of a number."""
 LONGEST_NAME = 1000
-"""Characters of a key."""
+"""Most characters of a key."""
 MOST = 1 << 28
-"""Bytes of a file: many times what the header of 100,000 tensors takes."""
+"""Most bytes of a file: many times what the header of 100,000 tensors takes."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `content` to a temporary file beside `path`, then rename it into place.
+    """Write `content` to a temporary file next to `path`, then rename it into place.
 
-    A link stays a link, and what is no regular file (/dev/stdout) is written to directly.
+    A link stays a link. A path that is not a regular file (/dev/stdout) is written to directly.
 
     Raises:
-        OSError: it cannot be written; a file that was there is unchanged.
+        OSError: it cannot be written; an existing file is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     path = Path(os.path.realpath(path))
@@ -44,10 +44,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def read_json(path: Path, most: int = MOST) -> Any:
-    """The content of the JSON file at `path`.
+    """Return the content of the JSON file at `path`.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         ValueError: it is not JSON, or exceeds a limit; the message is one line.
     """
     with path.open("rb") as stream:
@@ -58,12 +58,12 @@ def read_json(path: Path, most: int = MOST) -> Any:
 
 
 def parse_json(content: str | bytes, plain: bool = False, unique: bool = False) -> Any:
-    """The value of JSON text.
+    """Parse JSON text.
 
     Args:
         content: The text.
-        plain: Whether to refuse NaN and Infinity, which configs have, and unprintable text.
-        unique: Whether to refuse an object that has a key twice.
+        plain: Whether to refuse unprintable text, and NaN and Infinity, which configs contain.
+        unique: Whether to refuse an object with a repeated key.
 
     Raises:
         ValueError: it is not JSON, or exceeds a limit; the message is one line.
@@ -102,7 +102,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check(value: Any, plain: bool) -> None:
-    """Refuse values that are nested too deep, long names, and text that is no Unicode."""
+    """Refuse values that are nested too deep, long names, and text that is not valid Unicode."""
     level = [value]
     for _ in range(DEEPEST + 1):
         below: list[Any] = []

@@ -1,6 +1,6 @@
-"""The mesh that a plan is for: `tp` splits weights, `cp` sequences, other dims share the batch.
+"""The mesh of a plan: `tp` splits weights, `cp` splits sequences, other dims share the batch.
 
-A mesh dim may be a product of sub-axes, `tp.0` the major one; `tp` means all of them together.
+A mesh dim may be a product of sub-axes, `tp.0` being the major one; `tp` means all of them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ TP = "tp"
 CP = "cp"
 
 BATCH = ("dp", "dp_replicate", "dp_shard", "ddp", "fsdp", "data", "replica")
-"""Names of mesh dims whose ranks share the batch: each holds a copy of the model."""
+"""Names of mesh dims whose ranks share the batch; each rank along them holds a model copy."""
 
 MOST_RANKS = 1 << 16
-"""Ranks of a mesh: there are no more devices on one network that a model is split over."""
+"""Most ranks of a mesh: no network has more devices that one model is split over."""
 MOST_SUB_AXES = 6
-"""Of one mesh dim: each set of them has a name, and maybe a process group."""
+"""Most sub-axes of a mesh dim: each set of them has a name, and maybe a process group."""
 
 Coords = Mapping[str, tuple[int, int]]
-"""Where a rank stands: mesh dim name -> (index on it, its size)."""
+"""A rank's coordinates: mesh dim name -> (index, size)."""
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """`dp=2,tp=4` as a mesh.
+    """Parse a mesh such as `dp=2,tp=4`.
 
     Raises:
-        UsageError: it is not written so, or names a dim twice.
+        UsageError: the text has another form, or names a dim twice.
     """
     out: dict[str, int] = {}
     for part in text.split(","):
@@ -45,11 +45,11 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def read_mesh(tp: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
-    """The mesh that is asked for by a number of ranks, or by dims; one of these must be given.
+    """Return the mesh given by a number of ranks or by dims; exactly one of them must be given.
 
     Raises:
-        UsageError: both are given or none; a dim is missing, has another name than those that mean
-            something, or has no rank.
+        UsageError: both or none are given, `tp` is missing, or a dim has an unknown name or fewer
+            than one rank.
     """
     if (tp is None) == (mesh is None):
         raise UsageError("give either tp, the ranks to split over, or mesh, like dp=2,tp=4")
@@ -67,11 +67,11 @@ def read_mesh(tp: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
             f"mesh dim '{name}' means nothing here: 'tp' splits weights, 'cp' sequences, and "
             f"copies of the model share the batch over {', '.join(BATCH)}"
         )
-    return dict(sorted(sizes.items()))  # as a plan file has them
+    return dict(sorted(sizes.items()))  # in the order of a plan file
 
 
 def fault_of_dim(name: str, size: int) -> str | None:
-    """What is wrong with a mesh dim of that name and size; None if nothing is."""
+    """Return what is wrong with a mesh dim of that name and size; None if nothing is."""
     if size < 1:
         return f"{name} must be at least 1, not {size}"
     if size > MOST_RANKS:
@@ -82,7 +82,7 @@ def fault_of_dim(name: str, size: int) -> str | None:
 
 
 def fault_of_sub_axes(sizes: Sequence[int], ranks: int) -> str | None:
-    """What is wrong with sub-axes of these sizes for a mesh dim of so many ranks."""
+    """Return what is wrong with these sub-axis sizes for a mesh dim of `ranks` ranks, or None."""
     if not 2 <= len(sizes) <= MOST_SUB_AXES:
         return f"{len(sizes)} sub-axes: a mesh dim has none, or 2 to {MOST_SUB_AXES}"
     if min(sizes) < 2 or prod(sizes) != ranks:
@@ -91,25 +91,25 @@ def fault_of_sub_axes(sizes: Sequence[int], ranks: int) -> str | None:
 
 
 def batch_dims(mesh: Mapping[str, int]) -> list[str]:
-    """The mesh dims whose ranks take different sequences of the batch: all but tp and cp."""
+    """Return the mesh dims whose ranks take different sequences of the batch: all but tp and cp."""
     return [name for name in mesh if name not in (TP, CP)]
 
 
 def replicas(mesh: Mapping[str, int]) -> int:
-    """Copies of the model that share the batch."""
+    """Return the number of model copies that share the batch."""
     return prod(mesh[name] for name in batch_dims(mesh))
 
 
 def sub_name(mesh: str, numbers: Iterable[int | str]) -> str:
-    """The name of some sub-axes of mesh dim `mesh`: `tp.0`, or `tp.01` for two of three."""
+    """Return the name of some sub-axes of mesh dim `mesh`: `tp.0`, or `tp.01` for two of three."""
     return f"{mesh}." + "".join(map(str, numbers))
 
 
 def with_sub_axes(coords: Coords, sub_axes: Mapping[str, Sequence[int]]) -> Coords:
-    """`coords` with those on sub-axes, alone and some together.
+    """Add to `coords` the coordinates on sub-axes and on combinations of them.
 
     Args:
-        coords: Where a rank stands on each mesh dim.
+        coords: A rank's coordinate on each mesh dim.
         sub_axes: Mesh dim -> the sizes of its sub-axes, major first.
     """
     out = dict(coords)
@@ -131,7 +131,7 @@ def with_sub_axes(coords: Coords, sub_axes: Mapping[str, Sequence[int]]) -> Coor
 
 
 def coords_of(mesh: Mapping[str, int], sub_axes: Mapping[str, Sequence[int]], rank: int) -> Coords:
-    """Where a rank stands on each mesh dim and sub-axis; the last mesh dim varies fastest.
+    """Return a rank's coordinates on mesh dims and sub-axes; the last mesh dim varies fastest.
 
     Args:
         mesh: Mesh dim -> its ranks.
@@ -145,12 +145,12 @@ def coords_of(mesh: Mapping[str, int], sub_axes: Mapping[str, Sequence[int]], ra
 
 
 def mesh_dim_of(name: str) -> str:
-    """The mesh dim that `name` means or is a part of: `tp` for `tp.0`."""
+    """Return the mesh dim that `name` is or belongs to: `tp` for `tp.0`."""
     return name.partition(".")[0]
 
 
 def sub_axes_of(name: str, coords: Coords) -> set[str]:
-    """The single sub-axes that `name` stands for; a mesh dim without any stands for itself."""
+    """Return the single sub-axes that `name` stands for; `{name}` if its mesh dim has none."""
     dim, _, digits = name.partition(".")
     if digits:
         return {sub_name(dim, [digit]) for digit in digits}
@@ -158,7 +158,7 @@ def sub_axes_of(name: str, coords: Coords) -> set[str]:
 
 
 def together(bits: Sequence[str], coords: Coords) -> str:
-    """The name of these single sub-axes of one mesh dim."""
+    """Return the one name for these single sub-axes of a mesh dim."""
     dim = mesh_dim_of(bits[0])
     if set(bits) == sub_axes_of(dim, coords):
         return dim

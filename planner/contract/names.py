@@ -10,37 +10,37 @@ from typing import TypeVar
 T = TypeVar("T")
 
 MASKS = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
-"""Padding masks -> the argument with the tokens that they are for."""
+"""Padding masks -> the argument with the tokens that they mask."""
 
 
 @lru_cache(maxsize=1 << 16)
 def pattern(name: str) -> str:
-    """`name` with * for each number that stands alone between dots."""
+    """Replace each number that stands alone between dots by *."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
 def slot_pattern(slot: str) -> str:
-    """`slot` with * for each number in it but the first: one element of a tuple is not another."""
+    """Replace numbers by * except in the first part: tuple elements of a slot stay distinct."""
     first, dot, rest = slot.partition(".")
     return first + dot + pattern(rest) if dot else slot
 
 
 def is_within(name: str, around: str) -> bool:
-    """Whether `name` is that of the module `around`, or of something in it."""
+    """Return whether `name` is the module `around` or something in it."""
     return f"{name}.".startswith(f"{around}.")
 
 
 def lookup(table: Mapping[str, T], name: str) -> T | None:
-    """The entry for `name`, else the one for its pattern, else None."""
+    """Return the entry for `name`, or else for its pattern, or else None."""
     return table.get(name, table.get(pattern(name)))
 
 
 def fold(entries: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
-    """`entries` with one entry for a pattern wherever all of `names` that fit it have the same.
+    """Fold `entries` into one per pattern, if all of `names` that fit the pattern have equal ones.
 
     Args:
         entries: Values by name.
-        names: Every name that there is, also those without an entry.
+        names: All names, including names without an entry.
     """
     groups: dict[str, list[str]] = {}
     for name in names:

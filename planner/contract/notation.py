@@ -36,7 +36,7 @@ LONGEST, DEEPEST, DIGITS = 100_000, 16, 18
 
 @lru_cache(maxsize=1 << 12)
 def parse(text: str) -> Placement:
-    """The placement that `text` writes down; `str` of it gives the text back.
+    """Parse `text` to a placement; `str` of the result gives the text back.
 
     Raises:
         PlanError: the text is not in the notation.
@@ -66,11 +66,11 @@ class _Parser:
 
     @property
     def next(self) -> str:
-        """The token that comes next; empty at the end."""
+        """Return the next token; empty at the end."""
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def take(self) -> str:
-        """The next token, which is consumed."""
+        """Consume the next token and return it."""
         token = self.next
         self.at += 1
         return token

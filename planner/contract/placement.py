@@ -1,4 +1,4 @@
-"""Placements: how the dims of a tensor are sharded over the mesh, and what is Partial."""
+"""Placements: how a tensor's dims are sharded over the mesh, and over what it is Partial."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwright.planner.contract.mesh import Coords
 
 @dataclass(frozen=True)
 class Placement:
-    """A layout and the mesh dims over which a sum is pending, of the value or of its gradient."""
+    """A layout, and the mesh dims over which the value or its gradient is Partial."""
 
     dims: tuple[Dim, ...]
     partial: tuple[str, ...] = ()
@@ -26,28 +26,28 @@ class Placement:
 
     @cached_property
     def meshes(self) -> frozenset[str]:
-        """Mesh dims that split some dimension."""
+        """Return the mesh dims that split some dimension."""
         return frozenset(a.mesh for d in self.dims for a in atoms(d) if a.mesh)
 
     @property
     def named(self) -> frozenset[str]:
-        """Every mesh dim and sub-axis that the placement names."""
+        """Return every mesh dim and sub-axis that the placement names."""
         return self.meshes | {*self.partial, *self.grad_partial}
 
     @cached_property
     def shape(self) -> tuple[int | None, ...]:
-        """Unsharded shape, None for sizes known only at run time."""
+        """Return the unsharded shape, with None for sizes known only at run time."""
         return tuple(dim_size(d) for d in self.dims)
 
     def local_shape(self, coords: Coords) -> tuple[int | None, ...]:
-        """Shape of the shard of the rank at `coords`."""
+        """Return the shape of the local tensor on the rank at `coords`."""
         return tuple(dim_size(d, coords) for d in self.dims)
 
     def of_any_size(self) -> Placement:
-        """The same for any size of the dims that are not split."""
+        """Return the placement with dims that are not split made of any size."""
         dims = (d if any(a.mesh for a in atoms(d)) else Atom(None) for d in self.dims)
         return Placement(tuple(dims), self.partial, self.grad_partial)
 
     def replicated(self) -> Placement:
-        """The same dims, nothing split and nothing pending."""
+        """Return the replicated placement of the same dims, with nothing Partial."""
         return Placement(tuple(unsplit(d) for d in self.dims))

@@ -1,8 +1,8 @@
-"""Arguments of calls that are no tensors, as a plan writes them: flags, names, numbers, functions.
+"""Non-tensor arguments of calls as a plan writes them: flags, names, numbers, functions.
 
-A function that a module defines goes by its name. A lambda, or a function that another function or
-a script defines (which may define it anew), goes by its code. Any other callable object goes by its
-class and the plain values in it.
+A function that a module defines is written by name. A lambda is written by its code, and so is a
+function that another function or a script defines, which may define it differently next time. Any
+other callable object is written by its class and its plain attributes.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from typing import Any
 FREE = frozenset(
     {"logits_to_keep", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
 )
-"""Flags that any call may have: they select from what is proven. Other flags may run code that no
-traced call ran. The root module handles each flag that changes what it returns."""
+"""Flags that any call may have: they select from results that are proven. Other flags may run code
+that no traced call ran. The root module handles each flag that changes what it returns."""
 
 CONTAINERS = (dict, list, tuple)
 """Types of arguments whose plain values are named by their place: `name.key` or `name.0`."""
 
 PLAIN = (bool, int, float, str, type(None))
 SET_BY_TORCH = ("training", "_is_full_backward_hook")
-"""Plain attributes that torch keeps in modules: they do not tell what the module computes."""
+"""Plain attributes that torch sets on modules, which do not affect what a module computes."""
 
 PlainValue = bool | int | float | str | None
 
 
 def is_code(value: Any) -> bool:
-    """Whether it is a function, or an object that can be called."""
+    """Return whether it is callable and not a class."""
     return callable(value) and not isinstance(value, type)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a value that a plan can name."""
+    """Return whether it is a value that a plan can name."""
     return isinstance(value, (*PLAIN, Enum))
 
 
 def is_said(value: Any) -> bool:
-    """Whether a plan can name it: a plain value, or code."""
+    """Return whether a plan can name it: a plain value, or code."""
     return is_plain(value) or is_code(value)
 
 
 def is_flag(value: Any) -> bool:
-    """Whether a plan can name it, and it is no number."""
+    """Return whether a plan can name it, and it is not a number."""
     return isinstance(value, (bool, Enum)) or (
         is_said(value) and not isinstance(value, (int, float))
     )
 
 
 def plain_within(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Values in the lists and dicts of argument `name`, each with its place; without None."""
+    """Yield the values in lists and dicts of argument `name`, with their places, without None."""
     if type(value) not in CONTAINERS:
         return
     parts = value.items() if type(value) is dict else enumerate(value)
@@ -65,27 +65,27 @@ def plain_within(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def plain_value(value: Any) -> PlainValue:
-    """A value as a plan writes it: a member of an enum, or code, by its name."""
+    """Return a value as a plan writes it; enum members and code become their names."""
     if isinstance(value, Enum):
         return str(value)
     if is_code(value):
         return code_name(value)
-    kinds = (bool, int, float, str)  # a subclass is written as its base
+    kinds = (bool, int, float, str)  # a subclass is written as its base class
     return next((kind(value) for kind in kinds if isinstance(value, kind)), None)
 
 
 def same_value(one: PlainValue, other: PlainValue) -> bool:
-    """Whether code takes both for the same: `1` is not `True`."""
+    """Return whether code treats both as the same value: `1` is not `True`."""
     return one == other and type(one) is type(other)
 
 
 def code_name(value: Any) -> str:
-    """The name of code in a plan. Code that may do something else has another name."""
+    """Return the name of code in a plan. Code that may do something else has another name."""
     return _name(value, ())
 
 
 def _name(value: Any, around: tuple[Any, ...]) -> str:
-    """The name, within the functions `around`: these may refer to themselves."""
+    """Return the name of `value` inside the functions `around`, which may refer to themselves."""
     if any(value is one for one in around):
         return "itself"
     around = (*around, value)
@@ -109,7 +109,7 @@ def _name(value: Any, around: tuple[Any, ...]) -> str:
 
 
 def _enclosed(function: FunctionType) -> Iterator[Any]:
-    """Values of a function's closure that are set."""
+    """Yield the values of a function's closure that are set."""
     for cell in function.__closure__ or ():
         with suppress(ValueError):
             yield cell.cell_contents

@@ -1,4 +1,4 @@
-"""Parts of a plan that say what was asked for and what it should cost: no placement of a module."""
+"""The parts of a plan that say what was asked for and what the plan should cost."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Memory(Part):
 
     @property
     def total(self) -> int:
-        """Their sum."""
+        """Return the sum of all parts."""
         return sum(dict(self).values())
 
 

@@ -1,6 +1,6 @@
-"""The plan file: what `shardwright plan` writes and the runtime applies. Needs no torch, no solver.
+"""The plan file, which `shardwright plan` writes and the runtime applies. Needs no torch or solver.
 
-How to read it: docs/plan-format.md. What must be true of any plan: `consistency.py`.
+docs/plan-format.md documents it, and `consistency.py` checks what must be true of any plan.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from shardwright.planner.contract.plan_figures import (
 FORMAT = "shardwright.plan"
 VERSION = 3
 LARGEST_FILE = 1 << 26
-"""Bytes of a plan that is read: those of the largest models have a hundredth of that."""
+"""Most bytes of a plan that is read; plans of the largest models have a hundredth of that."""
 
 
 class ModelIdentity(Part):
@@ -181,12 +181,12 @@ class ModulePlan(SparsePart):
 
     @property
     def boundary(self) -> list[Redistribution]:
-        """All redistributions of tensors that enter, leave, or are set as attributes."""
+        """Return all redistributions of tensors that enter, leave, or are set as attributes."""
         return [*self.inputs, *self.outputs, *self.keeps]
 
     @property
     def changes(self) -> bool:
-        """Whether the module runs otherwise than without a plan."""
+        """Return whether the module runs differently than without a plan."""
         said = (self.parameters, self.boundary, self.attention, self.attributes)
         return any((*said, self.sizes, self.draws))
 
@@ -241,11 +241,11 @@ class Replicated(Part):
 
 
 DIGEST = "digest"
-"""The key of a plan that the digest does not cover: itself."""
+"""The key of a plan that the digest does not cover: the digest."""
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """SHA-256 of a plan's content as canonical JSON: sorted keys, no spaces, ASCII alone.
+    """Return the SHA-256 of a plan's content as canonical JSON: sorted keys, no spaces, ASCII.
 
     It shows that a plan was edited, not who wrote it (see SECURITY.md).
     """
@@ -255,7 +255,7 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 
 def upgraded(data: dict[str, Any]) -> dict[str, Any]:
-    """A plan's JSON object in today's version; unchanged if its version is unknown."""
+    """Convert a plan's JSON object to the current version; unchanged if its version is unknown."""
     if type(data.get("version")) is not int:
         return data
     if data["version"] == 1:
@@ -265,7 +265,7 @@ def upgraded(data: dict[str, Any]) -> dict[str, Any]:
             words = {"whole_bytes": "unsharded_bytes"}
             data["predicted"] = {words.get(key, key): value for key, value in predicted.items()}
     if data["version"] == 2:
-        data = data | {"version": 3, "objective": {"name": "memory"}}  # there was no other
+        data = data | {"version": 3, "objective": {"name": "memory"}}  # the only one at that time
     return data
 
 
@@ -320,38 +320,38 @@ class Plan(Part):
 
     @property
     def world_size(self) -> int:
-        """Ranks of the mesh."""
+        """Return the number of ranks of the mesh."""
         return prod(self.mesh.values())
 
     def coords(self, rank: int) -> Coords:
-        """Where a rank stands on each mesh dim and sub-axis; the last mesh dim varies fastest."""
+        """Return a rank's coordinates on mesh dims and sub-axes; the last dim varies fastest."""
         return coords_of(self.mesh, self.sub_axes, rank)
 
     def module(self, name: str) -> ModulePlan | None:
-        """The entry for module `name`: its own, else that of its pattern."""
+        """Return the entry for module `name`, or else for its pattern."""
         return lookup(self.modules, name)
 
     def parameter(self, name: str) -> ParameterPlan | None:
-        """The entry for the parameter or buffer `name`; None if it is replicated."""
+        """Return the entry for the parameter or buffer `name`; None if it is replicated."""
         owner, _, key = name.rpartition(".")
         spec = self.module(owner)
         return spec.parameters.get(key) if spec else None
 
     def noted(self, text: str) -> Plan:
-        """The plan with one more note, sealed."""
+        """Return the plan with one more note, sealed."""
         note = f"{self.solver.note}; {text}" if self.solver.note else text
         solver = self.solver.model_copy(update={"note": note})
         return self.model_copy(update={"solver": solver}).sealed()
 
     def sealed(self) -> Plan:
-        """The plan with the digest of its content. Only for callers that have proven it."""
+        """Return the plan with the digest of its content. Only for callers that have proven it."""
         return self.model_copy(update={DIGEST: digest_of(self.model_dump())})
 
     def unedited(self, where: str | Path = "the plan") -> Plan:
-        """This plan, if it still has the content that its digest was made of.
+        """Return this plan if its content still matches its digest.
 
         Raises:
-            PlanError: it was edited since, or an older release wrote it without a digest.
+            PlanError: it was edited, or an older release wrote it without a digest.
         """
         if self.digest == digest_of(self.model_dump()):
             return self
@@ -362,15 +362,15 @@ class Plan(Part):
         )
 
     def to_json(self) -> str:
-        """The plan as text: sorted keys, two spaces, byte-identical for equal plans."""
+        """Return the plan as text: sorted keys, two spaces, byte-identical for equal plans."""
         return json.dumps(self.model_dump(), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str = "the plan") -> Plan:
-        """Read a plan.
+        """Read a plan from text.
 
         Raises:
-            PlanError: not JSON, not a plan, of another version, or with keys that are not known.
+            PlanError: it is not JSON or not a plan, has another version, or has unknown keys.
         """
         try:
             data: Any = parse_json(text, plain=True)
@@ -392,7 +392,7 @@ class Plan(Part):
             raise PlanError(f"{where} does not hold: {place}{first['msg']}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to `path`, all of it or nothing."""
+        """Write the plan to `path` atomically."""
         write_atomically(Path(path), self.to_json())
 
     @classmethod
@@ -408,7 +408,7 @@ class Plan(Part):
             text = content.decode()
         except OSError as error:
             raise PlanError(f"cannot read plan {path}: {error.strerror}") from None
-        except ValueError:  # no name of a file, or no text
+        except ValueError:  # not a valid file name, or not text
             raise PlanError(f"{path} is not a text file, so not a plan") from None
         if len(content) > LARGEST_FILE:
             raise PlanError(f"{path} has more than {LARGEST_FILE:,} bytes, so it is no plan")

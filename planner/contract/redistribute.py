@@ -1,4 +1,4 @@
-"""The steps of a redistribution: which transitions, over which mesh axes, in which order.
+"""Finds the steps of a redistribution: which transitions, over which mesh axes, in which order.
 
 The runtime carries them out, and reports name their collectives. Sub-axes of one mesh dim with the
 same transition share one collective.
@@ -29,8 +29,8 @@ from shardwright.planner.contract.transitions import Kind, Transition, kind_of, 
 class Step(NamedTuple):
     """One transition over the mesh axis `mesh`.
 
-    `dim` is the tensor dimension that the axis shards before or after it, with the layout that
-    this rank has of it (see `only`). Both are None if the axis shards nothing.
+    `dim` is the tensor dimension that the axis shards before or after the step, and `layout` is its
+    layout on this rank (see `only`). Both are None if the axis shards nothing.
     """
 
     mesh: str
@@ -41,14 +41,14 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """The kind of a placement on one sub-axis, and the mesh axis that shards it there."""
+    """A placement's kind on one sub-axis, and the mesh axis that shards it there."""
 
     kind: Kind
     mesh: str = ""
 
 
 def side(placement: Placement, bit: str, coords: Coords) -> Side:
-    """The kind of `placement` on one sub-axis, or on a mesh dim without sub-axes.
+    """Return the kind of `placement` on one sub-axis, or on a mesh dim without sub-axes.
 
     Raises:
         PlanError: the placement contradicts itself.
@@ -72,14 +72,14 @@ def side(placement: Placement, bit: str, coords: Coords) -> Side:
 
 
 def steps(source: Placement, target: Placement, coords: Coords) -> list[Step]:
-    """The steps from `source` to `target`: unshard the source's axes, then shard the target's.
+    """Return the steps from `source` to `target`: unshard the source, then shard the target.
 
-    Changes between Partial and Replicate come while the tensor is sharded the most.
+    Changes between Partial and Replicate happen while the tensor is sharded most.
 
     Args:
         source: The placement before.
         target: The placement after, of the same unsharded shape.
-        coords: Coordinates of this rank on every mesh dim and sub-axis.
+        coords: This rank's coordinates on every mesh dim and sub-axis.
 
     Raises:
         PlanError: no transitions lead from one to the other, or one contradicts itself.
@@ -109,7 +109,7 @@ def _steps(
             continue
         between = b.kind
         if a.mesh:
-            if b.mesh:  # other indices on the same mesh axis: unshard in between
+            if b.mesh:  # the axis shards other indices afterwards: unshard in between
                 between = Kind.GRAD_PARTIAL if a.kind == Kind.SHARD else Kind.REPLICATE
             leave += _route(mesh, a.kind, between, *_sharded(source, mesh, coords, still))
             still.discard(mesh)
@@ -121,7 +121,7 @@ def _steps(
 
 
 def _changes(source: Placement, target: Placement, coords: Coords) -> list[tuple[str, Side, Side]]:
-    """The mesh axes over which the kind may change, each with its sides before and after.
+    """Return the mesh axes over which the kind may change, with the sides before and after.
 
     Raises:
         PlanError: the sub-axes of a mesh axis that shards a tensor have different transitions.
@@ -153,7 +153,7 @@ def _route(mesh: str, a: Kind, b: Kind, dim: int | None, layout: Dim | None) -> 
 def _sharded(
     placement: Placement, mesh: str, coords: Coords, active: set[str]
 ) -> tuple[int | None, Dim | None]:
-    """The tensor dimension that `mesh` shards, and its layout while `active` axes shard others."""
+    """Return the tensor dimension that `mesh` shards, and its layout local to `active` axes."""
     for i, dim in enumerate(placement.dims):
         if mesh in Placement((dim,)).meshes:
             return i, only(dim, mesh, coords, active)
@@ -161,7 +161,7 @@ def _sharded(
 
 
 def _same_shards(source: Placement, target: Placement, mesh: str, coords: Coords) -> bool:
-    """Whether both placements give each rank along `mesh` the same indices."""
+    """Return whether both placements give each rank along `mesh` the same indices."""
     ranks = coords[mesh][1]
     pairs = zip(source.dims, target.dims, strict=True)
     return all(_same_dim(a, b, mesh, ranks) for a, b in pairs)

@@ -1,7 +1,7 @@
-"""The styles of parallel layers: the class that a module becomes if its weight is sharded.
+"""Styles of parallel layers: the class that a module gets if its weight is sharded.
 
-The planner picks the first style that matches, reports use its word, the runtime gives modules its
-class. A plan names a style of another package "package:name", so that it says what to install. A
+The planner picks the first style that matches, reports use its word, and the runtime gives modules
+its class. A plan names a style of another package "package:name", which says what to install. A
 module that no style matches runs its own code on local parameters: `LOCAL`.
 """
 
@@ -17,19 +17,19 @@ from shardwright.errors import PlanError, PluginError
 
 LOCAL = "LocalModule"
 UNCHANGED = "Unchanged"
-"""A module that runs as before among sharded tensors; its hooks see unsharded ones."""
+"""A module that runs unchanged among sharded tensors; its hooks see unsharded ones."""
 
 
 class LayerStyle(NamedTuple):
-    """Which modules a style is for, and what they become; classes as "package.module:Class".
+    """Which modules a style is for, and the class they get; classes as "package.module:Class".
 
     Attributes:
-        module: Modules of this class, or one derived from it, get the style.
+        module: Modules of this class, or of a derived one, get the style.
         dim: The dim of their `weight` that is sharded, as stored and as the module sees it.
-        word: The word for such a weight in reports.
-        layer: What they become: `class Layer(LocalModule, Module)`, where Module is `module` or a
-            class derived from it with a forward for local parameters. If the class has `set_up`,
-            that is called once, when the parameters are in place.
+        word: The word for the weight in reports.
+        layer: The class they get: `class Layer(LocalModule, Module)`, where Module is `module` or a
+            derived class with a forward for local parameters. If the class has `set_up`, it is
+            called once, when the parameters are in place.
     """
 
     module: str
@@ -39,12 +39,12 @@ class LayerStyle(NamedTuple):
 
     @property
     def replaced(self) -> type:
-        """The class of modules that the layer replaces."""
+        """Return the class of modules that the layer replaces."""
         return _resolved(self.module)
 
     @property
     def becomes(self) -> type:
-        """The class of the layer."""
+        """Return the class of the layer."""
         return _resolved(self.layer)
 
 
@@ -58,13 +58,14 @@ STYLES = {
         "torch.nn:Embedding", 0, "vocab", _OURS + "VocabParallelEmbedding"
     ),
 }
-"""Name in a plan -> style of Shardwright; the first that matches counts."""
+"""Name in a plan -> Shardwright's style; the first match counts."""
 
 
 def styles() -> Iterator[tuple[str, LayerStyle]]:
-    """Every style and its name in plans: those of other packages first, as the more specific.
+    """Yield every style with its name in plans, those of other packages first.
 
-    One that does not load is a line in the log: most models do not need it.
+    They are the more specific ones. One that does not load is only logged, since most models do
+    not need it.
     """
     for package, name, found in plugins.load_all("layers"):
         yield f"{package}:{name}", _checked(f"{package}:{name}", found)
@@ -72,10 +73,10 @@ def styles() -> Iterator[tuple[str, LayerStyle]]:
 
 
 def style_of(name: str) -> LayerStyle | None:
-    """The style that a plan calls `name`; None where its package is not installed.
+    """Return the style that a plan calls `name`; None if its package is not installed.
 
     Raises:
-        PluginError: it does not load.
+        PluginError: the style does not load.
     """
     if name in STYLES:
         return STYLES[name]
@@ -85,7 +86,7 @@ def style_of(name: str) -> LayerStyle | None:
 
 
 def needed(name: str) -> LayerStyle:
-    """The style that a plan calls `name`.
+    """Return the style that a plan calls `name`.
 
     Raises:
         PlanError: it is not installed; the message says what to install.
@@ -104,10 +105,10 @@ def needed(name: str) -> LayerStyle:
 
 @cache
 def _resolved(text: str) -> Any:
-    """The class that a style names.
+    """Return the class that a style names.
 
     Raises:
-        PluginError: there is none.
+        PluginError: the class does not exist.
     """
     try:
         return resolve_name(text)

@@ -1,9 +1,9 @@
-"""The kinds of placement on one mesh axis, and the table of transitions between them.
+"""Kinds of placement on one mesh axis, and the table of transitions between them.
 
 A transition is a pair of actions: one on the value in the forward pass, one on its gradient in the
-backward pass. The gradient of a Partial value is replicated and that of a grad-Partial one is
-Partial, so the backward pass is the table read in reverse. The planner chooses and prices by this
-table, the checker verifies by it, the runtime carries it out, reports name it.
+backward pass. The gradient of a Partial value is replicated, and that of a grad-Partial value is
+Partial, so the backward pass is the table read in reverse. The planner prices transitions by this
+table, the checker verifies by it, the runtime carries them out, and reports name them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Kind(StrEnum):
     SEGMENTS = "segments"
     """Some segments of a concatenation sharded, the rest replicated: as parameters are stored."""
     SEGMENTS_GRAD_PARTIAL = "segments, grad-partial"
-    """The same, with one term of the gradient of the rest: as ops use it."""
+    """Like SEGMENTS, with one term of the gradient of the replicated rest: as ops use it."""
 
 
 GRAD_PARTIAL = frozenset({Kind.GRAD_PARTIAL, Kind.SEGMENTS_GRAD_PARTIAL})
@@ -36,13 +36,14 @@ GRAD_PARTIAL = frozenset({Kind.GRAD_PARTIAL, Kind.SEGMENTS_GRAD_PARTIAL})
 
 
 def kind_of(sharded: bool, covered: bool, partial: bool, grad_partial: bool) -> Kind:
-    """The kind of a tensor on a mesh axis.
+    """Return the kind of a tensor on a mesh axis.
 
     Args:
-        sharded: Whether the axis shards anything of it.
-        covered: Whether it shards every element; a gradient can be Partial only of the others.
-        partial: Whether the value is a sum over the axis.
-        grad_partial: Whether the gradient of what is not sharded is.
+        sharded: Whether the axis shards any part of the tensor.
+        covered: Whether it shards every element; only the gradient of other elements can be
+            Partial.
+        partial: Whether the value is Partial over the axis.
+        grad_partial: Whether the gradient of the unsharded elements is Partial over the axis.
     """
     if sharded:
         if covered:
@@ -54,10 +55,10 @@ def kind_of(sharded: bool, covered: bool, partial: bool, grad_partial: bool) -> 
 
 
 class Order(NamedTuple):
-    """How the shards of several ranks make up the unsharded tensor.
+    """How the ranks' shards make up the unsharded tensor.
 
-    `pieces`: a shard is several pieces of the dim. `in_turn`: in memory the unsharded tensor is
-    equal shards one after the other, so that gathering and scattering copy nothing.
+    `pieces`: a shard is several pieces of the dim. `in_turn`: in memory, the unsharded tensor is
+    equal shards one after the other, so that gathering and scattering need no copy.
     """
 
     pieces: bool
@@ -77,14 +78,14 @@ class Work(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Bytes of the segments that all ranks hold."""
+        """Return the bytes of the segments that all ranks hold."""
         if self.ranks < 2:
             return self.whole
         return max((self.part * self.ranks - self.whole) // (self.ranks - 1), 0)
 
 
 class Collective(NamedTuple):
-    """A collective: its kind, the bytes that enter it on a rank, and its ranks."""
+    """A collective: its kind, its input bytes on a rank, and its ranks."""
 
     kind: str
     bytes: int
@@ -100,12 +101,12 @@ class Action:
     """An operation on a value or a gradient over one mesh axis.
 
     Attributes:
-        name: What the runtime calls it.
+        name: The runtime's name for it.
         kind: Its collective, if it has one.
-        enters: Bytes that enter the collective on one rank. Of uneven parts, a reduce-scatter moves
-            as many as there are ranks of the largest.
-        copies: Bytes that copies of the rank read and write beside it: an all-reduce works on a
-            copy, gathered shards are concatenated, a shard that is taken is new memory.
+        enters: Input bytes of the collective on one rank. With uneven parts, a reduce-scatter moves
+            the largest part once for each rank.
+        copies: Bytes that the rank's extra copies read and write: an all-reduce works on a copy,
+            gathered shards are concatenated, and a shard that is taken is new memory.
     """
 
     name: str
@@ -114,7 +115,7 @@ class Action:
     copies: Callable[[Work], int] = _none
 
     def collective(self, work: Work) -> Collective | None:
-        """Its collective; None if ranks send nothing."""
+        """Return the action's collective; None if ranks send nothing."""
         return Collective(self.kind, self.enters(work), work.ranks) if self.kind else None
 
     def __repr__(self) -> str:
@@ -139,19 +140,19 @@ REDUCE_SHARED = Action(
 TAKE = Action("take", copies=lambda w: 2 * w.part)
 """This rank's shard of a replicated tensor."""
 PAD = Action("pad", copies=lambda w: 3 * w.whole - w.part)
-"""An unsharded tensor with this rank's shard, and zeros elsewhere."""
+"""A full tensor with this rank's shard, and zeros elsewhere."""
 KEEP_FIRST = Action("keep_first", copies=lambda w: w.whole)
 """A term of a sum: the tensor on the first rank, zeros on the others."""
 
 KEEP_FIRST_SHARED = Action("keep_first_shared", copies=lambda w: 2 * w.part)
-"""The same for the segments that all ranks hold only."""
+"""Like KEEP_FIRST, but only for the segments that all ranks hold."""
 
 
 class Transition(NamedTuple):
     """The actions of the forward and backward pass from one kind to another.
 
-    `planned`: whether plans may have it. The others would give up sharded work, or are for tensors
-    outside of a forward (a checkpoint).
+    `planned`: whether plans may contain it. The others would give up sharded work, or are for
+    tensors outside of a forward pass (a checkpoint).
     """
 
     forward: Action
@@ -180,13 +181,13 @@ TRANSITIONS: dict[tuple[Kind, Kind], Transition] = {
     (_M, _MG): Transition(IDENTITY, REDUCE_SHARED),
     (_MG, _M): Transition(IDENTITY, KEEP_FIRST_SHARED, planned=False),
 }
-"""(before, after) -> the transition. Other pairs take two of these, or are impossible."""
+"""(before, after) -> the transition. Other pairs take two transitions, or are impossible."""
 
 
 def route(before: Kind, after: Kind) -> tuple[Transition, ...] | None:
-    """The transitions from one kind to another: none, one, or two by way of a third kind.
+    """Return the transitions from one kind to another: none, one, or two via a third kind.
 
-    None if there are no such transitions.
+    Returns None if the change is not possible.
     """
     if before == after:
         return ()

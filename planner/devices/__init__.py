@@ -1,1 +1,1 @@
-"""Profiles of devices and their links as JSON files, how they are read and measured."""
+"""Device profiles as JSON files, and the code that reads and measures them."""

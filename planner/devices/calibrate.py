@@ -1,16 +1,16 @@
-"""Measure a device profile on the machine this runs on: one process for each rank, under torchrun.
+"""Measures a device profile on this machine, with one process per rank under torchrun.
 
-All is measured as a model does it: after a product of matrices, which leaves the caches full of
-other things, the ranks out of step and the backend's threads asleep; on tensors just made, with
-results that are new memory. The ranks meet in the collectives only, so that a rank that is ahead
-waits there, and that is part of what collectives take: the times of a rank, one after the other,
-make up those of its forward pass. A time is the mean over the ranks, and of many turns the median:
-a plan takes the sum of what its parts mostly take, and the least of each comes together never. All
-is measured once in each turn, so that a machine that is slow for some seconds is slow in all.
+Everything is measured as in a model: after a matrix product, which leaves the caches full of other
+data, the ranks out of step and the backend's threads asleep; on tensors that were just made, with
+results in new memory. The ranks meet only in the collectives. A rank that is ahead waits there, and
+the wait counts as part of the collective, so that a rank's times add up to its forward pass. A
+time is the mean over the ranks and the median over many turns. A plan adds up what its parts
+usually take; the least times of all parts never occur together. Every turn measures everything
+once, so that a machine that is slow for some seconds is slow for all.
 
-A collective's latency and speed are the straight line through its times for several sizes that has
-the least sum of squares; of relative errors, since a small collective matters as much as a large
-one.
+A collective's latency and speed come from a straight line through its times for several sizes: the
+line with the least sum of squared relative errors, since a small collective matters as much as a
+large one.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from shardwright.runtime.communication.mesh import Group
 
 HOW = "run it under torchrun: torchrun --nproc-per-node 2 -m shardwright calibrate -o profile.json"
 SIZES = tuple(2**n for n in range(12, 27, 2))
-"""Bytes that enter a collective on one rank."""
+"""Input bytes of a collective on one rank."""
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: the largest collective, the sides of matrices, and how often."""
+    """How much is measured: the largest collective, the side of the matrices, and the turns."""
 
     largest: int
     side: int
@@ -49,7 +49,7 @@ class Effort:
 
 
 def effort(device: torch.device, quick: bool) -> Effort:
-    """What a device can do in half a minute; `quick` for less than that."""
+    """Return what a device can measure in half a minute, or less with `quick`."""
     if quick:
         return Effort(2**18, 128, 2)
     if device.type == "cuda":
@@ -58,10 +58,10 @@ def effort(device: torch.device, quick: bool) -> Effort:
 
 
 def start() -> torch.device:
-    """Join the ranks that torchrun started; the device of this one.
+    """Join the ranks that torchrun started, and return this rank's device.
 
     Raises:
-        UsageError: torchrun did not start this.
+        UsageError: the process was not started by torchrun, or there are fewer than 2 ranks.
     """
     if "RANK" not in os.environ:
         raise UsageError(f"calibrate measures what several ranks do together: {HOW}")
@@ -76,15 +76,15 @@ def start() -> torch.device:
 
 
 def steps(much: Effort) -> int:
-    """How many times `tick` is called by `measure`."""
+    """Return how many times `measure` calls `tick`."""
     return much.turns + 1
 
 
 def measure(device: torch.device, much: Effort, tick: Callable[[], None]) -> Device:
-    """The profile of the ranks of the process group; all ranks call it, and all get the same.
+    """Measure the profile of the ranks. All ranks must call this, and all get the same result.
 
     Args:
-        device: Of this rank.
+        device: This rank's device.
         much: How much to measure.
         tick: Called after each step.
     """
@@ -108,9 +108,9 @@ def measure(device: torch.device, much: Effort, tick: Callable[[], None]) -> Dev
 
 
 def fit(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """The latency and the time a byte of the line nearest to (bytes, nanoseconds), both at least 0.
+    """Fit a line to (bytes, nanoseconds); return latency and time per byte, both at least 0.
 
-    Nearest by the squares of relative errors: each point weighs 1 / its time squared.
+    Minimizes squared relative errors: each point weighs 1 / its time squared.
     """
     w = [1 / max(t, 1) ** 2 for _, t in points]
     n = sum(w)
@@ -126,7 +126,7 @@ def fit(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
 
 
 def source(device: torch.device) -> str:
-    """Where the figures come from, in words."""
+    """Describe where the figures come from."""
     ranks, name = dist.get_world_size(), platform.machine()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -136,19 +136,19 @@ def source(device: torch.device) -> str:
 
 
 class Case(NamedTuple):
-    """A thing to measure: `call`, on what `given` makes."""
+    """Something to measure: `call`, applied to the result of `given`."""
 
     given: Callable[[], Tensor]
     call: Callable[[Tensor], object]
 
 
 def _cases(device: torch.device, much: Effort) -> dict[tuple[str, Any], Case]:
-    """What is measured: (kind, bytes) of collectives, products by dtype, and a copy."""
+    """Return what is measured: (kind, bytes) of collectives, products by dtype, and a copy."""
     ranks, made = dist.group.WORLD, torch.ones(much.side, much.side, device=device)
     assert ranks is not None, "`start` makes it"
     group = Group.of(ranks)
     square = {dtype: made.to(dtype) for dtype in DTYPES}
-    calls = {  # as the runtime makes them, but for the copy that its all-reduce begins with
+    calls = {  # as the runtime runs them, without the copy that its all-reduce begins with
         "all_reduce": dist.all_reduce,
         "all_gather": lambda x: all_gather(x, group),
         "reduce_scatter": lambda x: reduce_scatter(x, group),
@@ -170,16 +170,16 @@ def _cases(device: torch.device, much: Effort) -> dict[tuple[str, Any], Case]:
 
 
 def _link(kind: str, points: Sequence[tuple[int, int]]) -> Link:
-    """Latency and speed of a kind of collective, from (bytes, nanoseconds)."""
+    """Return latency and speed of a kind of collective, from (bytes, nanoseconds)."""
     ranks = dist.get_world_size()
     latency, slope = fit(points)
-    moved = sent(kind, SECOND, ranks) / ranks / SECOND  # bytes sent for one that enters
+    moved = sent(kind, SECOND, ranks) / ranks / SECOND  # bytes sent per input byte
     speed = moved / max(slope, 1e-6) * SECOND
     return Link(latency_ns=round(latency), bytes_per_s=max(round(speed), 1))
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes of memory for each rank of this machine."""
+    """Return this machine's bytes of memory per rank."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -189,7 +189,7 @@ def _memory(device: torch.device) -> int:
 def _seconds(
     cases: Sequence[Case], device: torch.device, much: Effort, tick: Callable[[], None]
 ) -> list[float]:
-    """What each usually takes after a product of matrices, all of them in turn."""
+    """Return the usual seconds of each case after a matrix product, measured in turns."""
 
     def now() -> float:
         if device.type == "cuda":

@@ -1,10 +1,10 @@
-"""What a device and the link between its ranks can do: profiles, as JSON files.
+"""Device profiles as JSON files: the speed of a device and of the links between ranks.
 
 A collective takes a latency plus bytes over a speed, by kind. The speed is the "bus bandwidth" of
 nccl-tests, what one rank sends (or receives) each second when all do: a ring over n ranks sends
-2(n-1)/n of an all-reduce's bytes, (n-1)/n of a reduce-scatter's and n-1 times what a rank gives to
-an all-gather (Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
-MPICH", 2005). The latency is one number, whatever the number of ranks. All in whole numbers.
+2(n-1)/n of an all-reduce's bytes, (n-1)/n of a reduce-scatter's and n-1 times a rank's input of an
+all-gather (Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+MPICH", 2005). The latency does not depend on the number of ranks. All figures are integers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Device(_Part):
     )
 
     def collective(self, kind: str, size: int, ranks: int) -> int:
-        """Nanoseconds of a collective that `size` bytes enter on each of `ranks` ranks."""
+        """Return the nanoseconds of a collective with `size` input bytes on each of `ranks`."""
         if ranks < 2:
             return 0
         link: Link = getattr(self.links, kind)
@@ -73,13 +73,13 @@ class Device(_Part):
         return link.latency_ns + _ceil(sent(kind, size, ranks) * SECOND, speed * ranks)
 
     def compute(self, flops: int, traffic: int, dtype: str) -> int:
-        """Nanoseconds of an op: the longer of its arithmetic and its memory traffic (roofline)."""
+        """Return an op's nanoseconds: the longer of arithmetic and memory traffic (roofline)."""
         speed = getattr(self.flops_per_s, dtype, self.flops_per_s.float32)
         return max(_ceil(flops * SECOND, speed), _ceil(traffic * SECOND, self.memory_bytes_per_s))
 
 
 def sent(kind: str, size: int, ranks: int) -> int:
-    """Bytes that a rank sends in a collective, times the number of ranks (so that it is whole)."""
+    """Return the bytes that a rank sends in a collective, times the ranks to get an integer."""
     factor = {"all_reduce": 2, "all_gather": ranks, "reduce_scatter": 1}[kind]
     return factor * (ranks - 1) * size
 
@@ -89,19 +89,19 @@ def _ceil(a: int, b: int) -> int:
 
 
 def names() -> list[str]:
-    """The profiles that come with Shardwright, and those of other packages."""
+    """Return the names of Shardwright's profiles and of other packages' profiles."""
     return sorted({*_own(), *plugins.names("devices")})
 
 
 def device(name: str) -> Device:
-    """The profile of that name, or in the file of that name (which ends in .json).
+    """Return the profile of that name, or from the file of that name, which ends in .json.
 
-    Another package's is a JSON file or what would be in it, under the entry-point group
+    A profile of another package is a JSON file or its content, in the entry-point group
     `shardwright.devices`.
 
     Raises:
-        UsageError: there is none, or the file is no profile; the message says what is wrong where.
-        PluginError: another package's does not load.
+        UsageError: there is no such profile, or it is invalid; the message says where.
+        PluginError: another package's profile does not load.
     """
     if name.endswith(".json"):
         return read(Path(name))
@@ -121,10 +121,10 @@ def _own() -> dict[str, Path]:
 
 
 def read(path: Path) -> Device:
-    """The profile in a file.
+    """Read a profile from a file.
 
     Raises:
-        UsageError: it is missing or is no profile.
+        UsageError: the file is missing or is not a profile.
     """
     try:
         data: Any = read_json(path)
@@ -136,10 +136,10 @@ def read(path: Path) -> Device:
 
 
 def checked(data: Any, where: str) -> Device:
-    """The profile that `data` is.
+    """Validate `data` as a profile.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a profile.
     """
     try:
         return Device.model_validate(data)

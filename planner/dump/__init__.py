@@ -1,1 +1,1 @@
-"""What the planner saw and decided, as readable text: to follow a wrong plan in minutes."""
+"""Writes what the planner traced and decided as readable text, to find out why a plan is wrong."""

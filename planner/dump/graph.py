@@ -1,4 +1,4 @@
-"""The traced graph as text: a line an op, a boundary, a parameter."""
+"""Writes the traced graph as text: one line per op, boundary and parameter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardwright.rules.call import Operand
 
 
 def graph_text(graph: Graph) -> Iterator[str]:
-    """Parameters, inputs, ops and boundaries in execution order, outputs, marks."""
+    """Yield parameters, inputs, ops and boundaries in execution order, outputs, and marks."""
     yield "# parameters and buffers: name, as stored -> as its module sees it"
     for use in graph.uses:
         kind = "buffer" if use.is_buffer else "parameter"
@@ -32,7 +32,7 @@ def graph_text(graph: Graph) -> Iterator[str]:
 
 
 def tensor_text(graph: Graph, name: str) -> str:
-    """A tensor with its shape and dtype: `linear:3x19x64 float32`; `!` where it has no gradient."""
+    """Write a tensor with shape and dtype: `linear:3x19x64 float32`; `!` if it has no gradient."""
     tensor = graph.tensors[name]
     shape = "x".join(map(str, tensor.shape)) or "scalar"
     mark = "" if tensor.differentiable else "!"
@@ -40,7 +40,7 @@ def tensor_text(graph: Graph, name: str) -> str:
 
 
 def op_text(graph: Graph, op: Op) -> str:
-    """An op with its results, arguments, module and source line."""
+    """Write an op with its results, arguments, module and source line."""
     made = ", ".join(tensor_text(graph, n) for n in op.outputs) or "nothing"
     given = ", ".join(f"{k}={_value(v, op)}" for k, v in op.call.arguments.items() if v is not None)
     times = graph.times(op.name)
@@ -51,7 +51,7 @@ def op_text(graph: Graph, op: Op) -> str:
 
 
 def boundary_text(graph: Graph, boundary: Boundary) -> str:
-    """A tensor that enters or leaves a module: the same before and after, but for its placement."""
+    """Write a tensor that enters or leaves a module, where only its placement may change."""
     way = "enters" if boundary.side == "in" else "leaves"
     slot = f" as '{boundary.slot}'" if boundary.slot else ""
     after = tensor_text(graph, boundary.target)
@@ -59,7 +59,7 @@ def boundary_text(graph: Graph, boundary: Boundary) -> str:
 
 
 def _in_order(graph: Graph) -> Iterator[str]:
-    """Ops, each behind the boundaries that its operands crossed."""
+    """Yield ops, each after the boundaries that its operands crossed."""
     waiting = {b.target: b for b in graph.boundaries}
 
     def crossed(name: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the planner decided, as text: steps of the search, axes, states of tensors, the problem."""
+"""Writes the planner's decisions as text: search steps, axes, states of tensors, the problem."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def decisions_text(
     conflicts: Sequence[Conflict],
     names: Mapping[int, str],
 ) -> Iterator[str]:
-    """The steps of the search, then why dry runs failed.
+    """Yield the steps of the search, then why dry runs failed.
 
     Args:
-        task: What was planned.
+        task: The planning task.
         attempts: The steps, in order.
         conflicts: Failures of dry runs.
         names: Axis id -> its name.
@@ -55,13 +55,13 @@ def decisions_text(
 
 
 def _shards(task: Task, tensor: str, shards: Shards, names: Mapping[int, str]) -> str:
-    """Sharded axes by name, each with its dim."""
+    """List sharded axes by name, each with its dim."""
     known = {a.id: names[a.id] for d in task.axes.dims[tensor] for a in leaves_of(d)}
     return ", ".join(f"dim {d} by {known.get(a, a)}" for d, a, _ in sorted(shards))
 
 
 def axes_text(graph: Graph, axes: Axes, states: States, names: Mapping[int, str]) -> Iterator[str]:
-    """Axes and conflicts, the rule of each op, the dims of each tensor."""
+    """Yield axes and conflicts, the rule of each op, and the dims of each tensor."""
     yield "# axes of parameters: name, size, sub-axes of the mesh that may shard it"
     found = [a for u in graph.uses for dim in axes.dims[u.stored] for a in atoms_of(dim)]
     for atom in {a.id: a for a in found}.values():
@@ -88,12 +88,12 @@ def axes_text(graph: Graph, axes: Axes, states: States, names: Mapping[int, str]
 def states_text(
     graph: Graph, states: States, chosen: Layouts | None, names: Mapping[int, str]
 ) -> Iterator[str]:
-    """Every tensor with its states in order of their numbers; `*` marks the chosen one.
+    """Yield every tensor with its states, by number; `*` marks the chosen state.
 
     Args:
         graph: The traced model.
         states: The domains of its tensors.
-        chosen: The solution, if there was one.
+        chosen: The solution, if there is one.
         names: Axis id -> its name.
     """
     yield "# tensors: the states that each may have; * is what was chosen"
@@ -113,9 +113,9 @@ def states_text(
 
 
 def problem_text(problem: Problem, values: Sequence[int] | None) -> Iterator[str]:
-    """Variables and factors; with `values`, an assignment, the chosen rows are marked `*`.
+    """Yield variables and factors; with an assignment `values`, chosen rows are marked `*`.
 
-    A factor of one tensor that only breaks ties is one line.
+    A factor of one tensor that only breaks ties takes one line.
     """
     yield f"# {len(problem.names)} variables: number, tensor, how many states it may have"
     for number, (name, domain) in enumerate(zip(problem.names, problem.domains, strict=True)):

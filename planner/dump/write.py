@@ -1,4 +1,4 @@
-"""Write what the planner saw and decided into a folder, even if there is no plan."""
+"""Writes what the planner traced and decided into a folder, even if there is no plan."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ plan.json      the plan, if there is one
 
 
 class Followed:
-    """Follows a search: its steps, the last problem and the last solution."""
+    """Records a search: its steps, the last problem and the last solution."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -50,7 +50,7 @@ class Followed:
 
     def tell(self, what: str, now: SearchState) -> None:
         """Record a step."""
-        if now.task is not self.task:  # the same model, along sequences
+        if now.task is not self.task:  # for example, the same model with sequence parallelism
             self.layouts = None
         self.task, self.conflicts = now.task, now.conflicts
         self.steps.append(attempted(what, now))
@@ -63,7 +63,7 @@ class Followed:
             self.plan = now.outcome
 
     def files(self) -> Iterator[tuple[str, Iterable[str]]]:
-        """Name and lines of each file."""
+        """Yield the name and lines of each file."""
         yield "README.txt", INDEX.splitlines()
         task, layouts = self.task, self.layouts
         names = axis_names(task.graph, task.axes)
@@ -83,14 +83,14 @@ class Followed:
 def dumping(
     folder: str | Path | None, task: Task, model: str | Path | None = None
 ) -> Iterator[Tell | None]:
-    """A callback for the steps of a search of `task`; at the end files are written into `folder`.
+    """Yield a callback for the steps of a search of `task`, and write the files at the end.
 
-    They are written even if the search fails, with what is known by then.
+    The files are written even if the search fails, with what is known by then.
 
     Args:
-        folder: For text files, if any.
-        task: What is planned.
-        model: A file for the CP-SAT model of the last problem that had a solution, if any.
+        folder: Folder for the text files, if any.
+        task: The planning task.
+        model: File for the CP-SAT model of the last problem that had a solution, if any.
 
     Raises:
         UsageError: the folder or the file cannot be written.
@@ -109,7 +109,7 @@ def dumping(
             formulation, optimum = followed.found
             asked = question(
                 formulation.network.problem, optimum.byte_price, bool(optimum.caps)
-            )  # nothing of it is reduced
+            )  # the problem as it was posed, without reductions
             _write(Path(model), cpsat.as_text(asked, 0, optimum.caps))
 
 
@@ -121,7 +121,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _values(network: CostFunctionNetwork, assignment: Assignment) -> list[int] | None:
-    """The value of each variable, by the state of its tensor; None for another problem's states."""
+    """Return each variable's value, from its tensor's state; None if a domain lacks a state."""
     values = [0] * len(network.problem.names)
     for name, variable in network.variables.items():
         domain = network.states.domain(name)

@@ -1,4 +1,4 @@
-"""The parameters of a plan, one for each distinct block, with the step that reads them."""
+"""Collects a plan's parameters, one for each distinct block, with the step that reads them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwright.planner.contract.plan_figures import DrawnItem
 from shardwright.planner.contract.plan_file import ModulePlan, ParameterPlan, Plan
 
 ITEMSIZE = {"float64": 8, "float32": 4}
-"""Bytes of an element, where it is not 2."""
+"""Bytes of an element, for dtypes with other than 2."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Weight:
 
     Attributes:
         name: Its name, with the numbers of its blocks: `layers.0-31.mlp.up.weight`.
-        one: The full name in the first of these blocks.
+        one: Its full name in the first of these blocks.
         count: How many blocks have it.
-        shape: The unsharded shape.
+        shape: Its unsharded shape.
         layer: The layer style of its module.
         entry: Its placement; None if replicated.
         item: The step of the block that reads it.
@@ -46,26 +46,26 @@ class Weight:
 
     @property
     def id(self) -> str:
-        """Its name as the id of an element of the page."""
+        """Return its name as the id of an HTML element."""
         return "".join(c if c.isalnum() else "-" for c in self.name)
 
     @cached_property
     def placement(self) -> Placement:
-        """Its placement on the ranks."""
+        """Return its placement on the ranks."""
         return parse(self.entry.placement if self.entry else ", ".join(map(str, self.shape)))
 
     @property
     def is_split(self) -> bool:
-        """Whether it is sharded."""
+        """Return whether it is sharded."""
         return any(map(is_split, self.placement.dims))
 
     @property
     def unsharded_bytes(self) -> int:
-        """Bytes of one, unsharded."""
+        """Return the unsharded bytes of one such parameter."""
         return prod(self.shape) * self.itemsize
 
     def bytes_at(self, at: Coords) -> int:
-        """Bytes of one on the rank at `at`."""
+        """Return the bytes of one such parameter on the rank at `at`."""
         return prod(n or 0 for n in self.placement.local_shape(at)) * self.itemsize
 
 
@@ -73,7 +73,7 @@ class Weights:
     """All parameters of a plan.
 
     Attributes:
-        found: (number of a block, number of a step) -> the parameters it reads, largest first.
+        found: (block number, step number) -> the parameters that the step reads, largest first.
         rest: Parameters that no step reads.
     """
 
@@ -125,6 +125,6 @@ class Weights:
 
 
 def first_of(modules: str) -> str:
-    """The name of the first of `layers.0-31`."""
+    """Return the name of the first block in a range such as `layers.0-31`."""
     stack, dot, number = modules.rpartition(".")
     return f"{stack}{dot}{number.partition('-')[0]}" if number[:1].isdigit() else modules
