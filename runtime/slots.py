@@ -60,7 +60,7 @@ def replace(value: Any, keys: Keys, change: Callable[[Tensor], Any]) -> Any:
     """Return `value` with the tensor at `keys` changed; unchanged if that is None or absent.
 
     Raises:
-        PlanError: there is no tensor but something else, so the plan is not for this value.
+        PlanError: something other than a tensor is there, so the plan is not for this value.
     """
     if value is None:
         return None

@@ -1,1 +1,1 @@
-"""The boundary of each module of a split model: which code sees local and which full tensors."""
+"""The boundary of each module of a split model: which code sees local or full tensors."""

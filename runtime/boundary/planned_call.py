@@ -16,8 +16,8 @@ from typing import Any
 class PlannedCall(threading.local):
     """What runs in this thread; shared by the modules of one split model.
 
-    Code that sets `active` or `full` restores it in the same function. A context manager would be
-    too slow, as this happens at each step.
+    Calls of modules set `active` or `full` and restore it in the same function, as this happens at
+    each step.
     """
 
     active = False

@@ -357,7 +357,7 @@ def _unscale(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _made_new(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A new tensor: with the placements of the first operand if shapes are equal, else plain."""
+    """A new tensor: with the placements of the first operand if shapes agree; otherwise plain."""
     x, size, *rest = args
     local = x._local_tensor
     if isinstance(x, ViewCopy) or tuple(size) != tuple(x.shape):
