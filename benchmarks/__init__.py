@@ -1,1 +1,1 @@
-"""Measurements that say what Shardwright costs and saves."""
+"""Measurements of what Shardwright costs and saves."""

@@ -1,6 +1,6 @@
-"""Compare a split model with the whole one on every rank.
+"""Compares a split model with the unsharded one on every rank.
 
-Logits, without and with a mask for padding, gradients, a decode step.
+It compares logits, without and with a padding mask, gradients, and a decode step.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tests.zoo import logits as logits_of
 
 T = TypeVar("T")
 FLOOR = 1e-2
-"""A gradient is compared with its own largest entry, or this share of the largest of all: some are
-zero but for rounding (the bias of attention keys)."""
+"""A gradient is compared relative to its own largest entry, or to this share of the largest entry
+of all: some gradients are zero except for rounding (the bias of attention keys)."""
 PADDING = 3
-"""Tokens of padding that sequences begin with."""
+"""Padding tokens at the start of sequences."""
 
 
 @dataclass(frozen=True)
@@ -39,30 +39,30 @@ class Comparison:
 
     logits: float
     gradients: float | None
-    """None where the whole model has none."""
+    """None if the unsharded model has no gradients."""
     worst: str
     decode: float | None
     padded: float | None
-    """Of the logits of sequences of several lengths; None where the whole model takes no masks."""
+    """For logits of sequences of several lengths; None if the unsharded model takes no masks."""
     split: float
     """Share of the block weights' bytes that is split."""
     forward: Mapping[str, int]
     backward: Mapping[str, int]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the comparison for JSON."""
         return asdict(self)
 
 
 def weighing_loss(output: Any) -> torch.Tensor:
-    """A sum of the logits with fixed weights: each gradient depends on every logit."""
+    """Return a sum of the logits with fixed weights: each gradient depends on every logit."""
     values = logits_of(output).double()
     weights = torch.sin(torch.arange(values.numel(), dtype=torch.float64)).view(values.shape)
     return (values * weights).sum()
 
 
 def predicted(plan: Plan) -> dict[str, dict[str, int]]:
-    """Phase -> kind of collective -> how many, as the plan says."""
+    """Return the plan's number of collectives: phase -> kind -> count."""
     return {
         phase: {c.kind: c.count for c in plan.predicted.collectives if c.phase == phase}
         for phase in ("forward", "backward")
@@ -70,20 +70,20 @@ def predicted(plan: Plan) -> dict[str, dict[str, int]]:
 
 
 def of_all(mine: T, tp: int) -> list[T]:
-    """What each rank has; every rank calls this."""
+    """Return each rank's value; every rank must call this."""
     out: list[Any] = [None] * tp
     dist.all_gather_object(out, mine)
     return out
 
 
 def badness(value: float) -> tuple[bool, float]:
-    """To sort by: a NaN is the worst of all, not smaller than everything."""
+    """Return a sort key by which NaN is the worst value."""
     return value != value, value
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the whole model computes."""
+    """What the unsharded model computes."""
 
     logits: torch.Tensor
     gradients: Mapping[str, torch.Tensor] | None
@@ -92,7 +92,7 @@ class Reference:
 
 
 def reference(model: nn.Module, inputs: Mapping[str, Any]) -> Reference:
-    """Run the whole model, forward, backward, one decode step, and forward with padding."""
+    """Run the unsharded model: forward, backward, one decode step, and forward with padding."""
     model.zero_grad()
     output = _seeded(model, inputs)
     gradients = None
@@ -100,30 +100,30 @@ def reference(model: nn.Module, inputs: Mapping[str, Any]) -> Reference:
         weighing_loss(output).backward()
         named = model.named_parameters()
         gradients = {n: p.grad.clone() for n, p in named if p.grad is not None}
-        # Where every key is masked, some models have none either.
+        # If every key is masked, some models have gradients that are not finite.
         gradients = {n: g for n, g in gradients.items() if g.isfinite().all()}
-    except (RuntimeError, AssertionError):  # it writes over what that needs, or refuses
+    except (RuntimeError, AssertionError):  # it overwrites what backward needs, or refuses
         pass
     model.zero_grad()
     try:
         decode = decode_step(model, inputs)
-    except Exception:  # whatever it is, the model itself cannot do it
+    except Exception:  # the model itself cannot decode
         decode = None
     try:
         padded = padded_logits(model, inputs)
-    except Exception:  # the same
+    except Exception:  # the model itself cannot take padding
         padded = None
     return Reference(logits_of(output).detach(), gradients, decode, padded)
 
 
 def _seeded(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
-    """Run a model; what it draws at random is drawn alike each time, on all ranks."""
+    """Run a model; random draws are the same each time, on all ranks."""
     torch.manual_seed(0)
     return model(**inputs)
 
 
 def decode_step(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Logits of the last token given a key-value cache of those before; None without a cache."""
+    """Return the last token's logits with a key-value cache for the rest; None without a cache."""
     if "use_cache" not in inputs:
         return None
     key = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
@@ -138,7 +138,7 @@ def decode_step(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor | N
 
 
 def padded_logits(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Logits where all sequences but the first begin with padding; None if it takes no masks."""
+    """Return logits with padding before all sequences but the first; None if it takes no masks."""
     masks = {name: torch.ones_like(mask) for name, mask in padding(model, inputs).items()}
     if not masks:
         return None
@@ -189,7 +189,7 @@ def compare(
 def differences(
     found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
 ) -> dict[str, float]:
-    """Parameter -> the difference of its whole gradient, as a share of the largest entry."""
+    """Map each parameter to its full gradient's difference, as a share of the largest entry."""
     largest = max(map(_largest, expected.values()), default=0.0)
     out = {}
     for name, want in expected.items():
@@ -200,7 +200,7 @@ def differences(
 
 
 def in_blocks(whole: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Names and parameters of the blocks: all but embeddings, heads and norms."""
+    """Yield names and parameters of the blocks: all but embeddings, heads and norms."""
     for name, parameter in whole.named_parameters():
         owner = whole.get_submodule(name.rpartition(".")[0])
         if not any(part.isdigit() for part in name.split(".")):
@@ -210,7 +210,7 @@ def in_blocks(whole: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference; NaN where not the same are NaN, as some models make of padding."""
+    """Return the largest difference; NaN if NaNs are not in the same places."""
     if not torch.equal(found.isnan(), expected.isnan()):
         return math.nan
     return _largest((found - expected).nan_to_num(0.0))
@@ -221,7 +221,7 @@ def _largest(values: torch.Tensor) -> float:
 
 
 def split_share(whole: nn.Module, local: nn.Module) -> float:
-    """Share of the block weights that no two ranks hold, by how `local` is split."""
+    """Return the share of the block weights that no two ranks hold, given the split `local`."""
     mesh, layout = mesh_of(local), placements(local)
     coords: Coords = mesh.coords if mesh is not None else {"tp": (0, 1)}
     shapes = {name: placed.local_shape(coords) for name, placed in layout.items()}
@@ -230,9 +230,9 @@ def split_share(whole: nn.Module, local: nn.Module) -> float:
 
 
 def share_split(whole: nn.Module, held: Mapping[str, int], ranks: int) -> float:
-    """Share of the block weights (all but embeddings, heads and norms) that no two ranks hold.
+    """Return the share of the block weights (no embeddings, heads, norms) that no two ranks hold.
 
-    `held` says how many elements of a parameter a rank has, where that is not all of them.
+    `held` says how many elements of a parameter a rank has, if not all.
     """
     total = covered = 0.0
     for name, parameter in in_blocks(whole):

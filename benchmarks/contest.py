@@ -1,12 +1,12 @@
 """Google's contest on intra-operator parallelism: its instances, a solver for them, a scorer.
 
-    python -m benchmarks.contest FILE…                   # .json or .json.gz
+    python -m benchmarks.contest FILE…                          # .json or .json.gz
     python -m benchmarks.contest FILE… --seconds 60 --workers 1 --out DIR
 
-An instance says what strategies each node of a graph has, what they and pairs of them cost, how
-much memory each takes, and when; the least cost is looked for at which memory in use never passes
-a limit. Of published instances the file name gives the time limit and the best cost known; nothing
-else depends on it. `--out` writes each solution as the contest wants it.
+An instance gives the strategies of each node of a graph, the costs of strategies and of pairs of
+them, and how much memory each takes and when. The goal is the least cost at which the memory in use
+never exceeds a limit. For published instances, the file name gives the time limit and the best
+known cost; nothing else depends on it. `--out` writes each solution in the contest's format.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from shardwright.planner.solvers.problem import Result
 
 SECONDS = 300.0
 KNOWN = {"B": (60, 532_843), "G": (120, 217_039), "V": (300, 1_617_084)}
-"""Published instances: their time limit in seconds, and the best cost known."""
+"""Published instances: the time limit in seconds, and the best known cost."""
 TOO_MUCH = 10**17
-"""Costs from here on stand for what is forbidden."""
+"""Costs of at least this much stand for what is forbidden."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """What a file says."""
+    """The content of a file."""
 
     intervals: list[tuple[int, int]]
     costs: list[list[int]]
     usages: list[list[int]]
     edges: list[tuple[int, int]]
     edge_costs: list[Any]
-    """Per edge an array, a row a strategy of its first node."""
+    """An array per edge, with one row per strategy of its first node."""
     limit: int | None
 
 
@@ -57,7 +57,7 @@ def read(path: Path) -> Instance:
 
 
 def parsed(data: dict[str, Any]) -> Instance:
-    """The instance that a file's `problem` says."""
+    """Parse the instance from a file's `problem`."""
     nodes, edges = data["nodes"], data["edges"]
     sizes = [len(c) for c in nodes["costs"]]
     pairs = [(int(a), int(b)) for a, b in edges["nodes"]]
@@ -70,7 +70,7 @@ def parsed(data: dict[str, Any]) -> Instance:
 
 
 def problem_of(instance: Instance) -> LimitedProblem:
-    """The instance as the solver sees it."""
+    """Convert the instance to the solver's problem."""
     problem = LimitedProblem(("cost",))
     shared: dict[bytes, Any] = {}
     for k, costs in enumerate(instance.costs):
@@ -95,7 +95,7 @@ def problem_of(instance: Instance) -> LimitedProblem:
 
 
 def moments(intervals: Sequence[tuple[int, int]]) -> list[int]:
-    """Times at which most is in use: between them, something ends before anything begins."""
+    """Return times at which usage peaks: between two of them, something ends before any begins."""
     starts, ends = {a for a, b in intervals if b > a}, {b for a, b in intervals if b > a}
     out: list[int] = []
     begun: int | None = None
@@ -109,7 +109,7 @@ def moments(intervals: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def score(instance: Instance, solution: Sequence[int]) -> int | None:
-    """What a solution costs, None where it breaks something; by the rules, from the file alone."""
+    """Return a solution's cost by the rules, from the file only; None if it breaks a rule."""
     costs = [own[s] for own, s in zip(instance.costs, solution, strict=True)]
     costs += [
         int(table[solution[a], solution[b]])
@@ -129,14 +129,14 @@ def score(instance: Instance, solution: Sequence[int]) -> int | None:
 
 
 def known(path: Path) -> tuple[float, int | None]:
-    """Time limit of an instance and the best cost known, by its file name."""
+    """Return an instance's time limit and best known cost, by its file name."""
     found = re.search(r"iopddl-([A-Z])\.json", path.name)
     return KNOWN.get(found[1], (SECONDS, None)) if found else (SECONDS, None)
 
 
 @dataclass(frozen=True)
 class How:
-    """How to solve."""
+    """Options of the solver."""
 
     seconds: float | None
     workers: int | None
@@ -149,13 +149,13 @@ class How:
 
 
 def run(path: Path, how: How) -> str:
-    """Solve one instance; a line that says how it went."""
+    """Solve one instance and return a line about the result."""
     began = time.monotonic()
     limit, best = known(path)
     limit = how.seconds or limit
     instance = read(path)
     problem = problem_of(instance)
-    # What comes after the solver takes no longer than what came before it.
+    # The steps after the solver take no longer than those before it.
     left = 0.98 * limit - 2 * (time.monotonic() - began)
     result = how.solve(problem, left)
     took = time.monotonic() - began

@@ -2,11 +2,12 @@
 
     python -m benchmarks.contest_made FILE --nodes 100000 --seed 1
 
-A graph of layers, forward and back: blocks of a few kinds repeat, as in an unfolded model.
-Strategies of a node are splits of its tensors: pairs that agree cost nothing, others what it takes
-to change one into the other, some are forbidden. Weights are in use all the time, results of the
-forward half until the backward half has passed them. The limit lies between what the least memory
-needs and what is cheapest without it; a solution within it is known to exist, and not stored.
+The graph has layers, forward and back; blocks of a few kinds repeat, as in an unrolled model. The
+strategies of a node are splits of its tensors. Pairs that agree cost nothing, others cost what it
+takes to convert one to the other, and some are forbidden. Weights are in use all the time, and
+results of the forward half until the backward half has passed them. The limit lies between the
+least memory and the memory of the cheapest solution. A solution within it is known to exist, but is
+not stored.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ BLOCK = 40
 """Nodes of a block."""
 KINDS = 3
 WEIGHTS = 0.02
-"""Part of the nodes that are weights, in use all the time."""
+"""Share of the nodes that are weights, in use all the time."""
 
 
 def make(nodes: int, seed: int, tight: float = 0.35) -> dict[str, Any]:
-    """An instance as the contest writes it.
+    """Return an instance in the contest's format.
 
     Args:
-        nodes: How many; a multiple of two blocks at least.
+        nodes: The number of nodes; at least two blocks.
         seed: The same seed makes the same instance.
         tight: Where the limit lies, from the least memory (0) to that of a cheap solution (1).
     """
@@ -61,7 +62,7 @@ def make(nodes: int, seed: int, tight: float = 0.35) -> dict[str, Any]:
                 intervals.append([start, min(start + kind["life"][i], total)])
         for i, j in kind["edges"]:
             pairs.append([base + i, base + j])
-        if b:  # the residual stream, and what the backward half reads of the forward half
+        if b:  # the residual stream, and what the backward half reads from the forward half
             pairs.append([base - 1, base])
         if b > count // 2:
             mirror = (count - 1 - b) * BLOCK
@@ -83,7 +84,7 @@ def make(nodes: int, seed: int, tight: float = 0.35) -> dict[str, Any]:
 
 
 def _kind(random_: random.Random) -> dict[str, Any]:
-    """One kind of block: nodes with strategies, and edges between them."""
+    """Make one kind of block: nodes with strategies, and edges between them."""
     kind: dict[str, Any] = {
         key: []
         for key in ("layouts", "costs", "usages", "weight", "saved", "life", "edges", "read")
@@ -112,7 +113,7 @@ def _kind(random_: random.Random) -> dict[str, Any]:
 
 
 def _table(first: list[int], second: list[int], shape: int) -> list[int]:
-    """What it costs to change one layout into the other."""
+    """Return the cost of converting one layout to the other."""
     price = [300, 700, 1500, 4000, 9000, 20_000, 60_000][shape]
     out = []
     for p in first:
@@ -127,7 +128,7 @@ def _table(first: list[int], second: list[int], shape: int) -> list[int]:
 
 
 def _peak(intervals: list[list[int]], amounts: list[int], total: int) -> int:
-    """The most in use at a time."""
+    """Return the most in use at any time."""
     change = [0] * (total + 2)
     for (start, stop), amount in zip(intervals, amounts, strict=True):
         if start < stop:

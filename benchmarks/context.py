@@ -1,13 +1,13 @@
-"""Context parallelism over all causal architectures of the zoo: equal, and how much is split.
+"""Tests context parallelism on all causal architectures of the zoo, and how much it splits.
 
-    python -m benchmarks.context --json FILE       cp=2, all that FILE has no row of
+    python -m benchmarks.context --json FILE                cp=2, all that FILE has no row for
     python -m benchmarks.context --cp 2 --tp 2 llama gpt2
 
-Ranks are threads of one process, each architecture has a process of its own. Logits, without and
-with padding, and all gradients are compared with the whole model's; what models cast to float32
-stays in float64, so that nearly all are held to 1e-9. SPLIT is the share of what autograd keeps for
-the backward pass that the ranks share: 100 % where each keeps an equal part. Exits with 1 if
-anything differs.
+Ranks are threads of one process, and each architecture has its own process. Logits, without and
+with padding, and all gradients are compared with the unsharded model's. Values that models cast to
+float32 stay in float64, so that nearly all models are held to 1e-9. SPLIT is the share of what
+autograd saves for the backward pass that the ranks divide: 100 % if each saves an equal part.
+Exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tests import planning, zoo
 from tests.ranks import run_ranks
 
 BATCH, SEQ, PRICED = 2, 48, 4096
-"""Of what is measured; and the tokens that are priced: a short sequence is not worth sharing."""
+"""What is measured, and the tokens that are priced: splitting a short sequence does not pay."""
 FIGURES = ("logits", "padded", "gradients")
 
 
 def uncast() -> None:
-    """From now on, what models cast to float32 stays in float64: no rounding hides a mistake."""
+    """Keep values in float64 that models cast to float32: no rounding then hides a mistake."""
     to, softmax = torch.Tensor.to, torch.softmax
 
     def kept(x: torch.Tensor, dtype: Any) -> Any:
@@ -62,7 +62,7 @@ def row(name: str, cp: int, tp: int, file: Path) -> None:
     plan = planning.plan(whole.model, mesh=mesh, kwargs=whole.example, **load)
     sizes = {"batch": BATCH, "seq": SEQ, "dtype": whole.dtype}
     long = zoo.inputs(name, whole.model.config, **sizes)
-    expected = replace(whole.expected, decode=None)  # there is no cache
+    expected = replace(whole.expected, decode=None)  # no cache is used
     found = run_ranks(
         cp * tp, partial(compare, whole.model, whole.inputs, plan, expected=expected), mesh
     )
@@ -78,10 +78,10 @@ def row(name: str, cp: int, tp: int, file: Path) -> None:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """How it came out."""
+    """Return the verdict on a row."""
     if "error" in row:
         return row["error"]
-    # Written so that NaN differs.
+    # Written so that NaN counts as different.
     equal = all(row[k] is None or row[k] <= row["tolerance"] for k in FIGURES)
     return "equal" if equal else f"DIFFERS ({row['worst']})"
 
@@ -112,7 +112,7 @@ def main(names: tuple[str, ...], cp: int, tp: int, limit: float, path: Path | No
 
 
 def run(cp: int, tp: int, name: str, folder: Path, limit: float) -> dict[str, Any]:
-    """The row of one architecture, in a process of its own."""
+    """Return the row of one architecture, from a process of its own."""
     file = folder / f"{name}.json"
     (end,) = run_forked(1, row, (name, cp, tp, file), folder, limit=limit)
     last = (end.text or end.log).strip().splitlines()[-1:] or [""]
@@ -121,7 +121,7 @@ def run(cp: int, tp: int, name: str, folder: Path, limit: float) -> dict[str, An
 
 
 def described(row: dict[str, Any]) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     figures = " ".join("      -" if row.get(k) is None else f"{row[k]:7.0e}" for k in FIGURES)
     return f"{row['name']:28} {figures} {row.get('split', 0):4.0%}  {verdict(row)}"
 

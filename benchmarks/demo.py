@@ -25,13 +25,13 @@ from typing import Any
 
 from benchmarks.demo_outcome import Check, Outcome
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # all that is needed is here
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything needed is local
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 RANKS = 2
 SOLVER_SECONDS = 15
-"""Limit per plan, so that the demo stays under two minutes on two cores."""
+"""Limit per plan, so that the demo takes less than two minutes on two cores."""
 SENTENCES = (
     "A kitten sleeps on the sofa.",
     "The young cat is taking a nap.",
@@ -50,7 +50,7 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave all files in DIR")
     options = parser.parse_args()
-    # Imported late, so that --help takes no time.
+    # Imported late, so that --help is fast.
     import torch
 
     from benchmarks import demo_show
@@ -60,7 +60,7 @@ def main() -> int:
     start = time.perf_counter()
     place = nullcontext(options.keep) if options.keep else tempfile.TemporaryDirectory()
     demo_show.opening(RANKS)
-    torch.set_num_threads(1)  # as the ranks have
+    torch.set_num_threads(1)  # like the ranks
     outcomes: list[Outcome] = []
     try:
         with place as name:
@@ -109,7 +109,7 @@ def run_model(key: str, directory: Path) -> Outcome:
     start = time.perf_counter()
     plan = shardwright.plan(
         checkpoint, tp=RANKS, objective="memory", time_limit=SOLVER_SECONDS
-    )  # for least time, models as small as these stay whole
+    )  # for least time, models as small as these would not be split
     plan_seconds = time.perf_counter() - start
     plan.save(directory / "plan.json")
 
@@ -135,7 +135,7 @@ def run_model(key: str, directory: Path) -> Outcome:
 
 
 def decoder(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Inputs, what the unsplit model makes of them, and its number of parameters."""
+    """Return inputs, the unsharded model's results for them, and its number of parameters."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -152,7 +152,7 @@ def decoder(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
 
 
 def encoder(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """The same for the encoder and some sentences."""
+    """Return the same for the encoder and some sentences."""
     from transformers import AutoModel, AutoTokenizer
 
     from benchmarks.demo_compute import embed
@@ -173,7 +173,7 @@ ALLOWED = {"tokens": 0.0, "logits": 1e-4, "last": 1e-4, "embeddings": 1e-5}
 
 
 def compare(want: dict[str, Any], got: list[dict[str, Any]]) -> list[Check]:
-    """Every rank's results beside those of the unsplit model."""
+    """Compare every rank's results with those of the unsharded model."""
     import torch
 
     def difference(name: str, mine: Any) -> float:
@@ -184,7 +184,7 @@ def compare(want: dict[str, Any], got: list[dict[str, Any]]) -> list[Check]:
         return float((mine - want[name]).abs().max())
 
     return [
-        # torch's max, since Python's loses a NaN.
+        # torch's max, since Python's drops a NaN.
         Check(WORDS[name], float(torch.tensor([difference(name, g[name]) for g in got]).max()), a)
         for name, a in ALLOWED.items()
         if name in want
@@ -192,7 +192,7 @@ def compare(want: dict[str, Any], got: list[dict[str, Any]]) -> list[Check]:
 
 
 def as_planned(plan: Any, figures: list[dict[str, Any]]) -> list[Check]:
-    """What the plan promised beside what was counted."""
+    """Compare the plan's predictions with what was counted."""
     promised: Counter[str] = Counter()
     for collective in plan.predicted.collectives:
         if collective.phase == "forward":
@@ -211,7 +211,7 @@ def as_planned(plan: Any, figures: list[dict[str, Any]]) -> list[Check]:
 
 
 def similarities(embeddings: Any) -> str:
-    """The sentences by how near they are to the first: that the encoder is a real one."""
+    """List the sentences by similarity to the first, which shows that the encoder works."""
     near = (embeddings[1:] @ embeddings[0]).tolist()
     lines = [f'cosine with "{SENTENCES[0]}", by the split model:']
     lines += [f'  {x:5.2f}  "{text}"' for text, x in zip(SENTENCES[1:], near, strict=True)]
@@ -220,7 +220,7 @@ def similarities(embeddings: Any) -> str:
 
 @contextmanager
 def _progress(title: str) -> Iterator[None]:
-    """Say on stderr what is being done, if that is a terminal."""
+    """Show on stderr what is running, if stderr is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)

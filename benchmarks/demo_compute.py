@@ -1,4 +1,4 @@
-"""What is computed with a model, split or not: the same code for both."""
+"""The computations of the demo, with the same code for split and unsharded models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEW_TOKENS = 32
 
 @torch.no_grad()
 def generate(model: Any, prompt: Tensor) -> Tensor:
-    """`NEW_TOKENS` more tokens [batch, tokens], greedily, with the KV cache."""
+    """Generate `NEW_TOKENS` more tokens [batch, tokens] greedily, with the KV cache."""
     mask = torch.ones_like(prompt)
     out = model.generate(prompt, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False)
     return out[:, prompt.shape[1] :]
@@ -21,7 +21,7 @@ def generate(model: Any, prompt: Tensor) -> Tensor:
 
 @torch.no_grad()
 def embed(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """The mean of each sentence's token states, of length 1: [sentence, width]."""
+    """Return the mean of each sentence's token states, of length 1: [sentence, width]."""
     states = model(**inputs).last_hidden_state
     mask = inputs["attention_mask"].unsqueeze(-1)
     return F.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)

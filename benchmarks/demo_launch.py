@@ -1,4 +1,4 @@
-"""Start a module on several ranks with torchrun, and end all of them if one hangs."""
+"""Starts a module on several ranks with torchrun, and ends all of them if one hangs."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def torchrun(
     timeout: float = 300,
     options: Sequence[str] = (),
 ) -> str:
-    """Run `python -m module args` on `ranks` ranks of this machine; what they wrote to stdout.
+    """Run `python -m module args` on `ranks` ranks of this machine, and return its stdout.
 
     Args:
         module: importable from the root of the repository.
         args: passed to every rank.
-        ranks: processes, of one thread each.
+        ranks: number of processes, with one thread each.
         timeout: seconds after which all are killed.
-        options: of torchrun itself.
+        options: options of torchrun itself.
 
     Raises:
-        RanksFailed: a rank failed, or time is up.
+        RanksFailed: a rank failed, or the time is up.
     """
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
@@ -49,12 +49,12 @@ def torchrun(
         "TRANSFORMERS_VERBOSITY": "error",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # This checkout, whether it is installed or only on the path of whoever calls.
+        # This checkout, whether it is installed or only on the caller's path.
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *_given("PYTHONPATH")]),
-        # The demo is for any machine: with GPUs in it, some ranks would have one and some not.
+        # The demo must run on any machine: with GPUs visible, only some ranks might get one.
         "CUDA_VISIBLE_DEVICES": "",
     }
-    if sys.platform == "linux":  # a host name that leads nowhere must not stop local ranks
+    if sys.platform == "linux":  # a host name that does not resolve must not stop local ranks
         quiet["GLOO_SOCKET_IFNAME"] = "lo"
     process = subprocess.Popen(
         command,
@@ -83,7 +83,7 @@ def _given(name: str) -> list[str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at present."""
+    """Return a port that nobody listens on at present."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def llama_config() -> Any:
-    """30 M parameters: 8 query heads over 4 key and value heads, gate and up apart."""
+    """Return a config of 30 M parameters: 8 query heads, 4 key-value heads, unfused gate and up."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -20,14 +20,14 @@ def llama_config() -> Any:
         tie_word_embeddings=False,
         eos_token_id=None,
         pad_token_id=0,
-        # About 1/sqrt(width): with the usual 0.02 such a model says one token for ever.
+        # About 1/sqrt(width): with the usual 0.02, such a model repeats one token forever.
         initializer_range=0.05,
         architectures=["LlamaForCausalLM"],
     )
 
 
 def phi3_config() -> Any:
-    """The same sizes with fused projections: q, k and v in one weight, gate and up in another."""
+    """Return a config of the same sizes with fused projections: q|k|v, and gate|up."""
     from transformers import Phi3Config
 
     return Phi3Config(
@@ -47,7 +47,7 @@ def phi3_config() -> Any:
 
 
 def write_checkpoint(config: Any, directory: Path) -> None:
-    """Random weights of `config`, always the same, in several safetensors files and an index."""
+    """Write seeded random weights of `config` to several safetensors files and an index."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -57,7 +57,7 @@ def write_checkpoint(config: Any, directory: Path) -> None:
 
 
 def published_encoder() -> Path:
-    """The directory of all-MiniLM-L6-v2, a BERT encoder that comes as a package.
+    """Return the directory of all-MiniLM-L6-v2, a BERT encoder that comes as a package.
 
     Raises:
         SystemExit: the package is missing.

@@ -1,4 +1,4 @@
-"""What the demo finds out: comparisons with the unsplit model, and figures."""
+"""The results of the demo: comparisons with the unsharded model, and figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison with the unsplit model."""
+    """One comparison with the unsharded model."""
 
     what: str
     difference: float
@@ -16,13 +16,13 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether the difference is allowed; a NaN is not."""
+        """Return whether the difference is allowed; NaN is not."""
         return self.difference <= self.allowed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the demo found out about one model."""
+    """The demo's results for one model."""
 
     plan: Any
     plan_seconds: float

@@ -1,9 +1,9 @@
-"""What each rank of the demo does: load its shards, run them, write down what came out.
+"""Runs a rank of the demo: loads its shards, runs them, and writes the results.
 
     torchrun --nproc-per-node 2 -m benchmarks.demo_rank CHECKPOINT PLAN INPUTS OUT
 
 INPUTS is a safetensors file: `prompt` and `sequence` for a model that generates, the tokenizer's
-`input_ids` and `attention_mask` for an encoder. Into OUT go rank<N>.safetensors and rank<N>.json.
+`input_ids` and `attention_mask` for an encoder. rank<N>.safetensors and rank<N>.json go into OUT.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from shardwright.runtime.communication.audit import Call, count_collectives, cou
 
 
 def tell(calls: list[Call]) -> dict[str, Any]:
-    """Collectives as figures."""
+    """Return collectives as figures."""
     return {"kinds": counts(calls), "bytes": sum(call.bytes for call in calls)}
 
 
 def run_decoder(
     model: Any, inputs: dict[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Generate; a forward over a whole sequence; one decode step with its cache."""
+    """Run a generation, a forward over a full sequence, and one decode step with its cache."""
     figures: dict[str, Any] = {}
     tokens = generate(model, inputs["prompt"])
     with count_collectives() as calls:
@@ -47,7 +47,7 @@ def run_decoder(
 def run_encoder(
     model: Any, inputs: dict[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """One embedding a sentence."""
+    """Return one embedding per sentence."""
     with count_collectives() as calls:
         embeddings = embed(model, inputs)
     return {"embeddings": embeddings}, {"forward": tell(calls)}

@@ -1,4 +1,4 @@
-"""How the demo prints what it found: a table a model, a line a check."""
+"""Prints the results of the demo: one table per model, one line per check."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def opening(ranks: int) -> None:
 
 
 def outcome(title: str, found: Outcome) -> None:
-    """All about one model."""
+    """Print all results for one model."""
     solver, files = found.plan.solver, "file" if found.files == 1 else "files"
     console.print()
     console.print(
@@ -82,7 +82,7 @@ def _line(check: Check) -> Text:
 
 
 def closing(checks: int, failed: int, start: float, kept: Path | None, drawn: Path) -> None:
-    """The sum of it."""
+    """Print the summary."""
     console.print()
     seconds = f"{time.perf_counter() - start:.0f} s"
     if failed:

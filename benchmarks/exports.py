@@ -1,15 +1,15 @@
-"""Count how many architectures transformers' own runtime splits right by what we export.
+"""Counts the architectures that transformers' own runtime splits correctly by our exports.
 
-    python -m benchmarks.exports --json F            every architecture that F has no row of yet
-    python -m benchmarks.exports --json F --refused  and those again that were refused
-    python -m benchmarks.exports llama gpt2          some
-    python -m benchmarks.exports --plans DIR         with plans that `benchmarks.plans DIR` wrote
+    python -m benchmarks.exports --json F                   all architectures without a row in F
+    python -m benchmarks.exports --json F --refused         and again those that were refused
+    python -m benchmarks.exports llama gpt2                 some
+    python -m benchmarks.exports --plans DIR                with plans from `benchmarks.plans DIR`
 
-Each tiny model is planned, saved, and read by transformers on real gloo ranks: by the tables of its
-own styles that `planner/exports/stock` makes of the plan, one after the other until one passes, and
-by our style for the whole plan. Logits and all gradients are compared with the unsplit model, in
-float64. What passes is compared again on other inputs: what then differs is wrong. A table that
-holds more than 1.05 of the plan's bytes on a rank is refused. transformers wants accelerate.
+Each tiny model is planned, saved, and loaded by transformers on real gloo ranks: by the tables of
+its own styles that `planner/exports/stock` makes from the plan, until one passes, and by our style
+for the full plan. Logits and all gradients are compared with the unsharded model, in float64. What
+passes is compared again on other inputs, and counts as wrong if it then differs. A table that holds
+more than 1.05 times the plan's bytes on a rank is refused. transformers needs accelerate.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ Row = dict[str, Any]
 
 
 def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> Row:
-    """What came of one architecture; every rank returns the same row."""
-    del mesh  # transformers makes its own
+    """Return the row of one architecture; every rank returns the same row."""
+    del mesh  # transformers makes its own mesh
     begun = time.perf_counter()
     mixin.initialize_distributed_mesh = _one_mesh
     row: Row = {"kind": kind, "name": name}
@@ -83,7 +83,7 @@ def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh:
         if "refused" not in tried:
             row["stock"] = tried | {"gathered": sum("_" in s for s in table.values())}
             break
-        if not i:  # of the refused, what the first one did
+        if not i:  # for refused models, the result of the first table
             row["stock"] = tried
     row["own"] = _tried(WholePlan(plan), cls, directory, wanted, tp)
     for way in ("stock", "own"):
@@ -96,10 +96,10 @@ def exported(plans: Path | None, kind: str, name: str, rank: int, tp: int, mesh:
 
 
 def _planned(plans: Path | None, kind: str, name: str, config: Any, model: Any, tp: int) -> Plan:
-    """The plan of a model: that which was kept, if it is, else one that is kept.
+    """Load a model's plan from the folder, or make it and store it there.
 
     Raises:
-        UsageError: it is for another number of ranks.
+        UsageError: the stored plan is for another number of ranks.
     """
     kept = plans and plans / f"{kind}-{name}.json"
     if kept and kept.exists():
@@ -114,7 +114,7 @@ def _planned(plans: Path | None, kind: str, name: str, config: Any, model: Any, 
 
 
 def _one_mesh(config: Any) -> Any:
-    """Transformers' mesh, made once a process: each has groups, and each of these has threads."""
+    """Return transformers' mesh, made once per process: each has groups, and these have threads."""
     if config.tp_size not in _MESHES:
         _MESHES[config.tp_size] = initialize_distributed_mesh(config)
     return _MESHES[config.tp_size]
@@ -124,9 +124,9 @@ _MESHES: dict[int, Any] = {}
 
 
 def _tried(way: Way, cls: Any, directory: str, wanted: list[Any], tp: int) -> Row:
-    """What came of one way to split: equal on the first inputs, and then on the others."""
+    """Return the result of one way to split: equal on the first inputs, and then on the others."""
     found = []
-    _clear_sharding_prop_cache()  # what torch has kept of other models is wrong for some
+    _clear_sharding_prop_cache()  # torch's cache entries of other models are wrong for some
     for given, want in wanted:
         try:
             ran, raised = compared(way, cls, directory, given, want), ""
@@ -151,7 +151,7 @@ def _tried(way: Way, cls: Any, directory: str, wanted: list[Any], tp: int) -> Ro
 
 
 def summary(rows: list[Row]) -> str:
-    """The counts, and why what was refused was."""
+    """Return the counts, and why models were refused."""
     lines = []
     for what in ("stock", "own"):
         found = {r["kind"] + " " + r["name"]: r.get(what, r) for r in rows}

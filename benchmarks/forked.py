@@ -1,6 +1,6 @@
-"""Ranks as forks of a process that has torch imported: a tenth of a second each, not five.
+"""Runs ranks as forks of a process that has imported torch: a tenth of a second each, not five.
 
-Each writes to a file of its own, and how it ended is told apart: well, with an error of ours, with
+Each rank writes to its own file. The results tell how it ended: well, with one of our errors, with
 a raw exception, by a signal, or not at all.
 """
 
@@ -26,7 +26,7 @@ HOST = "127.0.0.1"
 
 
 def agent_store() -> TCPStore:
-    """A store that this process keeps for ranks, also over several starts of them."""
+    """Return a store that this process keeps for ranks, also over several starts of them."""
     return TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
 
 
@@ -39,10 +39,10 @@ class Ended:
     """How a rank ended.
 
     Attributes:
-        how: "well", "error" (of ours), "raw", "killed" or "hangs".
+        how: "well", "error" (one of ours), "raw", "killed" or "hangs".
         text: The message of an error.
-        log: All that it wrote to stdout and stderr.
-        seconds: Until the last rank had ended, at most.
+        log: Everything that it wrote to stdout and stderr.
+        seconds: Upper bound of the time until the last rank had ended.
     """
 
     how: str
@@ -62,17 +62,17 @@ def run_forked(
     doomed: int | None = None,
     agent: TCPStore | None = None,
 ) -> list[Ended]:
-    """Run `fn(*args)` on `ranks` processes with the environment that torchrun gives.
+    """Run `fn(*args)` on `ranks` processes with the environment that torchrun sets.
 
     Args:
-        ranks: How many.
-        fn: Importable, as each process finds it by its name.
-        args: What pickles.
-        folder: For the files of the ranks.
-        limit: Seconds after which a rank hangs; it is killed then.
-        environ: By rank, what is added to the environment.
-        agent: The store of the ranks, as torchrun's agent keeps it; by default rank 0 does.
-        doomed: A rank that is killed when the others have ended, as it does not end by itself.
+        ranks: Number of ranks.
+        fn: An importable function, as each process finds it by name.
+        args: Arguments that pickle.
+        folder: Folder for the ranks' files.
+        limit: Seconds after which a rank counts as hanging and is killed.
+        environ: Additions to the environment, by rank.
+        agent: A store such as torchrun's agent keeps; by default rank 0 keeps the store.
+        doomed: A rank that does not end by itself; it is killed when the others have ended.
     """
     context = _server(fn.__module__)
     port = free_port() if agent is None else agent.port
@@ -99,7 +99,7 @@ def run_forked(
 
 @cache
 def _server(module: str) -> ForkServerContext:
-    """What forks; when it is ready, since its imports take long on a busy machine."""
+    """Return the server that forks, once it is ready: its imports take long on a busy machine."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, module])
     first = context.Process(target=_nothing)
@@ -126,7 +126,7 @@ def _ended(stem: Path, hangs: bool, code: int, seconds: float) -> Ended:
 def _main(
     stem: Path, environ: dict[str, str], fn: Callable[..., None], args: Sequence[Any]
 ) -> None:
-    """What a fork runs."""
+    """Run a fork."""
     log = os.open(stem.with_suffix(".log"), os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -1,12 +1,12 @@
-"""Pages of plans of published models, for the site: `make docs`.
+"""Makes pages of plans of published models for the site: `make docs`.
 
-    python -m benchmarks.gallery FOLDER             all of them
-    python -m benchmarks.gallery FOLDER llama-8b    some
+    python -m benchmarks.gallery FOLDER                all of them
+    python -m benchmarks.gallery FOLDER llama-8b       some
 
-Each model is planned at full size, for a prefill and 128 steps of decoding of 8 sequences of 2048
-tokens, on the fewest H100 of which its parameters take three quarters at most, and on twice as
-many: one page for both, with what other placements would cost. Needs no network, no weights and no
-GPU.
+Each model is planned at full size, for a prefill and 128 decode steps of 8 sequences of 2048
+tokens. It is planned for the fewest H100s of which its parameters take at most three quarters, and
+for twice as many. One page shows both, with the costs of other placements. Needs no network, no
+weights and no GPU.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.progress import track
 
 LARGEST = 60_000_000_000
-"""Bytes of parameters on a rank, at most."""
+"""Most bytes of parameters on a rank."""
 
 
 def ranks(parameters: int) -> tuple[int, int]:
-    """On how many a model of so many parameters of two bytes is shown."""
+    """Return the two numbers of ranks for a model with this many two-byte parameters."""
     fewest = 2
     while 2 * parameters > fewest * LARGEST:
         fewest *= 2
@@ -31,7 +31,7 @@ def ranks(parameters: int) -> tuple[int, int]:
 
 
 def page_of(name: str) -> str:
-    """The page of a model."""
+    """Return the page of a model."""
     from benchmarks.planning_models import MODELS
     from shardwright.planner.api import prepare
     from shardwright.planner.picture.beside import beside

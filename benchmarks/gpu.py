@@ -2,13 +2,14 @@
 
     torchrun --nproc-per-node 8 -m benchmarks.gpu --device cuda --json FILE
 
-    exact       a small model in float64: logits and gradients less those of the unsplit model
-    step        a token decoded, of the unsplit model and of ours, eager and as one compiled graph:
-                kernels launched, time of the host until all are queued, time until they are done
-    train       peak of memory in a training step
-    all_reduce  microseconds by bytes: the backend's, and those of torch's symmetric memory
+exact       a small model in float64: difference of logits and gradients from the unsharded model
+step        one decoded token, for the unsharded model and ours, eager and as one compiled graph:
+            kernels launched, host time until all are queued, time until they are done
+train       peak memory of a training step
+all_reduce  microseconds by bytes, for the backend and for torch's symmetric memory
 
-What fails is noted in its place. On CPUs kernels and memory are 0, and symmetric memory fails.
+A failure is noted in place of its figure. On CPUs kernels and memory are 0, and symmetric memory
+fails.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("shardwright").setLevel(
         logging.INFO
-    )  # whether ranks share memory, or why not
+    )  # tells whether ranks share memory, or why not
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with tempfile.TemporaryDirectory() as own:
         job = speed_rank.Job("ours", rank, ranks, 0, own, "", "tiny", given.device, "float64")
         figures: dict[str, Any] = {"ranks": ranks, "device": given.device}
         here = speed_rank.Rank(job)
-        if not dist.is_initialized():  # of one rank it makes no group
+        if not dist.is_initialized():  # with one rank, no group was made
             dist.init_process_group("nccl" if given.device == "cuda" else "gloo")
         _prepare(here, rank, "tiny", "float64")
         figures["exact"] = tried(lambda: exact(here))
@@ -75,7 +76,7 @@ def main() -> int:
 
 
 def tried(work: Callable[[], Any]) -> Any:
-    """What `work` gives, or how it fails, in one line."""
+    """Return the result of `work`, or how it failed, in one line."""
     try:
         return work()
     except Exception as error:
@@ -85,7 +86,7 @@ def tried(work: Callable[[], Any]) -> Any:
 
 
 def _prepare(here: speed_rank.Rank, rank: int, size: str, dtype: str) -> None:
-    """Have `here` hold models of this size: rank 0 makes a checkpoint, and a plan for it."""
+    """Give `here` models of this size: rank 0 makes a checkpoint and a plan for it."""
     from shardwright import plan
 
     folder = Path(here.job.folder) / size
@@ -110,7 +111,7 @@ def _hold(here: speed_rank.Rank, way: str) -> Any:
 
 
 def exact(here: speed_rank.Rank) -> float:
-    """The largest difference of logits and gradients from those of the unsplit model."""
+    """Return the largest difference of logits and gradients from the unsharded model's."""
     from shardwright.runtime.state.gather import full_tensors
 
     ids = torch.arange(24, device=here.device).view(2, -1) % 251
@@ -126,7 +127,7 @@ def exact(here: speed_rank.Rank) -> float:
 
 
 def peaks(here: speed_rank.Rank) -> dict[str, int]:
-    """The most memory that this rank has in use in a training step, in MiB."""
+    """Return this rank's peak memory in a training step, in MiB."""
     out = {}
     for way in ("one", "ours"):
         _hold(here, way)
@@ -138,7 +139,7 @@ def peaks(here: speed_rank.Rank) -> dict[str, int]:
 
 
 def steps(here: speed_rank.Rank, way: str, compiles: bool) -> dict[str, float]:
-    """What a decoded token takes."""
+    """Measure one decoded token."""
     from torch.profiler import ProfilerActivity, profile
 
     _hold(here, way)
@@ -167,7 +168,7 @@ def steps(here: speed_rank.Rank, way: str, compiles: bool) -> dict[str, float]:
 
 
 def reduces(device: torch.device, size: int) -> dict[str, Any]:
-    """Microseconds of an all-reduce of `size` bytes in bfloat16, by each way that there is."""
+    """Return microseconds of an all-reduce of `size` bytes in bfloat16, for each way."""
     import torch.distributed._symmetric_memory as symmetric
 
     group = dist.group.WORLD

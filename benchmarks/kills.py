@@ -3,14 +3,14 @@
     python -m benchmarks.kills --kills 60 --saves 40 --seed 0
 
 Ranks of a tiny model start, load, compute, generate and save over an older checkpoint. One of them
-is killed before a random event (a collective, a file that is read or written), after a random time,
-or it stops and hangs. Counted is what must not be:
+is killed before a random event (a collective, a file that is read or written) or after a random
+time, or it stops and hangs. These outcomes are counted as faults:
 
-    wrong      a rank went on and got other numbers
-    raw        it ended in an exception that is not ours, or in an error of several lines
-    hang       it did not end soon after its timeout: a process would be left
-    misblamed  it named another rank as the one that is gone
-    mixed      the folder held neither the old checkpoint nor the new one, whole
+wrong       a rank went on and got other numbers
+raw         a rank ended in an exception that is not ours, or in an error of several lines
+hang        a rank did not end soon after its timeout: a process would be left
+misblamed   a rank named another rank as the one that is gone
+mixed       the folder held neither the full old checkpoint nor the full new one
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from benchmarks.kills_rank import EVENTS, Kill, work
 
 TIMEOUT = 8.0
 SLACK = 40.0
-"""Seconds that a rank may take beyond its timeout: to compute what it does, on a busy machine."""
+"""Seconds that a rank may take beyond its timeout: time to compute, on a busy machine."""
 
 SHARDS = ("5GB", "60KB")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kill: of how many ranks, when, and how the checkpoint is cut into files."""
+    """One kill: the number of ranks, when, and how the checkpoint is cut into files."""
 
     ranks: int
     kill: Kill
     shards: str = SHARDS[0]
     short: bool = False
     agent: bool = False
-    """Whether the store is kept by another process, as under torchrun, or by rank 0."""
+    """Whether another process keeps the store, as under torchrun, instead of rank 0."""
 
 
 @dataclass
 class Outcome:
-    """What was wrong with a case: words of the list above, with what was seen."""
+    """The faults of a case: words of the list above, with what was seen."""
 
     case: Case
     wrong: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Outcome:
 
 
 class Kills:
-    """A folder with a model, its plans, and what comes out where nobody dies."""
+    """A folder with a model and its plans, and the results when nobody dies."""
 
     def __init__(self, folder: Path, ranks: Sequence[int] = (2, 4)) -> None:
         self.folder = folder
@@ -80,13 +80,13 @@ class Kills:
                 self.new[n, short] = _values(folder / "saved")
 
     def cases(self, kills: int, saves: int, seed: int) -> Iterator[Case]:
-        """Seeded: `kills` over all stages in turn, then `saves` in save, half of them of rank 0."""
+        """Yield seeded cases: `kills` over all stages, then `saves` in save, half of rank 0."""
         draw, ranks = random.Random(seed), sorted({n for n, _ in self.healthy})
         stages = list(EVENTS)
         for i in range(kills):
             n, stage = ranks[i % len(ranks)], stages[i // len(ranks) % len(stages)]
             kill = self._kill(draw, n, stage, draw.randrange(n), False)
-            # Torch waits without end for a store that hangs.
+            # Torch waits forever for a store that hangs.
             agent = draw.random() < 0.5 or (kill.stop and kill.victim == 0)
             yield Case(n, kill, agent=agent)
         for i in range(saves):
@@ -169,7 +169,7 @@ def _prepare(folder: Path, ranks: Sequence[int]) -> None:
 
 
 def _values(folder: Path) -> dict[str, float]:
-    """Of a checkpoint as transformers reads it: of each parameter, the sum of its magnitudes."""
+    """Return each parameter's sum of magnitudes in a checkpoint, as transformers loads it."""
     from transformers import LlamaForCausalLM
 
     from shardwright.runtime.checkpoint.source import Checkpoint

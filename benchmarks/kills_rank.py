@@ -1,7 +1,7 @@
-"""What a rank does in `kills.py`: all stages in turn, with one event at which it may be killed.
+"""Runs a rank for `kills.py`: all stages in turn, with one event at which it may be killed.
 
-An event is a call of something that talks to other ranks, or writes or reads a file. The number of
-events of a stage is found by a run in which nobody dies.
+An event is a call of something that talks to other ranks, or writes or reads a file. A run in which
+nobody dies counts the events of a stage.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ EVENTS: dict[str, list[tuple[Any, str]]] = {
         (dist, "all_gather"),
     ],
 }
-"""Stage -> what is called in it, and where it is looked up."""
+"""Stage -> the functions that are called in it, and where they are looked up."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Kill:
     Attributes:
         stage: One of `EVENTS`.
         victim: The rank.
-        event: Before which event of the stage; -1 for none.
-        delay: Or after so many seconds of the stage, whatever it does then; -1 for not.
-        stop: It is stopped, not killed: it hangs.
+        event: The event of the stage before which it is killed; -1 for none.
+        delay: Seconds into the stage after which it is killed instead; -1 for none.
+        stop: Whether it is stopped instead of killed, and hangs.
     """
 
     stage: str
@@ -80,15 +80,15 @@ class Kill:
 
 
 def work(folder: Path, ranks: int, kill: Kill, shards: str, timeout: float, short: bool) -> None:
-    """Go through all stages, and write down after each what came out of it.
+    """Go through all stages, and write the results after each.
 
     Args:
-        folder: With `model`, plans and, after a save, `saved`.
-        ranks: How many there are.
-        kill: Of which rank, and when.
+        folder: Folder with `model`, plans and, after a save, `saved`.
+        ranks: Number of ranks.
+        kill: Which rank is killed, and when.
         shards: `max_shard_size` of the save.
-        timeout: Of `load`.
-        short: Leave out what comes between loading and saving.
+        timeout: Timeout of `load`.
+        short: Whether to leave out the stages between loading and saving.
     """
     out: dict[str, Any] = {}
     rank = int(os.environ["RANK"])
@@ -140,7 +140,7 @@ def work(folder: Path, ranks: int, kill: Kill, shards: str, timeout: float, shor
 
 @contextmanager
 def _counted(stage: str, kill: Kill | None) -> Iterator[list[int]]:
-    """Count the events of a stage, and be killed at one."""
+    """Count the events of a stage, and die at the chosen one."""
     seen = [0]
 
     def counting(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,11 +3,11 @@
     python -m benchmarks.loading [--json FILE] [--ranks 2] [--layers 10]
 
 Each way of loading runs in fresh processes on the same llama-shaped checkpoint (about 200 M
-parameters in bfloat16, made for the run). "peak" is anonymous memory at its highest while loading,
-less what the process had before it began to build the model: what loading costs over importing.
-transformers leaves a CPU model's weights in the mapped file, to be read when they are first used,
-so its figures come later: "resident" is all memory, mapped files with it, that the process has more
-than at the start once every parameter was used, "used" the time until then.
+parameters in bfloat16, made for the run). "peak" is the peak of anonymous memory during loading,
+minus what the process had before it began to build the model: the cost of loading beyond imports.
+transformers leaves a CPU model's weights in the mapped file, where they are read on first use. Its
+comparable figures therefore come later: "resident" is the growth of all memory since the start,
+including mapped files, once every parameter was used, and "used" is the time until then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIB = 2**20
 
 
 def config(layers: int) -> Any:
-    """A llama of about 65 M + 13 M x `layers` parameters."""
+    """Return a llama config with about 65 M + 13 M x `layers` parameters."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -46,7 +46,7 @@ def config(layers: int) -> Any:
 
 
 def make(directory: Path, layers: int) -> None:
-    """Write the checkpoint, in several files."""
+    """Write the checkpoint in several files."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -65,7 +65,7 @@ LAYOUTS = {
 
 
 def shardwright(directory: Path, rank: int, ranks: int) -> tuple[Any, int]:
-    """This project's loader; returns the model and the bytes that it asked the files for."""
+    """Load with this project; return the model and the bytes requested from the files."""
     from transformers import AutoConfig
 
     from shardwright.planner.contract.notation import parse
@@ -87,14 +87,14 @@ def shardwright(directory: Path, rank: int, ranks: int) -> tuple[Any, int]:
 
 
 def transformers_whole(directory: Path, rank: int, ranks: int) -> tuple[Any, int]:
-    """The loader of transformers without tensor parallelism."""
+    """Load with transformers without tensor parallelism."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(directory), _file_bytes(directory)
 
 
 def transformers_tp(directory: Path, rank: int, ranks: int) -> tuple[Any, int | None]:
-    """The loader of transformers with its own tensor parallel plan, on gloo ranks."""
+    """Load with transformers' own tensor-parallel plan, on gloo ranks."""
     from transformers import AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
 
@@ -115,7 +115,7 @@ WAYS: dict[str, tuple[Callable[..., tuple[Any, int | None]], bool]] = {
 
 
 def memory(field: str = "RssAnon") -> int:
-    """Memory of this process in bytes: RssAnon is without the pages of mapped files, VmRSS with."""
+    """Return this process's memory in bytes: VmRSS includes pages of mapped files, RssAnon not."""
     with open("/proc/self/status") as status:  # noqa: PTH123 (sampled often)
         for line in status:
             if line.startswith(field):
@@ -125,7 +125,7 @@ def memory(field: str = "RssAnon") -> int:
 
 @contextmanager
 def peak() -> Iterator[dict[str, int]]:
-    """Samples anonymous memory every millisecond; the result's "peak" is above the start."""
+    """Sample anonymous memory every millisecond; the yielded "peak" is the rise above the start."""
     base, out, done = memory(), {"peak": 0}, threading.Event()
 
     def sample() -> None:
@@ -143,19 +143,19 @@ def peak() -> Iterator[dict[str, int]]:
 
 
 def local_tensors(model: Any) -> list[Any]:
-    """What this rank holds of parameters and buffers; of a DTensor its local part."""
+    """Return the local tensors of all parameters and buffers on this rank."""
     tensors = [*model.parameters(), *model.buffers()]
     return [(t.to_local() if hasattr(t, "to_local") else t).detach() for t in tensors]
 
 
 def use(tensors: list[Any]) -> None:
-    """Read something of every page."""
+    """Read a value from every page."""
     for tensor in tensors:
         tensor.flatten()[::1024].sum()
 
 
 def measure(way: str, directory: str, rank: int, ranks: int, port: int, results: Any) -> None:
-    """One rank, in a process of its own."""
+    """Run one rank, in a process of its own."""
     os.environ.update(
         HF_HUB_OFFLINE="1",
         TRANSFORMERS_VERBOSITY="error",
@@ -176,7 +176,7 @@ def measure(way: str, directory: str, rank: int, ranks: int, port: int, results:
         loader = WAYS[way][0]
         if ranks > 1:
             torch.distributed.init_process_group("gloo")
-        # Imports are not loading: have them done before the clock starts.
+        # Imports are not loading: do them before the clock starts.
         from transformers import (  # noqa: F401
             AutoModelForCausalLM,
             LlamaForCausalLM,
@@ -215,7 +215,7 @@ def measure(way: str, directory: str, rank: int, ranks: int, port: int, results:
 
 
 def run(way: str, directory: Path, ranks: int) -> list[dict[str, Any]]:
-    """All ranks of one way of loading."""
+    """Run all ranks of one way of loading."""
     ranks = ranks if WAYS[way][1] else 1
     context = mp.get_context("spawn")
     results: Any = context.Queue()
@@ -237,7 +237,7 @@ def run(way: str, directory: Path, ranks: int) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The figures as a table on stdout, sizes in MiB, times in seconds."""
+    """Print the figures as a table, sizes in MiB and times in seconds."""
     heads = ("RANK", "HELD", "PEAK", "PEAK/HELD", "RESIDENT", "READ", "TIME", "USED")
     print(" " * 20 + "".join(f"{head:>10}" for head in heads))
     for row in rows:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.long_run --steps 500 --tokens 2000
 
-Each rank notes what it holds after a tenth of the way, when all is set up, and at the end. Files,
-threads and tensors must be as many; memory may be a little more, as allocators keep some.
+Each rank notes what it holds after a tenth of the run, when everything is set up, and at the end.
+The numbers of files, threads and tensors must be equal. Memory may be a little more, since
+allocators keep some.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SLACK = 16 * 2**20
-"""Bytes of memory that a rank may have more at the end."""
+"""Bytes of memory that a rank may gain until the end."""
 
 TOKENS_A_TURN = 50
 
@@ -30,10 +31,10 @@ class Held:
     """What a process holds.
 
     Attributes:
-        memory: Bytes that are resident.
+        memory: Resident bytes.
         files: Open files and sockets.
-        threads: Of the system, not of Python alone.
-        tensors: That the garbage collector knows.
+        threads: Threads of the system, not only Python's.
+        tensors: Tensors that the garbage collector tracks.
     """
 
     memory: int
@@ -43,7 +44,7 @@ class Held:
 
     @classmethod
     def now(cls) -> Held:
-        """By this process, after a garbage collection."""
+        """Measure this process, after a garbage collection."""
         import torch
 
         gc.collect()
@@ -58,7 +59,7 @@ class Held:
 
 
 def work(model: str, plan: str, steps: int, tokens: int) -> dict[str, list[dict[str, int]]]:
-    """On each rank: what it held early and at the end, of training and of generating."""
+    """Return what a rank held early and at the end, for training and for generating."""
     import torch
 
     import shardwright
@@ -99,13 +100,13 @@ def _watched(turn: Callable[[int], None], turns: int) -> list[dict[str, int]]:
 
 
 def growth(early: dict[str, int], late: dict[str, int]) -> list[str]:
-    """What grew, in words."""
+    """List what grew, in words."""
     more = {name: late[name] - early[name] for name in early}
     return [f"{n} by {m}" for n, m in more.items() if m > (SLACK if n == "memory" else 0)]
 
 
 def run(steps: int, tokens: int) -> list[dict[str, list[dict[str, int]]]]:
-    """What each of two ranks held."""
+    """Return what each of two ranks held."""
     import shardwright
     from benchmarks.faults.models import checkpoint
     from shardwright.planner.on_ranks.launch import run_processes

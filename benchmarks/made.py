@@ -1,10 +1,11 @@
-"""Split modules that hypothesis makes, and compare each with the whole one, gradients and all.
+"""Splits modules that hypothesis generates, and compares each with the unsharded one.
 
-    python -m benchmarks.made --seed 1 --count 500      on 2 and on 3 ranks: threads of one process
-    python -m benchmarks.made --one FILE.py --tp 2      one module, as an earlier run wrote it
+    python -m benchmarks.made --seed 1 --count 500         on 2 and on 3 ranks: threads of a process
+    python -m benchmarks.made --one FILE.py --tp 2         one module that an earlier run wrote
 
-Prints what of each kind came out, and the source of each module that is wrong or raises something
-else than one of our errors into `--folder`. Exits with 1 if there is one.
+Outputs and gradients are compared. Prints the number of each outcome. The source of each module
+that is wrong, or raises an error that is not ours, is written to `--folder`; the exit code is then
+1.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Install what would be published, and do what the first pages say: `make release-check`.
+"""Installs the package as it would be published, and follows the first pages of the docs.
 
-    python -m benchmarks.newcomer dist            wheel and sdist, each in an empty environment
-    python -m benchmarks.newcomer dist/*.whl      one
+    python -m benchmarks.newcomer dist             wheel and sdist, each in an empty environment
+    python -m benchmarks.newcomer dist/*.whl       one
 
-Every file of the package must be there, and nothing of this repository is used but the pages and
-`constraints.txt`. Each command is run as a shell runs it, in an empty folder, and what it prints is
-compared with the page. The package index must be at hand.
+Used by `make release-check`. Every file of the package must be there, and nothing of this
+repository is used except the pages and `constraints.txt`. Each command runs in a shell, in an empty
+folder, and its output is compared with the page. The package index must be reachable.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ FOLDERS = ("planner", "rules", "runtime", "src/shardwright")
 
 
 class Failed(Exception):
-    """A step that did not do what it should; the text says which."""
+    """A step failed; the text says which."""
 
 
 def environment(folder: Path, package: Path) -> dict[str, str]:
-    """Make one with the package in it; the variables of who works there."""
-    # A PYTHONPATH that leads here would have pip think that the package is there.
+    """Make an environment with the package; return its environment variables."""
+    # With a PYTHONPATH that leads here, pip would consider the package installed.
     keep = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     variables = {**keep, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -45,7 +45,7 @@ def environment(folder: Path, package: Path) -> dict[str, str]:
 
 
 def missing(variables: dict[str, str], folder: Path) -> list[str]:
-    """Files of the package that git has and the installed one has not."""
+    """List files of the package that git has and the installed package lacks."""
     where = "import pathlib, shardwright; print(pathlib.Path(shardwright.__file__).parent)"
     installed = Path(run(f'python -c "{where}"', variables, folder).strip())
     assert ROOT not in installed.parents, "it is this checkout that is installed"
@@ -57,7 +57,7 @@ def missing(variables: dict[str, str], folder: Path) -> list[str]:
 
 
 def run(command: str, variables: dict[str, str], folder: Path) -> str:
-    """What a command prints, as a shell runs it: to stdout, or else to stderr.
+    """Run a command in a shell, and return its stdout, or else its stderr.
 
     Raises:
         Failed: it ended with an error.
@@ -71,10 +71,10 @@ def run(command: str, variables: dict[str, str], folder: Path) -> str:
 
 
 def follow(page: Path, variables: dict[str, str], folder: Path) -> Iterator[tuple[str, float]]:
-    """Do what a page says; each command with the seconds that it took.
+    """Follow a page; yield each command with the seconds that it took.
 
     Raises:
-        Failed: a command failed, or printed something else than the page says.
+        Failed: a command failed, or its output differs from the page.
     """
     for block in (b for b in blocks(page) if not b.skipped):
         if block.kind == "python":

@@ -1,14 +1,14 @@
-"""Plans for least time and for least memory, beside transformers' own, of published models.
+"""Compares plans for least time and least memory with transformers' own, for published models.
 
-    python -m benchmarks.objectives                               all models, tp 2, 4, 8, 16 and 32
-    python -m benchmarks.objectives llama-8b --tp 32              one
-    python -m benchmarks.objectives --json FILE --text FILE       write the rows, and the table
+    python -m benchmarks.objectives                            all models, tp 2, 4, 8, 16 and 32
+    python -m benchmarks.objectives llama-8b --tp 32           one
+    python -m benchmarks.objectives --json FILE --text FILE    write the rows, and the table
 
-Each model at its full size, for each phase by itself: bytes of weights and all memory of a rank,
-collectives of a pass, predicted time. A plan for least time may hold more bytes, or take more
-collectives, than transformers' own only if it takes less time: where it does not, that is listed,
-and the exit status is 1. Models are on meta: no weights, no network, no GPU; plans are proven and
-checked, but not run on meta. Rows that FILE has already are not made again.
+For each model at full size, and for each phase separately, a row has bytes of weights and all
+memory of a rank, collectives of a pass, and predicted time. A plan for least time may hold more
+bytes, or take more collectives, than transformers' own only if it takes less time. Exceptions are
+listed, and the exit status is then 1. Models are on meta: no weights, no network, no GPU. Plans are
+proven and checked, but not run on meta. Rows that FILE has already are not made again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 @cache
 def traced(name: str) -> Any:
-    """A model at its full size; what ranks and phases are asked for does not change its trace."""
+    """Trace a model at full size; the trace does not depend on ranks and phases."""
     from benchmarks.planning_models import MODELS
     from shardwright.planner.api import prepare
 
@@ -46,7 +46,7 @@ def traced(name: str) -> Any:
 
 
 def measured(group: tuple[str, int, list[str]]) -> list[Row]:
-    """Some phases of a model on a number of ranks: for each objective, and by hand."""
+    """Measure some phases of a model on a number of ranks, for each objective and by hand."""
     from shardwright.planner.search.ladder import SOLVING, climb
     from shardwright.planner.search.search_state import start
     from shardwright.planner.search.solution import SolverOptions, predicted
@@ -74,7 +74,7 @@ def measured(group: tuple[str, int, list[str]]) -> list[Row]:
 
 
 def by_hand(task: Any, phase: str) -> Row:
-    """What transformers' own plan comes to, or why there is none or it has no price."""
+    """Price transformers' own plan, or say why there is none or it has no price."""
     from shardwright.errors import UsageError
     from shardwright.planner.problem.tp_plan import OWN, table_of
     from shardwright.planner.report.hand_written import price
@@ -87,7 +87,7 @@ def by_hand(task: Any, phase: str) -> Row:
 
 
 def figures(predicted: Prediction, phase: str) -> Row:
-    """What is compared; collectives of a backward pass only where there is one."""
+    """Return the compared figures; collectives of a backward pass only if there is one."""
     assert predicted.memory is not None
     return {
         "bytes": max(predicted.parameter_bytes),
@@ -100,7 +100,7 @@ def figures(predicted: Prediction, phase: str) -> Row:
 
 
 def worse(row: Row) -> list[str]:
-    """In what the plan for least time is above the hand-written one, without less time."""
+    """List where the plan for least time exceeds the hand-written one without taking less time."""
     ours, hand = row["time"], row["hand"]
     if "problem" in hand or ours["time_ns"] < hand["time_ns"]:
         return []
@@ -108,7 +108,7 @@ def worse(row: Row) -> list[str]:
 
 
 def text(rows: Sequence[Row]) -> str:
-    """The rows for people, what is worse, and a summary."""
+    """Format the rows for people, with what is worse and a summary."""
     head = f"{'MODEL':<16}{'TP':>3} {'PHASE':<8}"
     for of in ("GB OF WEIGHTS", "COLLECTIVES", "MILLISECONDS"):
         head += f"{of:>27}"
@@ -143,12 +143,12 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def key(row: Row) -> tuple[str, int, int]:
-    """What tells a row from others, in the order of the table."""
+    """Return the key of a row, in the order of the table."""
     return row["model"], row["tp"], PHASES.index(row["phase"])
 
 
 def made(todo: Sequence[tuple[str, int, str]], jobs: int) -> Iterator[Row]:
-    """The rows, those of a model and a number of ranks together."""
+    """Yield the rows, those of one model and number of ranks together."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name, tp, phase in todo:
         groups.setdefault((name, tp), []).append(phase)

@@ -1,9 +1,9 @@
-"""Fenced blocks of Markdown pages: which files they make, and which commands they run.
+"""Reads fenced blocks of Markdown pages: the files they make, and the commands they run.
 
-A `python` block is run, and blocks of a page share their names; with a title it is a file of that
-name, which commands of the page may run. `bash` is a command a line, `console` commands after `$`
-and what they print below, where `...` stands for anything. A block whose title begins with "not
-run here: " says why.
+A `python` block is run, and the blocks of a page share their names. With a title, it is a file of
+that name, which commands of the page may run. `bash` has one command per line. `console` has
+commands after `$` with their output below, where `...` stands for anything. A block whose title
+begins with "not run here: " says why.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Block(NamedTuple):
 
     Attributes:
         kind: Its language.
-        title: What stands above it on the site; empty where nothing does.
-        text: What is within.
-        line: Where that begins on the page.
+        title: Its title on the site; empty if it has none.
+        text: Its content.
+        line: The line of the page on which the content begins.
     """
 
     kind: str
@@ -34,12 +34,12 @@ class Block(NamedTuple):
 
     @property
     def skipped(self) -> bool:
-        """Whether it says that it is not run."""
+        """Return whether it says that it is not run."""
         return self.title.startswith(SKIPPED)
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """All blocks of a page, in order."""
+    """Yield all blocks of a page, in order."""
     text = page.read_text()
     fence = r'^```(\w*)(?: title="([^"\n]*)")?\n(.*?)^```$'
     for found in re.finditer(fence, text, re.MULTILINE | re.DOTALL):
@@ -48,7 +48,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands(block: Block) -> Iterator[tuple[str, str | None]]:
-    """Each command of a block, and what it prints where the page says that."""
+    """Yield each command of a block, and its output if the page shows it."""
     if block.kind == "console":
         for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
             command, _, printed = part.partition("\n")
@@ -60,7 +60,7 @@ def commands(block: Block) -> Iterator[tuple[str, str | None]]:
 
 
 def unlike(wanted: str | None, found: str) -> str:
-    """Where what a command printed is not what its page says; empty where it is."""
+    """Return where a command's output differs from the page; empty if it does not."""
     if wanted is None:
         return ""
     check, example = doctest.OutputChecker(), doctest.Example("", wanted)

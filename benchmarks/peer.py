@@ -1,12 +1,13 @@
-"""Measure transformers' own tensor parallelism, to hold ours against it.
+"""Measures transformers' own tensor parallelism, for comparison with ours.
 
-    python -m benchmarks.peer                                   every architecture that has a plan
-    python -m benchmarks.peer --kind causal llama gemma2        some
+    python -m benchmarks.peer                              every architecture that has a plan
+    python -m benchmarks.peer --kind causal llama gemma2   some
 
-Saves a tiny model of each architecture, loads it with `tp_plan="auto"` on real gloo ranks and
-records the collectives of a forward and a backward pass, the bytes that each rank holds, and how
-far logits and gradients are from the whole model's. The last result is `results/peer_tp2.json`;
-`benchmarks/zoo.py` holds our own against it. transformers wants accelerate for this.
+Saves a tiny model of each architecture, loads it with `tp_plan="auto"` on real gloo ranks, and
+records the collectives of a forward and a backward pass, the bytes that each rank holds, and the
+differences of logits and gradients from the unsharded model's. The last result is
+`results/peer_tp2.json`, which `benchmarks/zoo.py` compares ours with. transformers needs
+accelerate for this.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from tests import zoo
 
 
 def measured(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, Any]:
-    """What transformers' tensor parallelism does with one model; on every rank the same row.
+    """Measure transformers' tensor parallelism on one model; every rank returns the same row.
 
-    An architecture without a plan has no more than its name in it. What goes wrong before and in
-    the forward pass without gradients is raised.
+    The row of an architecture without a plan has only its name. Errors before and in the forward
+    pass without gradients are raised.
     """
-    del mesh  # transformers makes its own
+    del mesh  # transformers makes its own mesh
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(tp), "LOCAL_RANK": str(rank)}
     config, whole = build(kind, name, torch.float32)
     row: dict[str, Any] = {"kind": kind, "name": name, "rules": len(whole.tp_plan or {})}
@@ -95,7 +96,7 @@ def measured(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, 
 
 
 def _held(model: nn.Module) -> int:
-    """Bytes of parameters and buffers on this rank, those that are shared once."""
+    """Return the bytes of parameters and buffers on this rank, counting shared ones once."""
     tensors = [*model.parameters(), *model.buffers()]
     return sum(t.numel() * t.element_size() for t in map(_local, tensors))
 
@@ -117,7 +118,7 @@ def _line(error: Exception) -> str:
 
 
 def table(rows: list[dict[str, Any]], tp: int) -> Table:
-    """The results for people."""
+    """Format the results for people."""
     out = Table(title=f"transformers' own plans, tp={tp}", title_justify="left")
     out.add_column("MODEL")
     for title in ("LOGITS", "GRADS", "HELD", "SPLIT", "FORWARD", "BACKWARD"):

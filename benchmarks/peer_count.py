@@ -1,4 +1,4 @@
-"""Every collective that code calls, whichever way: transformers calls `dist.*` and DTensor."""
+"""Counts every collective that code calls: transformers calls `dist.*` and DTensor."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.runtime.communication.audit import KINDS, Call
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it tells of each start and stop
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it logs each start and stop
 PREFIX = "c10d::"
-"""Of torch's ops below all ways to call a collective."""
+"""Namespace of the torch ops that every collective ends in."""
 C10D = {
     "allreduce_": ("all_reduce", 0),
     "_allgather_base_": ("all_gather", 1),
@@ -27,7 +27,7 @@ C10D = {
     "alltoall_base_": ("all_to_all", 1),
     "broadcast_": ("broadcast", 0),
 }
-"""Op -> our kind, and the argument with what enters."""
+"""Op -> our kind, and the argument with the input."""
 
 
 class MissedError(Exception):
@@ -39,7 +39,7 @@ def every_collective() -> Iterator[list[Call]]:
     """Collect every collective that runs inside, as `count_collectives` does for our own layers.
 
     Raises:
-        MissedError: torch's profiler, which sees the ops below, has seen another number.
+        MissedError: torch's profiler, which sees the ops below, counted another number.
     """
     calls: list[Call] = []
     with profile(activities=[ProfilerActivity.CPU]) as seen, _Every(calls):
@@ -54,7 +54,7 @@ def _is_below(event: Any) -> bool:
 
 
 def _around(event: Any) -> Iterator[bool]:
-    """Whether each event around it is such a one too: what a mode passes on is there twice."""
+    """Return whether each enclosing event is also such an op: redispatched ops appear twice."""
     while event := event.cpu_parent:
         yield _is_below(event)
 
@@ -67,7 +67,7 @@ class _Every(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, DTensor) for t in types):
             return (
-                NotImplemented  # its own dispatch comes first, then we are called with what it does
+                NotImplemented  # its own dispatch runs first, and then calls this with its own ops
             )
         name = func._schema.name.split("::")[1]
         if func.namespace == "c10d" and name in C10D:

@@ -1,13 +1,14 @@
-"""Our plans and transformers' own, priced at full size, where the counts cannot be compared.
+"""Prices our plans and transformers' own at full size, if their counts cannot be compared.
 
-    python -m benchmarks.peer_price                      those where its plan leaves weights whole
-    python -m benchmarks.peer_price minicpm3 voxtral     some, whatever their counts
+    python -m benchmarks.peer_price                if its plan replicates large weights
+    python -m benchmarks.peer_price minicpm3 voxtral       some, whatever their counts
 
-A plan that leaves weights whole takes fewer collectives. What that costs shows at full size, that
-of each architecture's default config: predicted time of a forward, and bytes of weights a rank.
-Where ours is slower, for fewer bytes, a third price makes the two alike: that of our plan with
-whatever theirs leaves whole pinned whole. Models are on meta: no weights, no network, no GPU. With
-names, the other rows of the --json FILE stay. Exits with 1 if ours is slower anywhere even so.
+A plan that replicates weights takes fewer collectives. Its cost shows at full size, which is that
+of each architecture's default config: predicted time of a forward, and bytes of weights per rank.
+If ours is slower, for fewer bytes, a third price makes the two comparable: that of our plan with
+everything pinned to replicated that theirs replicates. Models are on meta: no weights, no network,
+no GPU. With names, the other rows of the --json FILE stay. Exits with 1 if ours is slower even
+then.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ MISSING: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
 }
-"""What default configs lack, or have so that no model can be made of them, as published models of
-the family have it; that of deepseek_v2 has experts of an odd size."""
+"""Values that default configs lack, or that no model can be made from, taken from published models
+of the family; that of deepseek_v2 has experts of an odd size."""
 
 
 def chosen(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Kinds and names: those asked for, or those that the sweep cannot compare by counts."""
+    """Return kinds and names: the given ones, or those that the sweep cannot compare by counts."""
     found = peers(TP)
     if names:
         unknown = set(names) - {name for _, name in found}
@@ -61,12 +62,12 @@ def chosen(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def key(row: Row) -> tuple[str, str]:
-    """What tells a row from others."""
+    """Return the key of a row."""
     return row["kind"], row["name"]
 
 
 def priced(kind: str, name: str) -> Row:
-    """A process: both plans of one model, or why they have no price."""
+    """Price both plans of one model in a process, or say why they have no price."""
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -101,7 +102,7 @@ def priced(kind: str, name: str) -> Row:
 
 
 def slower(row: Row, which: str) -> bool:
-    """Whether our plan, or that with `alike` parts whole, takes longer than theirs."""
+    """Return whether our plan, or the one with `alike` parts replicated, is slower than theirs."""
     return row[which]["time_ns"] > row["theirs"]["time_ns"]
 
 
@@ -116,7 +117,7 @@ def _figures(predicted: Any) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """The rows that have both prices, for people."""
+    """Format the rows that have both prices, for people."""
     out = Table(title=f"a forward of {SEQ} tokens, tp={TP}, {DEVICE}: ours, and transformers' plan")
     for title in ("MODEL", "PARAMETERS", "MS", "THEIRS", "GB", "THEIRS", "COLLECTIVES", "THEIRS"):
         out.add_column(title, justify="left" if title == "MODEL" else "right")
@@ -130,7 +131,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How often ours is faster and smaller, and what has no price."""
+    """Say how often ours is faster and smaller, and what has no price."""
     both = [(r["ours"], r["theirs"]) for r in rows if "error" not in r]
     lines = [f"{len(both)} of {len(rows)} priced"]
     for what, of in (("time", "time_ns"), ("bytes a rank", "bytes")):
@@ -141,7 +142,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def _likened(row: Row) -> str:
-    """How much slower ours is, for how many bytes, and what becomes of it with the same whole."""
+    """Say how much slower ours is, for how many bytes, and the result with the same replicated."""
     more, less = (row["ours"][of] / row["theirs"][of] - 1 for of in ("time_ns", "bytes"))
     alike = row["alike"]["time_ns"] / row["theirs"]["time_ns"] - 1
     counts = (sum(row[side]["collectives"].values()) for side in ("alike", "theirs"))

@@ -1,12 +1,12 @@
-"""What planning takes for published models at their full size: time by stage, size, proof, memory.
+"""Measures planning of published models at full size: time by stage, size, proof, memory.
 
     python -m benchmarks.planning                          all models, tp 2, 4, 8 and 16
     python -m benchmarks.planning llama-1b --tp 8          one
     python -m benchmarks.planning --layers 2 --json FILE   the first two layers of each
 
-Needs no network, no weights and no GPU. Each model is planned in a process of its own, after
-imports; of several runs (`--repeat`) the fastest counts. Exits with 1 if a plan is missing or not
-proven optimal.
+Needs no network, no weights and no GPU. Each model is planned in its own process, after imports.
+Of several runs (`--repeat`) the fastest counts. Exits with 1 if a plan is missing or not proven
+optimal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class How:
 
 
 def measure(name: str, tp: int, how: How) -> dict[str, Any]:
-    """One plan: seconds by stage, and what came out."""
+    """Make one plan; return seconds by stage and the results."""
     import shardwright
     from benchmarks.planning_models import MODELS
     from shardwright.errors import ShardwrightError
@@ -81,7 +81,7 @@ def measure(name: str, tp: int, how: How) -> dict[str, Any]:
 
 
 def peak() -> int | None:
-    """Most bytes that this process held in memory so far, where the system tells (Linux)."""
+    """Return this process's peak memory in bytes so far, if the system tells (Linux)."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):
@@ -90,7 +90,7 @@ def peak() -> int | None:
 
 
 def work(name: str, sizes: list[int], how: How, rows: Any) -> None:
-    """A process: plan one model for every number of ranks."""
+    """Plan one model for every number of ranks; runs in a process."""
     import torch
 
     import shardwright
@@ -99,7 +99,7 @@ def work(name: str, sizes: list[int], how: How, rows: Any) -> None:
 
     torch.set_num_threads(1)
     layer = torch.nn.Linear(8, 8)
-    shardwright.plan(layer, 2, args=(torch.zeros(3, 8),))  # what is imported at first use
+    shardwright.plan(layer, 2, args=(torch.zeros(3, 8),))  # for imports at first use
     count = sum(p.numel() for p in read_source(MODELS[name].config()).module.parameters())
     assert count == MODELS[name].parameters, f"{name}: {count:,} parameters, not as published"
     for tp in sizes:
@@ -108,7 +108,7 @@ def work(name: str, sizes: list[int], how: How, rows: Any) -> None:
 
 
 def each(names: list[str], sizes: list[int], how: How) -> Iterator[dict[str, Any]]:
-    """The rows of all models, one process after the other; what takes too long is ended."""
+    """Yield the rows of all models, one process at a time; processes past the limit are ended."""
     context = mp.get_context("spawn")
     for name in names:
         rows = context.Queue()
@@ -136,7 +136,7 @@ def _next(rows: Any, process: Any, limit: float) -> dict[str, Any] | None:
 
 
 def table(rows: list[dict[str, Any]], cpu: bool) -> Table:
-    """The rows for people."""
+    """Format the rows for people."""
     out = Table(
         title=f"seconds of {'processor time' if cpu else 'planning'}, by stage",
         title_justify="left",
@@ -166,7 +166,7 @@ def table(rows: list[dict[str, Any]], cpu: bool) -> Table:
 
 
 def write(rows: list[dict[str, Any]], path: Path, repeat: int, cpu: bool) -> None:
-    """Write the rows that there are, and what they were measured with."""
+    """Write the available rows, and what they were measured with."""
     from shardwright.planner.contract.files import write_atomically
 
     about = {"cores": os.cpu_count(), "machine": platform.machine(), "repeat": repeat}
@@ -177,7 +177,7 @@ def write(rows: list[dict[str, Any]], path: Path, repeat: int, cpu: bool) -> Non
 
 
 def numbers(_context: Any, _option: Any, text: str) -> list[int]:
-    """Whole numbers with commas between them."""
+    """Parse integers separated by commas."""
     try:
         found = [int(n) for n in text.split(",")]
     except ValueError:

@@ -1,9 +1,9 @@
-"""Published models whose planning is measured: their config.json, as far as it decides the model.
+"""Published models whose planning is measured, with the parts of config.json that define them.
 
-Each entry: the hub id whose config.json is the source, the number of parameters of the published
-checkpoint (a wrong value would show in it), and the values. Of DeepSeek-V3 without what
+Each entry has the Hub id whose config.json is the source, the number of parameters of the published
+checkpoint (which would reveal a wrong value), and the values. DeepSeek-V3 is without what
 transformers leaves out or holds as buffers: the layer that predicts several tokens, the routing
-biases, and how the file is quantized.
+biases, and the quantization of the file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from transformers import AutoConfig, PretrainedConfig
 
 @dataclass(frozen=True)
 class Published:
-    """A model as published on the hub."""
+    """A model as published on the Hub."""
 
     hub_id: str
     parameters: int
     values: dict[str, Any]
 
     def config(self, layers: int | None = None) -> PretrainedConfig:
-        """The config, in bfloat16; of the first `layers` layers only, where that is given."""
+        """Return the config in bfloat16, or of only the first `layers` layers if given."""
         values = {k: v for k, v in self.values.items() if k != "model_type"}
         if layers is not None:
             key = "n_layer" if "n_layer" in values else "num_hidden_layers"

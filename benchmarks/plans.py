@@ -1,12 +1,12 @@
-"""Write the plans of every tiny architecture and of the published models, and compare two sets.
+"""Writes the plans of every tiny architecture and of the published models, and compares two sets.
 
-    python -m benchmarks.plans DIR                    all of them, tp 2 (published: 2, 4, 8 and 16)
-    python -m benchmarks.plans DIR llama gpt2         some
-    python -m benchmarks.plans DIR --against BEFORE   and compare with those of another checkout
+    python -m benchmarks.plans DIR                     all of them, tp 2 (published: 2, 4, 8 and 16)
+    python -m benchmarks.plans DIR llama gpt2          some
+    python -m benchmarks.plans DIR --against BEFORE    and compare with those of another checkout
 
-A change that should change no plan is tried so: what was written by the code before it is compared,
-but for the names of the solvers that found and proved it, and plans of older format versions as
-they are read today. Exits with 1 if any differs.
+It tests changes that should change no plan. The plans are compared with those of the earlier code,
+except for the names of the solvers that found and proved them. Plans of older format versions are
+read in today's format. Exits with 1 if any differs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from shardwright.planner.contract.plan_file import Plan
 from shardwright.planner.contract.styles import LOCAL
 
 RANKS = (2, 4, 8, 16)
-"""Of published models; tiny ones are planned for two."""
+"""Ranks for published models; tiny ones are planned for two."""
 NEWS = ("digest", "objective", "calls", "takes", "gives", "drawing")
-"""What plans before version 3 do not say, nor the first ones of that."""
+"""Keys that plans before version 3, and its first ones, do not have."""
 
 
 def jobs(
     names: tuple[str, ...], objective: ObjectiveName
 ) -> Iterator[tuple[str, Callable[[], Plan]]]:
-    """File name -> what makes the plan."""
+    """Yield file name and a function that makes the plan."""
     import torch
 
     import shardwright
@@ -64,7 +64,7 @@ def jobs(
 
 
 def written(make: Callable[[], Plan]) -> str:
-    """The plan as text, or the error that there is none."""
+    """Return the plan as text, or the error that there is none."""
     try:
         return make().to_json()
     except ShardwrightError as error:
@@ -72,9 +72,10 @@ def written(make: Callable[[], Plan]) -> str:
 
 
 def equal(text: str, before: str) -> bool:
-    """Whether a plan is that of before, read in today's format; what that lacks is not compared.
+    """Return whether a plan equals the earlier one, read in today's format.
 
-    Nor who solved it: all that prove a plan find the same.
+    Keys that the earlier one lacks are not compared, nor the solvers: all that prove a plan find
+    the same plan.
     """
     try:
         old, new = (_said(Plan.from_json(t)) for t in (before, text))
@@ -87,14 +88,14 @@ def equal(text: str, before: str) -> bool:
 
 
 def _said(plan: Plan) -> dict[str, Any]:
-    """What a plan says, but for who solved it."""
+    """Return a plan's content without its solvers."""
     out = plan.model_dump()
     kept = {k: out["solver"][k] for k in ("status", "objective", "bound")}
-    return out | {"solver": kept, "digest": ""}  # which is of who solved it, too
+    return out | {"solver": kept, "digest": ""}  # the digest covers the solvers too
 
 
 def _without_news(said: dict[str, Any]) -> dict[str, Any]:
-    """Without what is new, nor modules of which it says nothing else."""
+    """Drop new keys, and modules that have no others."""
     modules = {
         name: {k: v for k, v in spec.items() if k not in NEWS and v not in ([], {}, LOCAL)}
         for name, spec in said["modules"].items()

@@ -1,15 +1,15 @@
-"""Predicted against measured time: several plans of one model, each run on real gloo ranks.
+"""Compares predicted with measured time: several plans of one model, each on real gloo ranks.
 
     torchrun --nproc-per-node 2 -m shardwright calibrate -o profile.json
     python -m benchmarks.prediction --device profile.json --json FILE
 
-The plans differ in what every rank computes whole, and in pins. Each is predicted for the device,
-applied, and its forward pass timed: all plans in each of several turns, so that whatever else the
-machine does slows all alike, and each turn in another order, so that none is always the one after
-the plan that fills the caches. Of each turn the slowest rank's time is taken, of the turns the
-median, as `calibrate` takes it of what the prediction is made of: on a machine with other things to
-do the least time would be that of the turn in which nobody waited for anybody, which predicts no
-other. Prints both times and their rank correlation (Spearman); exits with 1 if that is below 0.8.
+The plans differ in the modules that every rank computes in full, and in pins. Each is predicted for
+the device and applied, and its forward pass is timed. Every turn runs all plans, so that other work
+of the machine slows all equally, and each turn has another order, so that no plan always follows
+the one that fills the caches. The slowest rank's time counts for a turn, and the median over the
+turns, as in `calibrate`, whose figures the prediction uses. On a busy machine the least time would
+be that of a turn in which nobody waited, which predicts no other turn. Prints both times and their
+rank correlation (Spearman); exits with 1 if that is below 0.8.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from shardwright.runtime.communication.mesh import Mesh
 
 BATCH, SEQ, VOCABULARY, LAYERS = 4, 128, 8192, 4
 LEAST = 0.8
-"""Rank correlation that counts as honest."""
+"""Least rank correlation that passes."""
 
 BLOCK = "model.layers.*"
 MLPS, ATTENTION, HEAD = f"{BLOCK}.mlp*", f"{BLOCK}.self_attn*", "lm_head"
@@ -58,14 +58,14 @@ MLPS, ATTENTION, HEAD = f"{BLOCK}.mlp*", f"{BLOCK}.self_attn*", "lm_head"
 
 @dataclass(frozen=True)
 class Variant:
-    """What makes a plan another one: modules that every rank computes whole, and pins."""
+    """What distinguishes a plan: modules that every rank computes in full, and pins."""
 
     whole: tuple[str, ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
 
 
 def columns(module: str, *names: str) -> dict[str, str]:
-    """Pins that split linear layers by what they take, not by what they give."""
+    """Return pins that split linear layers by their input dim instead of their output dim."""
     return {f"{BLOCK}.{module}.{name}_proj.weight": "shard:1" for name in names}
 
 
@@ -86,7 +86,7 @@ VARIANTS = {
 
 
 def planned(model: torch.nn.Module, variant: Variant, tp: int, device: str) -> Plan:
-    """The cheapest plan that `variant` allows."""
+    """Return the cheapest plan that `variant` allows."""
     task = prepare(model, tp, batch=BATCH, seq=SEQ, device=device, pins=variant.pins)
     states = unpinned_problem(task, Restrictions()).costs.states
     stored = {use.used: use.stored for use in task.graph.uses}
@@ -104,7 +104,7 @@ def planned(model: torch.nn.Module, variant: Variant, tp: int, device: str) -> P
 
 
 def build() -> torch.nn.Module:
-    """A dense decoder in float32 whose products take longer than the noise of a machine."""
+    """Build a dense float32 decoder whose products take longer than the machine's noise."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=512, intermediate_size=1536, num_hidden_layers=LAYERS, num_attention_heads=8,
@@ -114,7 +114,7 @@ def build() -> torch.nn.Module:
 
 
 def work(rank: int, ranks: int, plans: list[str], repeat: int, port: int, results: Any) -> None:
-    """One rank: every plan in turn, `repeat` times over; rank 0 reports each plan's seconds."""
+    """Run one rank: every plan, `repeat` times; rank 0 reports each plan's seconds."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
@@ -123,7 +123,7 @@ def work(rank: int, ranks: int, plans: list[str], repeat: int, port: int, result
     models = [shardwright.apply(copy.deepcopy(model), Plan.from_json(p), mesh) for p in plans]
     del model
     ids = torch.randint(VOCABULARY, (BATCH, SEQ), generator=torch.Generator().manual_seed(0))
-    for turn in range(repeat + 1):  # the first warms up
+    for turn in range(repeat + 1):  # the first turn warms up
         for at in random.Random(turn).sample(range(len(models)), len(models)):
             dist.barrier()
             begun = time.perf_counter()
@@ -137,7 +137,7 @@ def work(rank: int, ranks: int, plans: list[str], repeat: int, port: int, result
 
 
 def measure(plans: list[Plan], repeat: int) -> list[list[float]]:
-    """Seconds of each plan's forward passes on as many processes as it wants ranks."""
+    """Return the seconds of each plan's forward passes on as many processes as it has ranks."""
     results = mp.get_context("spawn").SimpleQueue()
     ranks, texts = plans[0].world_size, [p.to_json() for p in plans]
     port = 29500 + os.getpid() % 2000
@@ -149,7 +149,7 @@ def measure(plans: list[Plan], repeat: int) -> list[list[float]]:
         task = progress.add_task("measuring", total=total)
         for _ in range(total):
             while results.empty():
-                context.join(timeout=0.05)  # raises what a rank raised
+                context.join(timeout=0.05)  # raises a rank's error
             at, seconds = results.get()
             out[at].append(seconds)
             progress.advance(task)
@@ -158,7 +158,7 @@ def measure(plans: list[Plan], repeat: int) -> list[list[float]]:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Correlation of the ranks of two lists; equal values share theirs."""
+    """Return the rank correlation of two lists; equal values share a rank."""
 
     def ranked(values: Sequence[float]) -> list[float]:
         ordered = sorted(values)
@@ -168,7 +168,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """The rows for people, fastest prediction first."""
+    """Format the rows for people, fastest prediction first."""
     out = Table(title="milliseconds of a forward pass", title_justify="left")
     for title in ("PLAN", "PREDICTED", "MEASURED", "FROM", "TO", "COLLECTIVES"):
         out.add_column(title, justify="left" if title == "PLAN" else "right")

@@ -1,12 +1,12 @@
-"""Who proves plans of published models, and how long that takes.
+"""Measures which solvers prove plans of published models, and how long that takes.
 
     python -m benchmarks.provers                       all models, tp 2, 4, 8 and 16
     python -m benchmarks.provers llama-1b --tp 8       one
     python -m benchmarks.provers --alone               and by the CP-SAT model alone
 
-Solving is timed for each solver as plans are made: presolved, behind a plan to start from. Alone is
-the model as it is built, an integer for each axis of each tensor and nothing of it reduced, without
-a hint or a bound from elsewhere. Exits with 1 if anything is not proven, or another plan comes out.
+Each solver is timed on the problem as plans are made: presolved, with a plan to start from. Alone
+is the unreduced model, an integer for each axis of each tensor, without a hint or a bound from
+elsewhere. Exits with 1 if anything is not proven, or another plan is found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOLVERS = ("cpsat", "backtracking")
 def measure(
     name: str, tp: int, objective: ObjectiveName, alone: bool, limit: float
 ) -> tuple[list[str], bool]:
-    """A row of the table, and whether all is proven and alike; seconds of processor time."""
+    """Return a row of the table in processor seconds, and whether all agree and are proven."""
     from benchmarks.planning_models import MODELS
     from shardwright.planner.api import prepare
     from shardwright.planner.problem.objective import question

@@ -1,12 +1,12 @@
-"""Heads, vocabularies and sequences that ranks do not divide, on real gloo ranks.
+"""Tests heads, vocabularies and sequences that ranks do not divide, on real gloo ranks.
 
-    python -m benchmarks.ranks                     every case, on 2, 4 and 8 ranks
-    python -m benchmarks.ranks --tp 4              those on 4
+    python -m benchmarks.ranks             every case, on 2, 4 and 8 ranks
+    python -m benchmarks.ranks --tp 4      those on 4
 
-Logits, all gradients and a decode step of the split model are compared with the whole one's, in
-float64, and the collectives counted with those predicted. Where the sequence is split, the bytes
-that autograd keeps on a rank are measured, with and without that. Prints a table, writes it with
-`--json FILE`, and exits with 1 if anything differs.
+Logits, all gradients and a decode step of the split model are compared with the unsharded model's,
+in float64, and the counted collectives with the predicted ones. If the sequence is split, the bytes
+that autograd saves on a rank are measured with and without the split. Prints a table, writes it
+with `--json FILE`, and exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TITLES = ("TP", "ALLOWED", "LOGITS", "GRADS", "DECODE", "FORWARD", "BACKWARD", "
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """The results for people."""
+    """Format the results for people."""
     out = Table(title="whole and split models compared", title_justify="left")
     out.add_column("CASE")
     for title in (*TITLES, ""):

@@ -1,7 +1,7 @@
-"""Models that ranks do not divide, and sequences that are split: each compared on real ranks.
+"""Models that ranks do not divide, and split sequences, each compared on real ranks.
 
-The heads' models are llamas with torch's own norms: those of transformers compute in float32
-whatever the dtype, so that sums taken in another order differ by a float32 rounding.
+The models for heads are llamas with torch's own norms. The norms of transformers compute in float32
+whatever the dtype, so that sums in another order differ by a float32 rounding.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests import planning, zoo
 HEADS, SEQUENCE = "heads", "sequence"
 WIDTH, BATCH = 8, 2
 ROOM = {"batch": 64, "seq": 1024, "memory": 2**40}
-"""A workload and a budget under which time, not bytes, decides."""
+"""A workload and a memory limit with which time, not bytes, decides."""
 KEYED = {**ROOM, "pins": {"model.layers.*.self_attn.k_proj.weight": "shard:0"}}
-"""The same with the keys split: left to itself, a plan could have all of these few everywhere."""
+"""The same with the keys split: otherwise a plan could replicate all of these few keys."""
 
 
 class Heads(NamedTuple):
-    """A model, how it is planned, and how its query and key weights must come out."""
+    """A model, how it is planned, and the expected placement of its query and key weights."""
 
     tp: int
     heads: int
@@ -62,14 +62,14 @@ SEQUENCES = {
 
 
 def jobs(tp: int) -> list[tuple[str, str]]:
-    """The kind and name of each case on so many ranks."""
+    """Return the kind and name of each case on this many ranks."""
     out = [(HEADS, name) for name, of in CASES.items() if of.tp == tp]
     out += [(HEADS, FUSED)] if tp == 4 else []
     return out + [(SEQUENCE, name) for name in SEQUENCES if tp in (2, 4)]
 
 
 def llama(heads: int, keys: int, vocabulary: int = 131) -> nn.Module:
-    """A tiny llama in float64 with weights that show a mistake in the logits."""
+    """Build a tiny float64 llama with weights that show a mistake in the logits."""
     config = LlamaConfig(
         hidden_size=WIDTH * heads,
         head_dim=WIDTH,
@@ -89,13 +89,13 @@ def llama(heads: int, keys: int, vocabulary: int = 131) -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    """A tiny gpt2 in float64, query, key and value in one weight, none of which 4 divides."""
+    """Build a tiny float64 gpt2: query, key and value in one weight, none of which 4 divides."""
     config = GPT2Config(n_embd=6 * WIDTH, n_head=6, n_layer=2, vocab_size=50257)
     return redrawn(GPT2LMHeadModel(config).double().eval())
 
 
 def redrawn(model: nn.Module) -> nn.Module:
-    """The same with weights that are the same on every rank."""
+    """Draw the weights again, the same on every rank."""
     torch.manual_seed(0)
     for parameter in model.parameters():
         nn.init.normal_(parameter, 0.1, parameter.shape[-1] ** -0.5)
@@ -103,14 +103,14 @@ def redrawn(model: nn.Module) -> nn.Module:
 
 
 def words(vocabulary: int, length: int = 13) -> dict[str, Any]:
-    """Token ids from all of a vocabulary."""
+    """Return token ids from all of a vocabulary."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, vocabulary, (BATCH, length), generator=generator)
     return {"input_ids": ids, "use_cache": False}
 
 
 class Prepared(NamedTuple):
-    """A model, its inputs, the options that it is planned with, and what it may differ by."""
+    """A model, its inputs, its planning options, and its tolerance."""
 
     model: nn.Module
     inputs: dict[str, Any]
@@ -119,7 +119,7 @@ class Prepared(NamedTuple):
 
 
 def prepared(kind: str, name: str) -> Prepared:
-    """The model of a case."""
+    """Return the model of a case."""
     if kind == SEQUENCE:
         architecture, length = SEQUENCES[name]
         whole = case("causal", architecture)
@@ -134,7 +134,7 @@ def prepared(kind: str, name: str) -> Prepared:
 
 
 def compared(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, Any]:
-    """Plan, split and compare a case on this rank and all others; each returns the same row."""
+    """Plan, split and compare a case on all ranks; each returns the same row."""
     model, inputs, options, tolerance = prepared(kind, name)
     expected = reference(model, inputs)
     plan = _planned(model, tp, options, rank)
@@ -160,7 +160,7 @@ def compared(kind: str, name: str, rank: int, tp: int, mesh: Mesh) -> dict[str, 
 
 
 def placement(plan: Plan, module: str) -> str:
-    """How the weight of the modules of that name is stored, which is the same in all."""
+    """Return the placement of the weight of the modules of that name, equal in all of them."""
     (found,) = {
         spec.parameters["weight"].placement
         for name, spec in plan.modules.items()
@@ -172,9 +172,9 @@ def placement(plan: Plan, module: str) -> str:
 def kept_bytes(
     model: nn.Module, plan: Plan | None, given: Mapping[str, Any], mesh: Mesh | None = None
 ) -> int:
-    """Bytes that autograd keeps on this rank for the backward pass, parameters aside.
+    """Return the bytes that autograd saves on this rank for the backward pass, without parameters.
 
-    Without a plan and a mesh, of the whole model.
+    Without a plan and a mesh, measure the unsharded model.
     """
     local = copy.deepcopy(model)
     if plan is not None and mesh is not None:
@@ -189,13 +189,13 @@ def kept_bytes(
         return x
 
     with saved_tensors_hooks(keep, lambda x: x):
-        output = local(**given)  # held until all is counted, so that no address is used again
+        output = local(**given)  # kept until all is counted, so that no address is reused
     assert output is not None
     return sum(found.values())
 
 
 def passed(row: Mapping[str, Any]) -> bool:
-    """Whether all is equal, nothing is missing, and a split sequence keeps fewer bytes."""
+    """Return whether all is equal and complete, and a split sequence saves fewer bytes."""
     if "error" in row:
         return False
     # Written so that NaN fails.
@@ -204,7 +204,7 @@ def passed(row: Mapping[str, Any]) -> bool:
 
 
 def _planned(model: nn.Module, tp: int, options: Mapping[str, Any], rank: int) -> Plan:
-    """The plan that rank 0 makes."""
+    """Return the plan that rank 0 makes."""
     box = [planning.plan(model, tp=tp, **options).to_json() if rank == 0 else ""]
     dist.broadcast_object_list(box)
     return Plan.from_json(box[0])

@@ -4,23 +4,23 @@
     python -m benchmarks.speed --device cuda --dtype bfloat16 --ranks 8 --large --compiled
 
 Models of about 100 M parameters are made for the run (`speed_models.py`), planned for least memory,
-and held by processes of one thread: one process, our ranks, and those of transformers' own tensor
-parallelism. What is measured is done in turn, a round after the other, while all others wait, so
-that what else the machine does hits all alike; a ratio is that of one round, and what is shown is
-the median and the range of the middle half. On a busy machine the least times say most.
+and held by processes of one thread: one process, our ranks, and the ranks of transformers' own
+tensor parallelism. Measurements are taken in turn, round by round, while all others wait, so that
+other work of the machine slows all equally. A ratio is within one round. The table shows the median
+and the range of the middle half. On a busy machine the least times say most.
 
-    prefill    a prompt of 512 tokens, scores of the last one
-    decode     a token with a KV cache, from 64 on
-    train      forward and backward of 256 tokens
-    load       once more, until the model is there, in processes that do nothing else, as users load
-               before they do anything; transformers maps files, and reads them later
+    prefill a prompt of 512 tokens, scores of the last one
+    decode  a token with a KV cache, from 64 on
+    train   forward and backward of 256 tokens
+    load    the model once more, in processes that do nothing else, as users load before they do
+            anything; transformers maps files, and reads them later
 
 "all cores" is one process with as many threads as there are cores. "stubbed" are our ranks with
-collectives that talk to nobody: their limit; "functional" with those that compiled graphs have,
-over the backend. With --compiled, decode steps of one process and of our ranks are timed as one
-compiled graph each, too, with a cache of fixed size (on GPUs as CUDA graphs). Counts are of one run
-on rank 0, and hang on no clock: ATen calls have views among them, allocations are results in new
-memory.
+collectives that do not communicate, which is their limit. "functional" uses the collectives of
+compiled graphs, over the backend. With --compiled, decode steps of one process and of our ranks are
+also timed as one compiled graph each, with a cache of fixed size (on GPUs as CUDA graphs). Counts
+are of one run on rank 0 and do not depend on time: ATen calls include views, and allocations are
+results in new memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from benchmarks.demo_launch import free_port
 
 PHASES = ("prefill", "decode", "train", "load")
 WAYS: dict[str, tuple[str, str]] = {
-    # what is shown -> (what the processes hold, its variant)
+    # label -> (what the processes hold, its variant)
     "one": ("one", ""),
     "all cores": ("one", "all cores"),
     "ours": ("ours", ""),
@@ -61,7 +61,7 @@ LIMIT = 300.0
 
 
 class Team:
-    """The processes that hold one model in one way; from an error on, that is all that it says."""
+    """The processes that hold one model in one way; after an error they do nothing else."""
 
     def __init__(self, way: str, ranks: int, common: dict[str, Any]) -> None:
         self.error: str | None = None
@@ -78,7 +78,7 @@ class Team:
             self.processes.append(process)
 
     def ask(self, *command: Any) -> list[Any] | None:
-        """The answers of all ranks; None if any failed, now or before."""
+        """Return the answers of all ranks; None if any failed, now or before."""
         if self.error is not None:
             return None
         try:
@@ -105,7 +105,7 @@ class Team:
 
 @contextmanager
 def teams(ranks: int, common: dict[str, Any]) -> Iterator[dict[str, Team]]:
-    """The processes of all ways."""
+    """Yield the processes of all ways."""
     made: dict[str, Team] = {}
     try:
         for way in speed_rank.LOADERS:
@@ -119,9 +119,9 @@ def teams(ranks: int, common: dict[str, Any]) -> Iterator[dict[str, Team]]:
 def loads(
     of: dict[str, Team], seconds: dict[str, list[float]] | None, rounds: int
 ) -> dict[str, int]:
-    """Have each team load its model, so often again if `seconds` are wanted: of the slowest rank.
+    """Have each team load its model, and again to fill `seconds`, which the slowest rank sets.
 
-    Gives the bytes of anonymous memory that the first time takes, of the rank that has most.
+    Returns the anonymous memory in bytes that the first load takes, on the rank with most.
     """
     first = {way: of[way].ask("load") or [] for way in of}
     for _ in range(rounds if seconds is not None else 0):
@@ -139,14 +139,14 @@ def runs(
     rounds: int,
     until: float,
 ) -> None:
-    """Run each phase in each way in turn, and note how long the slowest rank took.
+    """Run each phase in each way in turn, and record the time of the slowest rank.
 
     Args:
         of: The processes, which have loaded.
-        ways: Those to measure: who runs, and how.
-        seconds: Of phases and ways, where the times go.
-        rounds: How often, behind one to warm up.
-        until: By the monotonic clock: no round is begun that would end later; one is run always.
+        ways: The ways to measure: who runs, and how.
+        seconds: The times by phase and way, to be filled.
+        rounds: Number of rounds, after one to warm up.
+        until: Monotonic time: no round begins that would end later, but one always runs.
     """
     last = 0.0
     for turn in range(rounds + 1):
@@ -164,7 +164,7 @@ def runs(
 
 
 def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All figures of one model."""
+    """Return all figures of one model."""
     begun, share = time.monotonic(), given.minutes * 60 / len(given.models)
     import torch
 
@@ -204,7 +204,7 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> dict[str, An
 
 
 def middle(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """The median, and where the middle half begins and ends."""
+    """Return the median, and the start and end of the middle half."""
     if not values:
         return None
     if len(values) < 2:
@@ -214,7 +214,7 @@ def middle(values: Sequence[float]) -> tuple[float, float, float] | None:
 
 
 def show(row: dict[str, Any]) -> None:
-    """The figures of a model as tables."""
+    """Print the figures of a model as tables."""
     ways = next(iter(row["seconds"].values()))
     print(f"\n{row['model']}: {row['parameters'] / 1e6:.0f} M parameters")
     print(f"  {'ms (times as fast as one)':24}" + "".join(f"{way:>25}" for way in ways))

@@ -1,4 +1,4 @@
-"""What a piece of code does that does not hang on the machine: calls, copies, allocations."""
+"""Counts what a piece of code does independently of the machine: calls, copies, allocations."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks.peer_count import every_collective
 from shardwright.runtime.communication.audit import Call, count_collectives, total_bytes
 
 COPIES = {"clone", "copy_", "_to_copy", "cat", "stack", "contiguous", "repeat"}
-"""ATen ops that do nothing but write elsewhere what is there."""
+"""ATen ops that only copy existing values."""
 
 Counts = dict[str, int]
 
 
 def counted(work: Callable[[], Any], ours: bool) -> Counts:
-    """The counts of one call of `work`: it is run a few times, all ranks together.
+    """Return the counts of one call of `work`, which is run a few times, on all ranks together.
 
     Args:
         work: what is counted, the same each time.
@@ -54,7 +54,7 @@ def _python_calls(work: Callable[[], Any]) -> int:
 
 
 class _Ops(TorchDispatchMode):
-    """Counts ATen calls on local tensors; views are among them, collectives are not."""
+    """Counts ATen calls on local tensors, including views but not collectives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, DTensor) for t in types):
-            return NotImplemented  # its own dispatch comes first, and then calls this
+            return NotImplemented  # its own dispatch runs first, and then calls this
         out = func(*args, **(kwargs or {}))
         if func.namespace == "aten":
             self.calls += 1

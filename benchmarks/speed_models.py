@@ -9,17 +9,17 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Phi3C
 
 VOCABULARY = 32000
 SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
-    # size -> model -> (width, width inside, layers)
+    # size -> model -> (width, inner width, layers)
     "full": {"dense": (1024, 2816, 8), "fused": (768, 2048, 6), "mixture": (512, 1024, 4)},
     "large": {"dense": (4096, 14336, 8), "fused": (4096, 14336, 8), "mixture": (2048, 4096, 8)},
     "tiny": {"dense": (64, 128, 2), "fused": (64, 128, 2), "mixture": (64, 128, 2)},
 }
-"""What `full` is on CPUs: 168 M, 92 M and 84 M parameters, of which 33, 25 and 16 M are words;
-`large`, for GPUs, 2,450 M, 2,450 M and 1,870 M."""
+"""`full` is for CPUs: 168 M, 92 M and 84 M parameters, of which 33, 25 and 16 M are embeddings.
+`large` is for GPUs: 2,450 M, 2,450 M and 1,870 M."""
 
 
 def config(name: str, size: str) -> Any:
-    """The config of a model: "dense", "fused" or "mixture"."""
+    """Return the config of a model: "dense", "fused" or "mixture"."""
     width, inside, layers = SIZES[size][name]
     heads = max(width // 64, 4)
     shared: dict[str, Any] = {
@@ -41,7 +41,7 @@ def config(name: str, size: str) -> Any:
 
 
 def make(name: str, size: str, folder: Path, dtype: Any) -> int:
-    """Write a checkpoint of a model; the number of its parameters."""
+    """Write a model's checkpoint; return its number of parameters."""
     import torch
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A rank of `speed.py`: holds a model, and does what it is told, when it is told."""
+"""A rank of `speed.py`: holds a model and runs commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Job(NamedTuple):
 
 
 def main(pipe: Connection, job: Job) -> None:
-    """Answer commands (name, *arguments) until there are no more; an error is an answer, too."""
+    """Answer commands (name, *arguments) until there are no more; errors are answers too."""
     os.environ.update(
         HF_HUB_OFFLINE="1",
         TRANSFORMERS_VERBOSITY="error",
@@ -84,7 +84,7 @@ class Rank:
         """The compiled model, and the cache of fixed size that it is compiled for."""
 
     def load(self) -> dict[str, float]:
-        """Load the model again: seconds, and bytes of anonymous memory that it has more."""
+        """Load the model again; return seconds and the growth of anonymous memory in bytes."""
         import gc
 
         from benchmarks.loading import memory
@@ -99,7 +99,7 @@ class Rank:
         return {"seconds": seconds, "anonymous": memory() - before}
 
     def run(self, phase: str, variant: str) -> float:
-        """Seconds of one run of a phase."""
+        """Return the seconds of one run of a phase."""
         with VARIANTS[variant](self):
             work = self.work(phase)
             self._together()
@@ -110,7 +110,7 @@ class Rank:
             return (time.perf_counter() - begun) / STEPS[phase]
 
     def count(self, phase: str) -> dict[str, int]:
-        """What one run of a phase does."""
+        """Return the counts of one run of a phase."""
         from benchmarks.speed_counts import counted
 
         work = self.work(phase)
@@ -118,7 +118,7 @@ class Rank:
         return counted(work, ours=self.job.way == "ours")
 
     def work(self, phase: str) -> Callable[[], Any]:
-        """A function that runs a phase once; what goes before it has been done."""
+        """Return a function that runs a phase once; its preparation is done before."""
         torch, model = self.torch, self.model
         ids = torch.arange(self.tokens[phase], device=self.device).view(1, -1) % 251
         if phase == "train":
@@ -143,7 +143,7 @@ class Rank:
         return step
 
     def _compiled_step(self, ids: Any) -> Callable[[], Any]:
-        """A decode step as one graph, with a cache of fixed size; it is compiled once."""
+        """Return a decode step as one graph, with a cache of fixed size; compiled only once."""
         torch = self.torch
         if self.fast is None:
             from transformers import StaticCache
@@ -213,7 +213,7 @@ def _all_cores(rank: Rank) -> Iterator[None]:
 
 @contextmanager
 def _stubbed(_: Rank) -> Iterator[None]:
-    """No rank waits for another: what a collective gives is made of this rank's own."""
+    """Replace collectives by local results, so that no rank waits for another."""
     from shardwright.runtime.communication import collectives
 
     with mock.patch.object(collectives, "_run", _alone):
@@ -228,7 +228,7 @@ def _alone(group: Any, kind: str, x: Any, *_: Any, **__: Any) -> Any:
 
 @contextmanager
 def _functional(_: Rank) -> Iterator[None]:
-    """All collectives are functional ones of the backend's."""
+    """Replace all collectives by the backend's functional ones."""
     from shardwright.runtime.communication import collectives
 
     with mock.patch.object(collectives, "_run", collectives._traced):

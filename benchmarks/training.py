@@ -1,11 +1,11 @@
-"""Ten steps of examples/train_3d.py on meshes of dp, cp and tp: as one process makes them?
+"""Compares ten steps of examples/train_3d.py on meshes of dp, cp and tp with one process.
 
-    python -m benchmarks.training --json FILE      all that FILE has no row of
+    python -m benchmarks.training --json FILE      all that FILE has no row for
     python -m benchmarks.training llama --mesh 2x2x2 --dtype float64
 
-A mesh is dp x cp x tp, each rank a process of torchrun. The largest differences of the loss and of
-the norm of gradients over all steps are shown, as a share of what the unsplit model has. Exits with
-1 if any is past its tolerance.
+A mesh is dp x cp x tp, and each rank is a process of torchrun. Shows the largest differences of the
+loss and of the gradient norm over all steps, as a share of the unsharded model's values. Exits with
+1 if any exceeds its tolerance.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ STEPS = 10
 
 
 def write_start(name: str, dtype: torch.dtype, directory: Path, **overrides: Any) -> None:
-    """A tiny checkpoint of that architecture, where the example looks for one to begin with."""
+    """Write a tiny checkpoint of that architecture where the example looks for its start."""
     sizes = {"vocab_size": train_3d.CONFIG.vocab_size, **overrides}
     config, built = zoo.build(name, attn=None, **sizes)
     model: Any = built
     start = directory / "start"
     model.to(dtype).save_pretrained(start)
     if dtype == torch.float64 and hasattr(config, "num_experts_per_tok"):
-        # torch's grouped product has no float64; that a config says so is not saved.
+        # torch's grouped mm has no float64; a config's setting for that is not saved.
         kept = json.loads((start / "config.json").read_text())
         kept["experts_implementation"] = "batched_mm"
         (start / "config.json").write_text(json.dumps(kept))
 
 
 def unsplit(directory: Path, dtype: torch.dtype) -> tuple[list[tuple[float, float]], float]:
-    """Loss and norm of each step in this process, and what others may differ from them by."""
+    """Return loss and norm of each step in this process, and the tolerance for others."""
     model: Any = AutoModelForCausalLM.from_pretrained(directory / "start").train()
     optimizer = train_3d.optimizer_of(model)
     with Casts(dtype) as casts:
@@ -62,7 +62,7 @@ def unsplit(directory: Path, dtype: torch.dtype) -> tuple[list[tuple[float, floa
 
 
 def split(directory: Path, mesh: str, limit: float) -> list[tuple[float, float]]:
-    """The same from what the example prints."""
+    """Return the same from what the example prints."""
     dp, cp, tp = mesh.split("x")
     sizes = {"DP_SIZE": dp, "CP_SIZE": cp, "TP_SIZE": tp, "STEPS": str(STEPS)}
     with patch.dict(os.environ, sizes):
@@ -92,13 +92,13 @@ def row(name: str, dtype: str, mesh: str, limit: float) -> dict[str, Any]:
 
 
 def equal(row: dict[str, Any]) -> bool:
-    """Whether all steps are within the tolerance."""
-    # Written so that NaN differs.
+    """Return whether all steps are within the tolerance."""
+    # Written so that NaN counts as different.
     return "error" not in row and max(row["loss"], row["norm"]) <= row["tolerance"]
 
 
 def described(row: dict[str, Any]) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     head = f"{row['name']:10} {row['dtype']:8} {row['mesh']:6}"
     if "error" in row:
         return f"{head} {row['error']}"

@@ -1,13 +1,14 @@
-"""Plan, split and compare tiny models of every architecture on real gloo ranks.
+"""Plans, splits and compares tiny models of every architecture on real gloo ranks.
 
     make zoo                                       every architecture on 2 and 4 ranks, some on 8
     python -m benchmarks.zoo --kind masked         every masked one
     python -m benchmarks.zoo --tp 4 llama gpt2     some, on 4 ranks (of 2 kv heads)
 
-Logits, all gradients and a decode step of the split model are compared with the whole one's; the
-collectives that were counted with those predicted, and with those that transformers' own plan
-takes (`results/peer_tp2.json`, measured by `benchmarks/peer.py`). Prints a table; `--json FILE`
-writes the results, and the table beside them. Exits with 1 if any differs from the whole model.
+Logits, all gradients and a decode step of the split model are compared with the unsharded model's.
+The counted collectives are compared with the predicted ones, and with those of transformers' own
+plan (`results/peer_tp2.json`, measured by `benchmarks/peer.py`). Prints a table; `--json FILE`
+writes the results, and the table next to them. Exits with 1 if any differs from the unsharded
+model.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SAMPLE = {
     "masked": ["albert", "deberta-v2", "mobilebert"],
     "seq2seq": ["longt5", "marian", "pegasus_x"],
 }
-"""Beside the first ones: experts, latents, recurrences, convolutions, shared blocks, masks."""
+"""Further ones: experts, latents, recurrences, convolutions, shared blocks, masks."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -97,12 +98,12 @@ def main(
 
 
 def in_order(rows: list[dict[str, Any]], jobs: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    """The rows as their jobs are listed."""
+    """Return the rows in the order of their jobs."""
     return sorted(rows, key=lambda r: jobs.index((r["kind"], r["name"])))
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """Write results, whole or not at all."""
+    """Write results atomically."""
     write_atomically(path, json.dumps(result, indent=1, sort_keys=True) + "\n")
 
 

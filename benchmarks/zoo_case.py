@@ -1,4 +1,4 @@
-"""One tiny architecture: planned, split and compared with the whole model; a row of the sweep."""
+"""Plans and splits one tiny architecture and compares it with the unsharded model, as a row."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from shardwright.runtime.model.config import read_config
 from tests import planning, zoo
 
 EXACT, CASTS, SINGLE = 1e-9, 1e-5, 1e-4
-"""Differences allowed: of models that compute in float64 throughout, of those that cast to float32
-inside, and of models in float32."""
+"""Tolerances for models that compute in float64 throughout, for those that cast to float32 inside,
+and for models in float32."""
 FIGURES = {"logits": "LOGITS", "padded": "PADDED", "gradients": "GRADS", "decode": "DECODE"}
-"""Differences in a row -> what a table calls them."""
+"""Differences in a row -> their name in a table."""
 
 
 def build(kind: str, name: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """A seeded tiny model, with torch's attention if it has it, and experts that know `dtype`."""
+    """Build a seeded tiny model, with torch's attention if possible, and experts for `dtype`."""
     try:
         config, built = zoo.build(name, kind=kind, attn="sdpa")
     except ValueError:
         config, built = zoo.build(name, kind=kind, attn=None)
     model: Any = built.to(dtype)
     if dtype == torch.float64 and "grouped_mm" in model.get_experts_implementation().values():
-        model.set_experts_implementation("batched_mm")  # torch's grouped product has no float64
+        model.set_experts_implementation("batched_mm")  # torch's grouped mm has no float64
     return config, model
 
 
 @dataclass(frozen=True)
 class Case:
-    """A whole model, and what its split one may differ from by `tolerance`."""
+    """An unsharded model, and the `tolerance` of its split one."""
 
     model: Any
     inputs: dict[str, Any]
     example: dict[str, Any] | None
-    """Arguments to plan it with, where it wants others than any text model."""
+    """Arguments to plan it with, if it needs others than text models do."""
     expected: Reference
     dtype: torch.dtype
     tolerance: float
 
 
 def case(kind: str, name: str, dtype: torch.dtype = torch.float64) -> Case:
-    """One architecture; a model that mixes dtypes if it is not in its own is in float32."""
+    """Return one architecture; in float32 if it mixes dtypes in any other than its own."""
     config, model = build(kind, name, dtype)
     inputs = zoo.inputs(name, config, kind=kind, dtype=dtype)
     example = zoo.example(name, config, kind, dtype)
@@ -73,11 +73,11 @@ def case(kind: str, name: str, dtype: torch.dtype = torch.float64) -> Case:
 def compared(
     dtype: torch.dtype, saved: bool, kind: str, name: str, rank: int, tp: int, mesh: Mesh
 ) -> dict[str, Any]:
-    """Compare one model on this rank and all others; every rank returns the same row.
+    """Compare one model on all ranks; every rank returns the same row.
 
-    The split model has the whole one's weights. Or if `saved`, what the whole one saves is read,
-    whole by transformers, and in parts by us. A plan that cannot be made is a row with its error.
-    What goes wrong after that is raised.
+    The split model has the unsharded one's weights. With `saved`, the unsharded model is saved
+    instead, and loaded in full by transformers and in parts by us. If no plan can be made, the row
+    has the error. Later errors are raised.
     """
     begun = time.perf_counter()
     whole = case(kind, name, dtype)
@@ -85,7 +85,7 @@ def compared(
     if saved:
         try:
             whole = _read_again(whole, directory)
-        except RuntimeError:  # some parameters are of one dtype, whatever is asked for
+        except RuntimeError:  # some parameters have a fixed dtype
             if dtype == torch.float32:
                 raise
             _delete(directory, rank)
@@ -119,7 +119,7 @@ def compared(
 
 
 def passed(row: dict[str, Any]) -> bool:
-    """Whether it was planned, and all differences are within the tolerance."""
+    """Return whether it was planned, and all differences are within the tolerance."""
     if "error" in row:
         return False
     # Written so that NaN fails.
@@ -127,7 +127,7 @@ def passed(row: dict[str, Any]) -> bool:
 
 
 def _save(model: Any, rank: int) -> str:
-    """Where rank 0 has put what `save_pretrained` writes."""
+    """Return the folder in which rank 0 has saved the model with `save_pretrained`."""
     box = [tempfile.mkdtemp() if rank == 0 else ""]
     if rank == 0:
         model.save_pretrained(box[0], max_shard_size="100KB")
@@ -136,9 +136,9 @@ def _save(model: Any, rank: int) -> str:
 
 
 def _read_again(case: Case, directory: str) -> Case:
-    """The case of what transformers reads there: not all that a model holds is saved.
+    """Return the case of what transformers loads from there: not all state of a model is saved.
 
-    The model has not run yet: some change themselves as they run first.
+    The model has not run yet: some models change themselves in their first run.
     """
     config = read_config(directory)
     model = type(case.model).from_pretrained(directory, config=config, dtype=case.dtype)
@@ -147,7 +147,7 @@ def _read_again(case: Case, directory: str) -> Case:
 
 
 def _load(model: Any, plan: Plan, directory: str, rank: int) -> Any:
-    """The split model, read from the directory, which is then deleted."""
+    """Load the split model from the directory, and then delete that."""
     loaded = shardwright.load(directory, plan, device="cpu")
     _delete(directory, rank)
     _use_experts_of(model, loaded)
@@ -155,7 +155,7 @@ def _load(model: Any, plan: Plan, directory: str, rank: int) -> Any:
 
 
 def _delete(directory: str, rank: int) -> None:
-    """Delete what all ranks have read."""
+    """Delete the directory that all ranks have read."""
     dist.barrier()
     if rank == 0:
         shutil.rmtree(directory)
@@ -167,7 +167,7 @@ def _use_experts_of(model: Any, other: Any) -> None:
 
 
 def _planned(plan: Plan) -> dict[str, Any]:
-    """What is known before anything runs."""
+    """Return what is known before anything runs."""
     return {
         "status": plan.solver.status,
         "bytes": max(plan.predicted.parameter_bytes),
@@ -179,7 +179,7 @@ def _planned(plan: Plan) -> dict[str, Any]:
 
 
 class Casts(TorchDispatchMode):
-    """Tells whether anything is computed in less precision than `dtype`."""
+    """Detects whether anything is computed in less precision than `dtype`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Our rows of the sweep held against those of transformers' own plans (`benchmarks/peer.py`)."""
+"""Compares our rows of the sweep with those of transformers' own plans (`benchmarks/peer.py`)."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).parent / "results"
 PART = 0.01
-"""Its plan leaves parts whole if a rank holds this share more of all bytes than by ours."""
+"""Its plan replicates parts if a rank holds this share more of all bytes than with ours."""
 
 Row = dict[str, Any]
 Peers = dict[tuple[str, str], Row]
-"""Kind and name of an architecture -> its row; those only that transformers can run."""
+"""Kind and name of an architecture -> its row, for those that transformers can run."""
 
 
 class Against(NamedTuple):
-    """How one architecture compares; the sign is that of ours less theirs."""
+    """The comparison of one architecture; differences are ours minus theirs."""
 
     name: str
     ours: int
     theirs: int
     comparable: bool
-    """Whether its plan splits about as much as ours: else fewer collectives say little."""
+    """Whether its plan splits about as much as ours; otherwise fewer collectives mean little."""
     bytes: float
     """How many more bytes a rank holds, as a share of all; 0 only if exactly as many."""
 
     @property
     def collectives(self) -> int:
-        """How many more collectives a forward we take than they."""
+        """Return how many more collectives our forward takes than theirs."""
         return self.ours - self.theirs
 
     @property
     def text(self) -> str:
-        """For a cell: their number, and a star if their plan leaves parts whole."""
+        """Return the number for a cell, with a star if their plan replicates parts."""
         return f"{self.theirs}" + ("" if self.comparable else "*")
 
 
 def peers(tp: int) -> Peers:
-    """What was measured on so many ranks; nothing if nothing was."""
+    """Return what was measured on this many ranks; empty if nothing was."""
     path = RESULTS / f"peer_tp{tp}.json"
     if not path.exists():
         return {}
@@ -49,19 +49,19 @@ def peers(tp: int) -> Peers:
 
 
 def against(row: Row, found: Peers) -> Against | None:
-    """Hold a row of ours against theirs; None where there is none."""
+    """Compare our row with theirs; None if there is none."""
     theirs = found.get((row["kind"], row["name"]))
     if theirs is None or "forward" not in row:
         return None
     ours, other = sum(row["forward"].values()), sum(theirs["forward"].values())
-    # The sweep's models may be in float64: shares of the whole are compared.
+    # The sweep's models may be in float64: compare shares of the total.
     shares = [Fraction(r["bytes"], r["whole_bytes"]) for r in (row, theirs)]
     more = float(shares[0] - shares[1])
     return Against(row["name"], ours, other, more >= -PART, more)
 
 
 def summary(rows: Sequence[Row], found: Peers) -> list[str]:
-    """Lines that say how often we are below, equal and above, and where above."""
+    """Return lines that say how often we are below, equal and above, and where above."""
     all_ = [a for row in rows if (a := against(row, found))]
     if not all_:
         return []

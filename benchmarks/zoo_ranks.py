@@ -23,13 +23,13 @@ from shardwright.runtime.communication.mesh import Mesh
 Job = tuple[str, str]
 """A kind and a name."""
 Case = Callable[[str, str, int, int, Mesh], dict[str, Any]]
-"""Makes the row of a kind and a name, on a rank of so many; all of them call it. Pickled."""
+"""(kind, name, rank, ranks, mesh) -> a row. All ranks call it; it must pickle."""
 
 
 def sweep(
     jobs: Sequence[Job], tp: int, case: Case, groups: int, limit: float
 ) -> Iterator[dict[str, Any]]:
-    """A row for each job, in the order in which they end.
+    """Yield a row for each job, in the order in which they end.
 
     Args:
         jobs: What to run.
@@ -57,7 +57,7 @@ def sweep(
 
 
 class _Group:
-    """As many processes as there are ranks."""
+    """A group of as many processes as there are ranks."""
 
     def __init__(self, tp: int, case: Case) -> None:
         context, self.alive = mp.get_context("spawn"), True
@@ -76,7 +76,7 @@ class _Group:
             process.start()
 
     def run(self, job: Job, limit: float) -> dict[str, Any]:
-        """The row of a job; if that raised or took too long the group is no longer alive."""
+        """Return the row of a job; if that raises or takes too long, the group is dead."""
         for each in self.jobs:
             each.put(job)
         kind, name = job

@@ -1,4 +1,4 @@
-"""The results of the sweep for people: a table, and what it comes to."""
+"""Formats the results of the sweep for people: a table and a summary."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ENOUGH = 0.9
 
 
 def report(rows: list[Row], tp: int) -> str:
-    """The table, then a line for each thing that the sweep is about."""
+    """Return the table, and a line for each topic of the sweep."""
     console = Console(width=130, record=True, file=io.StringIO())
     console.print(table(rows, tp, peers(tp)))
     return "\n".join([console.export_text().rstrip(), *facts(rows), *summary(rows, peers(tp))])
 
 
 def table(rows: list[Row], tp: int, found: Peers) -> Table:
-    """The results for people; a star where transformers' plan leaves whole what ours splits."""
+    """Format the results; a star marks where transformers' plan replicates what ours splits."""
     out = Table(title=f"whole and split models compared, tp={tp}", title_justify="left")
     out.add_column("MODEL")
     for title in ("ALLOWED", *FIGURES.values(), "SPLIT", "FORWARD", "PEER", "BACKWARD"):
@@ -58,7 +58,7 @@ FACTS: dict[str, Callable[[Row], bool]] = {
 
 
 def facts(rows: list[Row]) -> list[str]:
-    """How many are equal, split and predicted, of each kind; and which are not."""
+    """Say how many are equal, split and predicted, of each kind, and which are not."""
     out = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         mine = [row for row in rows if row["kind"] == kind]

@@ -10,12 +10,12 @@ dimension; a *placement* adds the sums that are pending over mesh dims:
     ?, ?, 64 | partial tp                  each rank holds one term of a sum
     ?, ?, 64 | grad-partial tp             the same value on each rank, its gradient a term of a sum
 
-In a placement with both shards and `grad-partial`, the flag speaks of the parts of the tensor
-that no shard covers (the k and v of a multi-query projection, say).
+In a placement with both shards and `grad-partial`, the flag refers to the parts of the tensor
+that no shard covers (for example the k and v of a multi-query projection).
 An atom of size n over p ranks is split as evenly as whole numbers allow: the first n mod p ranks
 hold one more than the others.
 
-A mesh dim may be a product of sub-axes, `tp.0` the major one; `tp` means all of them together:
+A mesh dim may be a product of sub-axes, `tp.0` being the major one; `tp` means all of them:
 
     2@tp.0*4@tp.1*16, 64                   query rows: 2 kv heads x 4 queries each, over 4 ranks
     2@tp.0*16, 64 | grad-partial tp.1      key rows: two ranks hold the same kv head

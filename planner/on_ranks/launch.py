@@ -37,8 +37,8 @@ def run_processes(ranks: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
     `fn`, `args` and the results must pickle.
 
     Raises:
-        ShardwrightError: a rank raised it.
-        DistributedError: a rank died.
+        ShardwrightError: a rank raised an error; tracebacks of other exceptions are on stderr.
+        DistributedError: a rank died, or lost its connection to another rank.
     """
     context = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = []
