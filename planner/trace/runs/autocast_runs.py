@@ -1,7 +1,7 @@
-"""Does code that asks for autocast compute the same with it, but for what it casts?
+"""Check whether code that queries autocast computes the same under autocast, apart from casts.
 
-It is traced again, and told that autocast is on, with the dtype that its parameters have: a cast to
-that is none.
+The model is traced again and told that autocast is on, with the dtype of its parameters: casts to
+that dtype have no effect.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from shardwright.planner.trace.runs.trace_runs import trace_runs
 from shardwright.planner.trace.trace_lock import alone
 
 CASTING = ("to", "_to_copy", "type_as")
-"""Ops that cast, to what the tensor is already."""
+"""Ops that cast."""
 
 
 def same_under_autocast(graph: Graph, source: Source, skips: bool) -> bool:
-    """Whether the runs of `source`, as `graph` has them, do the same under autocast."""
+    """Return whether the runs of `source` compute the same under autocast as in `graph`."""
     floats = (p.dtype for p in source.module.parameters() if p.is_floating_point())
     try:
         with alone(), noted(next(floats, torch.float32)):
@@ -33,7 +33,7 @@ def same_under_autocast(graph: Graph, source: Source, skips: bool) -> bool:
 
 
 def _computed(graph: Graph) -> list[Any]:
-    """The ops in order, but for casts, with what they take: by the number of what made it."""
+    """Return the ops without casts, in order, with each operand as the number of its producer."""
     crossed = (*graph.boundaries, *graph.crossed)
     alias = {b.target: b.source for b in crossed if b.target != b.source}
     alias |= {op.outputs[0]: op.inputs[0] for op in graph.ops if _is_cast(op)}

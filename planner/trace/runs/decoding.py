@@ -1,8 +1,8 @@
-"""A step of decoding: a call that goes on with the cache that one before it left.
+"""Decoding steps: calls that continue with the cache that an earlier call left.
 
-What one call puts into a cache is what the next finds there: in the graph of both its tensors go
-from the one to the other like any others. So it is proven that ranks find what they need, and that
-what a step leaves lies as what it found: then the next step is as this one.
+Both calls are in one graph, and cache tensors flow from one to the other like any tensors. The plan
+therefore proves that ranks find what they need in the cache. It also proves that a step leaves
+cache tensors with the placement that it found: then the next step works like this one.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from torch import Tensor, nn
 from shardwright.planner.contract.names import MASKS
 
 SWITCH = "use_cache"
-"""The argument that has a model keep a cache."""
+"""The argument that makes a model keep a cache."""
 
 GROWING = ("decoder_input_ids", "input_ids")
-"""The argument that a step goes on with: the first of these that is given."""
+"""The argument for new tokens of a step: the first of these that is given."""
 
 EMBEDDED = {"inputs_embeds": "input_ids", "decoder_inputs_embeds": "decoder_input_ids"}
-"""Arguments for what tokens are looked up as -> that with the tokens."""
+"""Argument for embeddings -> argument for the tokens that they replace."""
 
 CACHE = "past_key_values"
-"""The argument for a cache, and the output with it."""
+"""The argument for a cache, and the output that holds it."""
 
 POSITIONS = "position_ids"
 """The argument for positions of tokens."""
 
 ENCODED = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")
-"""What an encoder made: steps are given it again."""
+"""Arguments for the results of an encoder; each step gets them again."""
 
 
 def grows(inputs: Mapping[str, Any]) -> str | None:
-    """The argument that a step goes on with; None where a call with `inputs` has no cache."""
+    """Return the argument for new tokens of a step; None if no step can follow `inputs`."""
     if inputs.get(SWITCH):
         return None
     return next((name for name in GROWING if isinstance(inputs.get(name), Tensor)), None)
 
 
 def only_taken(module: nn.Module) -> str:
-    """The argument for a cache, if `module` takes one that it does not give out; else empty.
+    """Return the argument for a cache if `module` takes one and does not return it; else "".
 
-    Who calls it keeps the cache then, as `generate` does. The class of the output is what the code
-    says that it is; where it says nothing, it gives the cache out.
+    The caller then keeps the cache, as `generate` does. The return annotation of `forward` decides.
+    Without an annotation the module counts as returning its cache.
     """
     forward = inspect.unwrap(type(module).forward)
-    with suppress(Exception):  # what it says may be no types
+    with suppress(Exception):  # annotations may be invalid
         said = get_type_hints(forward).get("return")
         fields = [getattr(c, "__dataclass_fields__", ()) for c in (*get_args(said), said)]
         takes = CACHE in inspect.signature(forward).parameters
@@ -60,22 +60,22 @@ def only_taken(module: nn.Module) -> str:
 
 
 def empty_cache(module: Any) -> Any:
-    """The cache that `generate` gives `module` where that is given none."""
+    """Return the empty cache that `generate` gives to `module`."""
     from transformers import DynamicCache
 
     return DynamicCache(config=module.config.get_text_config(decoder=True))
 
 
 def tokens_of(inputs: Mapping[str, Any]) -> int:
-    """By how many tokens, or embeddings of such, a call goes on."""
+    """Return the number of tokens or embeddings in a call."""
     names = (n for n in (*GROWING, *EMBEDDED) if isinstance(inputs.get(n), Tensor))
     return next((inputs[n].shape[1] for n in names), 0)
 
 
 def without_state(step: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The call that a step is where none before it left a cache: that with embeddings.
+    """Return the inputs of a step with embeddings if no earlier call left a cache.
 
-    None for one by tokens, which other calls have.
+    Returns None for a step with tokens, because other calls cover it.
     """
     if all(step.get(name) is None for name in EMBEDDED):
         return None
@@ -85,9 +85,10 @@ def without_state(step: Mapping[str, Any]) -> dict[str, Any] | None:
 def steps(
     inputs: Mapping[str, Any], grows: str, tokens: int, between: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """The calls of which one is to be traced, by `tokens`, behind one that left a cache.
+    """Yield candidate inputs for a step with `tokens` new tokens after a call that left a cache.
 
-    First without positions of tokens, which most models count for themselves.
+    One of the candidates is to be traced. Those without positions of tokens come first, because
+    most models compute positions themselves.
     """
     placed = inputs.get(POSITIONS)
     place = {POSITIONS: placed[..., :tokens].clone()} if isinstance(placed, Tensor) else {}
@@ -101,11 +102,11 @@ def steps(
 def _unplaced(
     inputs: Mapping[str, Any], grows: str, tokens: int, between: int
 ) -> Iterator[dict[str, Any]]:
-    """Those without positions.
+    """Yield the candidates without positions.
 
-    First without images and the like, which are in the cache, but for those of an encoder. Masks
-    for padding cover what is in the cache, too: what `inputs` put there, and as many tokens as came
-    `between`.
+    The candidate without images and the like comes first, because the cache holds them; results of
+    an encoder stay. Padding masks also cover the tokens in the cache: those of `inputs`, and
+    `between` further tokens.
     """
     token = {SWITCH: True, grows: inputs[grows][:, :tokens].clone()}
     for name, mask in inputs.items():

@@ -1,7 +1,7 @@
-"""What users call besides the plain call: with padding, labels, hidden states, embeddings.
+"""Further calls that users make: with padding, labels, hidden states, embeddings, caches.
 
-Each is a wish: a full call, whose parts are proven together and traced once, and poorer ones for
-where that cannot be traced.
+Each `Wish` is a list of alternatives: a call with as many features as possible, and simpler calls
+in case that one cannot be traced.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from shardwright.planner.trace.runs.preexisting_tensors import made
 from shardwright.planner.trace.runs.run import Run
 
 Wish = tuple[Run, ...]
-"""Calls of which one is traced, the first that can be."""
+"""Alternative calls; the first one that can be traced is used."""
 
 ENCODED = "encoder_outputs"
-"""The argument for what an encoder gave, in place of what it is given."""
+"""The argument for outputs of the encoder, in place of inputs of the encoder."""
 
 SEEN = "mm_encoder_outputs"
-"""The argument for what towers made of images, in place of these: so `generate` calls them."""
+"""The argument for outputs of towers in place of images, as `generate` passes them."""
 
 SEE = "_prepare_multimodal_encoder_kwargs_for_generation"
-"""The method that makes that, in place of images among its arguments."""
+"""The method that computes `SEEN` from images."""
 
 PLACE = "_prepare_position_ids_for_generation"
-"""The method that makes positions of tokens for it."""
+"""The method that computes positions of tokens for `SEE`."""
 
 SWITCHES = ("output_hidden_states", "output_router_logits")
-"""Arguments, and entries of a config, that have a model give out more."""
+"""Arguments and config entries that make a model return more."""
 
 SHOWS = {*SWITCHES, *EMBEDDED, ENCODED, SEEN}
-"""Arguments with which users are given, or give, what else stays within the model."""
+"""Arguments that expose internal tensors to users, as outputs or as inputs."""
 
 SPANS = ("start_positions", "end_positions")
-"""Labels that are one number for each sequence."""
+"""Labels with one number per sequence."""
 
 
 def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
-    """What to trace besides the call of `module` with these inputs, by name."""
+    """Return the further calls to trace; `inputs` are the inputs of the plain call by name."""
     masks = padding(module, inputs)
     more = {name: True for name in SWITCHES if _switch(module, name) and name not in inputs}
     labels = list(_labels(_names(module), inputs))
@@ -61,7 +61,7 @@ def wishes(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Wish, ...]:
         return (*steps, *unmasked)
     found += [tuple(_run(_without(inputs, each)) for each in _each(embedded))] if embedded else []
     found += [(_run(_without(inputs, instead)),) for instead in (seen, encoded) if instead]
-    # The last of them fills a cache as well; if there is none, a call that does that alone.
+    # The last of them also fills a cache; without one, a separate call fills the cache.
     last = found.pop() if len(found) > 1 else ()
     placed = {name: value for name, value in seen.items() if name == POSITIONS}
     found += decoded(module, _without(inputs, {**encoded, **placed}), last) or [last]
@@ -75,11 +75,11 @@ def decoded(
     embedded: Mapping[str, Tensor | None] | None = None,
     tokens: Sequence[int] = (TRACE_STEP, 1),
 ) -> list[Wish]:
-    """A call that fills a cache, `before` or else that with `inputs`, and steps behind it.
+    """Return a call that fills a cache (`before`, or the one with `inputs`), and steps after it.
 
-    By several tokens, as prompts come in parts and guesses are tried, and by one: code may do
-    something else for each. That by several is one by what is `embedded`, if that can be; where it
-    cannot, embeddings are rather proven behind no cache than tokens behind one.
+    There is a step with several tokens (chunked prompts, speculative decoding) and a step with one:
+    code may do something else for each. The step with several tokens takes `embedded` inputs if
+    possible. If it cannot, embeddings without a cache are preferred to tokens with a cache.
     """
     grows = decoding.grows(inputs)
     if grows is None or not (SWITCH in inputs or _switch(module, SWITCH)):
@@ -100,7 +100,7 @@ def decoded(
 
 
 def _each(embedded: Mapping[str, Tensor | None]) -> Iterator[Mapping[str, Tensor | None]]:
-    """All embeddings in place of their tokens; where that cannot be, those of one kind alone."""
+    """Yield all embeddings in place of their tokens, then those of each kind alone."""
     yield embedded
     given = [name for name, value in embedded.items() if value is not None]
     for name in given if len(given) > 1 else ():
@@ -110,18 +110,18 @@ def _each(embedded: Mapping[str, Tensor | None]) -> Iterator[Mapping[str, Tensor
 def _part(
     embedded: Mapping[str, Tensor | None], grows: str, tokens: int
 ) -> Mapping[str, Tensor | None]:
-    """`embedded` for so many `tokens` in place of what a step goes on with."""
+    """Return `embedded`, with the embeddings for `grows` cut to `tokens` tokens."""
     names = [n for n, value in embedded.items() if value is not None and EMBEDDED[n] == grows]
     return {n: v[:, :tokens] if v is not None and n in names else v for n, v in embedded.items()}
 
 
 def _without(inputs: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:
-    """`inputs` with others for some, or without them where these are None."""
+    """Return `inputs` updated by `instead`; inputs that are None are left out."""
     return {k: v for k, v in {**inputs, **instead}.items() if v is not None}
 
 
 def padding(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The masks that `module` takes for sequences of several lengths, where it is given none."""
+    """Return the padding masks that `module` takes and that `inputs` lack."""
     names = _names(module)
     missing = [m for m in MASKS if m in names and inputs.get(m) is None]
     tokens = {m: inputs.get(MASKS[m]) for m in missing}
@@ -129,7 +129,7 @@ def padding(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _unmasked(module: nn.Module, inputs: Mapping[str, Any]) -> list[Wish]:
-    """The call without the masks among `inputs`, if `module` may do without."""
+    """Return the call without the masks in `inputs`, if they are optional for `module`."""
     names = _names(module)
     given = [m for m in MASKS if inputs.get(m) is not None and m in names]
     left_out = {m: None for m in given if names[m].default is not inspect.Parameter.empty}
@@ -145,14 +145,14 @@ def _names(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _switch(module: nn.Module, name: str) -> bool:
-    """Whether `module` gives out more where it is called with this set."""
+    """Return whether `module` takes the switch `name` and its config has it."""
     names = _names(module)
     takes = name in names or any(p.kind is p.VAR_KEYWORD for p in names.values())
     return takes and hasattr(getattr(module, "config", None), name)
 
 
 def _labels(names: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
-    """Labels that it may take, with which it computes a loss: for each token, or each sequence."""
+    """Yield labels with which the model may compute a loss: per token, or per sequence."""
     tensors = (value for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 1)
     first = inputs.get("decoder_input_ids", inputs.get("input_ids", next(tensors, None)))
     if not isinstance(first, Tensor) or first.dim() < 2:
@@ -167,9 +167,9 @@ def _labels(names: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[dic
 
 
 def _embedded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
-    """Embeddings in place of tokens, where it takes those; None for what they stand for."""
+    """Return embeddings for the arguments that take them, and None for the replaced tokens."""
     table = None
-    with suppress(NotImplementedError, AttributeError):  # models say so, each in its way
+    with suppress(NotImplementedError, AttributeError):  # models without an embedding raise these
         found: Any = module.get_input_embeddings()  # type: ignore[operator]
         table = found.weight
     out: dict[str, Tensor | None] = {}
@@ -182,7 +182,7 @@ def _embedded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor 
 
 
 def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What an encoder gave, in place of what it is given: so `generate` calls what has one."""
+    """Return the encoder's output, and None for its input, as `generate` calls the model."""
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", "input_ids")
     both = getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in inputs
     given, width = inputs.get(main), getattr(config, "hidden_size", None)
@@ -190,7 +190,7 @@ def _encoded(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
-    states = made(module, _encode, {main: given})  # of its own class, as `generate` gives it
+    states = made(module, _encode, {main: given})  # of the class that `generate` passes
     if not isinstance(states, ModelOutput) and main == "input_ids":
         dtype = next(p.dtype for p in module.parameters())
         hidden: Any = torch.empty(*given.shape, width, dtype=dtype, device=given.device)
@@ -203,7 +203,7 @@ def _encode(model: Any, inputs: dict[str, Any]) -> Any:
 
 
 def _seen(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What towers make of the images among `inputs`, in place of these, and positions beside it."""
+    """Return outputs of towers and positions of tokens, and None for the images replaced."""
     if not hasattr(module, SEE) or SEEN not in _names(module) or inputs.get(SEEN) is not None:
         return {}
     given = made(module, _see, inputs)
@@ -214,7 +214,7 @@ def _seen(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _see(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """What `generate` calls `model` with."""
+    """Return the arguments with which `generate` calls `model`."""
     if POSITIONS in _names(model) and inputs.get(POSITIONS) is None and hasattr(model, PLACE):
         inputs[POSITIONS] = getattr(model, PLACE)(inputs["input_ids"], inputs)
     return getattr(model, SEE)(inputs)

@@ -1,6 +1,6 @@
-"""What users make of a model's inputs before they call it: an encoder's states, say.
+"""Inputs that users compute with a part of the model before they call it, such as encoder states.
 
-It is found on fake tensors, which know the values of whole numbers among the inputs, if any are.
+They are computed on fake tensors, which know the values of integer inputs if there are any.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.trial.fake_tensor_bridge import run_on_fake
 
 Make = Callable[[Any, dict[str, Any]], Any]
-"""From a model and inputs by name, which it may change, to what is made of them."""
+"""Function of a model and a dict of inputs (which it may change) that returns what it computes."""
 
 
 class _Making(nn.Module):
-    """Its forward is what makes something of inputs, with a model."""
+    """A module whose forward calls `make` with a model and inputs."""
 
     def __init__(self, model: nn.Module, make: Make) -> None:
         super().__init__()
@@ -35,8 +35,8 @@ class _Making(nn.Module):
 
 
 def made(model: nn.Module, make: Make, inputs: Mapping[str, Any]) -> Any:
-    """What `make` makes of `inputs` with a copy of `model`, tensors on meta; None if it cannot."""
-    with suppress(Exception), duplicated(model) as copied:  # it may want data, or other inputs
+    """Return `make(copy of model, inputs)` with tensors on meta; None if it raises."""
+    with suppress(Exception), duplicated(model) as copied:  # `make` may need data or other inputs
         making = _Making(copied, make)
         run_on_fake(making, [Run("", (dict(inputs),), {})], Opaque(making))
         return tree_map(_on_meta, making.made)

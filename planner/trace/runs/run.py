@@ -1,7 +1,7 @@
-"""The calls that a plan is made for: that of the root, and others that run more of its modules.
+"""The calls that a plan is made for: the call of the root, and further calls.
 
-All are traced into one graph, one after the other, so that what a module does is the same in each
-of them. What a plan costs is what the first costs.
+All of them are traced into one graph, one after the other, so that a module has the same placements
+in each call. Calls that are not `priced`, and calls in training mode, do not count for the cost.
 """
 
 from __future__ import annotations
@@ -20,23 +20,30 @@ from shardwright.planner.trace.state.attribute_contents import KeptContents
 from shardwright.runtime.slots import state_of
 
 State = Mapping[str, Any]
-"""What a model keeps from one call for the next, a cache, by the argument that takes it."""
+"""State (a cache) that a model keeps from one call to the next, by the argument that takes it."""
 
 
 class Run(NamedTuple):
     """A call of the root (""), or of a module in it by itself; tensors are on meta.
 
-    Where it has a `dtype`, the module runs in that instead of its own: how it is best split does
-    not depend on it. No other run may use the module then. Where its code goes on either way from
-    questions that only data answers, `answers` are those of the first of them (see
-    `branch_paths.py`). One that is not `priced` only says what must hold besides; the last dim of
-    what is real in it is the model's, not one of run-time size. One that
-    `resumes` is given the state that the last run before it gave; where none gave any it is made
-    as `without_state` has it, or not. One that is `training` is made in training mode, and not
-    priced either; any other in the mode that the modules are in. Where the first is `by_rows`,
-    attention in all is traced as what each rank does with its part of the queries (see
-    `attention_rows.py`). One that is `again` is the one before it, with what that left in
-    attributes of modules (see `persistent_state.py`).
+    Attributes:
+        module: Path of the module that is called.
+        args: Positional arguments.
+        kwargs: Arguments by name.
+        dtype: The module runs in this dtype instead of its own. No other run may use the module.
+        answers: Answers to the first branches on data of which both sides go on (see
+            `branch_paths.py`).
+        priced: Whether the run has a cost. Otherwise it only constrains the plan, and the last dim
+            of its floating inputs is a size of the model, not a run-time size.
+        fills: The argument for which the run gets an empty cache.
+        resumes: Whether the run gets the state that the last run before it returned. Without any
+            state it is changed by `without_state`, or left out.
+        training: Whether the run is made in training mode, and not priced. Other runs keep the mode
+            of the modules.
+        by_rows: On the first run: whether attention in all runs is traced with queries sharded
+            along the sequence (see `attention_rows.py`).
+        again: Whether the run repeats the one before it, with the module attributes that it left
+            (see `persistent_state.py`).
     """
 
     module: str
@@ -53,13 +60,13 @@ class Run(NamedTuple):
 
 
 def dtype_of(runs: Iterable[Run], fqn: str, own: torch.dtype) -> torch.dtype:
-    """The dtype that parameter or buffer `fqn` has in `runs`, where `own` is its own."""
+    """Return the dtype of parameter or buffer `fqn` in `runs`; `own` is the dtype in the model."""
     found = (r.dtype for r in runs if r.dtype and is_within(fqn, r.module))
     return next(found, own) if own.is_floating_point else own
 
 
 def cast(root: nn.Module, runs: Sequence[Run]) -> None:
-    """Give parameters and buffers of `root`, which is on meta, the dtypes that `runs` want."""
+    """Convert parameters and buffers of `root` (on meta) to the dtypes of `runs`, in place."""
     if not any(run.dtype for run in runs):
         return
     for path, module in root.named_modules():
@@ -77,7 +84,7 @@ def cast(root: nn.Module, runs: Sequence[Run]) -> None:
 
 @contextmanager
 def in_mode(root: nn.Module, training: bool) -> Iterator[None]:
-    """Within, `root` is as its `train()` leaves it, if that is asked for."""
+    """Context manager that puts `root` into training mode by `train()`, if `training` is set."""
     if not training:
         yield
         return
@@ -86,7 +93,7 @@ def in_mode(root: nn.Module, training: bool) -> Iterator[None]:
         root.train()
         yield
     finally:
-        root.train(before[0][1])  # some do more then
+        root.train(before[0][1])  # some modules change more than their mode
         for module, mode in before:
             module.training = mode
 
@@ -94,9 +101,9 @@ def in_mode(root: nn.Module, training: bool) -> Iterator[None]:
 class Runner(nn.Module):
     """Makes several runs of `root` in its forward.
 
-    `begin` is told the number of each and its state, and `end` the state after it and what it gave;
-    each is made within `around`. On fake tensors not all questions may be asked: model code can see
-    that there is no data.
+    `begin` is called with the number and the state of each run, `end` with the state after the run
+    and its result. Each run is made within `around`. With `on_fake`, model code sees that it has
+    fake tensors, so a run may ask fewer questions than it has answers.
     """
 
     def __init__(
@@ -111,7 +118,7 @@ class Runner(nn.Module):
         self.around: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext()
 
     def forward(self, runs: Sequence[Run]) -> list[Any]:
-        """What each of `runs` returns, in their order; None for one that is not made."""
+        """Return the result of each run, in order; None for a run that is left out."""
         found: list[Any] = []
         left: State = {}
         kept = KeptContents(self.root) if any(run.again for run in runs) else None
@@ -126,7 +133,7 @@ class Runner(nn.Module):
                 state = {run.fills: empty_cache(self.root)}
             module = self.root.get_submodule(run.module)
             if kept is not None and run.training and not runs[traced_call - 1].training:
-                kept.restore()  # nobody need run it in eval mode first
+                kept.restore()  # users may train without a run in eval mode before
             taken = branch_paths.taken(traced_call, run.answers, not self.on_fake)
             with taken, in_mode(self.root, run.training), self.around(run):
                 found.append(module(*run.args, **{**given, **state}))

@@ -1,7 +1,7 @@
-"""Trace a module on meta into an ATen graph in which every module boundary is a node.
+"""Trace a set of calls of a module on meta into one ATen graph with module boundaries.
 
-The module's own Python code runs once (`recorder.py`). Hooks put a marker where a tensor enters or
-leaves a module (`boundaries.py`), and it is noted where sizes come from (`provenance.py`).
+The module's own Python code runs (`recorder.py`). Wrapped forwards put a marker where a tensor
+enters or leaves a module (`boundaries.py`). The provenance of sizes is noted (`provenance.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ IN_A_MODULE = (
     "give example inputs with integers that its forward runs on, not on meta, or put the code that "
     "needs data into a module within it, which then stays whole"
 )
-"""What to do where the root does not run, and where its own code depends on data."""
+"""Advice in errors: if the root does not run on meta, and if its own code depends on data."""
 
 
 def trace(
@@ -52,19 +52,19 @@ def trace(
 ) -> Graph:
     """Trace `module(*args, **kwargs)`, and then `more` runs of it, without running it on data.
 
-    Use distinct primes for sizes that vary at run time (batch, sequence), so that they can be told
-    from sizes of the model.
+    Use distinct primes for sizes that vary at run time (batch, sequence), so that they differ from
+    sizes of the model.
 
     Raises:
-        ModelError: the module does not run on meta; the message says on what it stumbled.
+        ModelError: the module cannot be traced; the message says why.
     """
     return trace_runs(module, [Run("", args, kwargs), *more])
 
 
 def trace_runs(module: nn.Module, runs: Sequence[Run], skips: bool = False) -> Graph:
-    """The graph of several runs of `module`, of which the first is of all of it.
+    """Return the graph of several runs of `module`. The first run is a call of the root.
 
-    With `skips`, what code may skip is traced as if it always ran, where that will do
+    With `skips`, skippable code is traced as if it always ran, if that is correct
     (`data_queries/conditional_code.py`).
 
     Raises:
@@ -81,7 +81,7 @@ def trace_runs(module: nn.Module, runs: Sequence[Run], skips: bool = False) -> G
 
 
 def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
-    """The graph of `runs`, with all that is known of it."""
+    """Return the graph of `runs`, with boundaries pruned and marks set."""
     found, provenance = run(module, runs, opaque)
     graph = translate(found, module, provenance)
     graph.untraced, graph.stand_ins = frozenset(opaque.alike), opaque.stand_ins
@@ -105,10 +105,10 @@ def _traced(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> Graph:
 
 
 def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record, Provenance]:
-    """Make `runs` with markers, and note what sizes in them come from.
+    """Record `runs` with markers, and the provenance of sizes.
 
-    Modules in it that branch on data are put into `opaque`, and it is run again without them. So it
-    is as if with data where its code does not work under export.
+    A module that depends on data is added to `opaque`, and the runs are made again without tracing
+    it. If code fails under export, the runs are made again without telling it that it is exported.
     """
     with (
         alone(),
@@ -163,12 +163,12 @@ def run(module: nn.Module, runs: Sequence[Run], opaque: Opaque) -> tuple[Record,
 
 
 def called(found: Record) -> set[str]:
-    """The modules that took or gave a tensor in a run."""
+    """Return the modules that took or returned a tensor in the runs."""
     calls = (call for call in found.calls if call.op is boundaries.BOUNDARY)
     return {boundaries.read_tag(call.args[1])[0] for call in calls}
 
 
 def inside(graph: Graph) -> set[tuple[str, str]]:
-    """Attributes of modules that are not traced: they run as they are."""
+    """Return the attributes of untraced modules that sizes depend on: these must not change."""
     read = {a for size in graph.sizes for a in attributes_of(size.expression)}
     return {a for a in read if any(is_within(a[0], n) for n in graph.untraced)}

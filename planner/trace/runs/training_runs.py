@@ -1,7 +1,7 @@
-"""Training mode: nothing new where code does there what it does in eval mode, else traced besides.
+"""Training mode: runs in it are traced only if code does something else there than in eval mode.
 
-What dropout drops is left out of it: ranks drop the same of what all have, and of a part what is
-dropped of the whole there (see `Functional` in `recording_modes.py`).
+Dropout does not count: all ranks drop the same elements of replicated tensors, and of a shard what
+is dropped at that place of the full tensor (see `Functional` in `recording_modes.py`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ COMPARED = [f.name for f in fields(Graph) if f.name not in ELSE]
 
 
 def in_training(runs: Sequence[Run]) -> list[Run]:
-    """The same calls in training mode."""
+    """Return the same runs in training mode."""
     return [run._replace(training=True) for run in runs]
 
 
 @contextmanager
 def no_python_random() -> Iterator[None]:
-    """Within, code must not draw random numbers with Python or NumPy: each rank would draw others.
+    """Refuse code that draws random numbers with Python or NumPy: they would differ by rank.
 
     Raises:
-        ModelError: behind it, that it did.
+        ModelError: at the end, if code drew such numbers.
     """
     before = _generators()
     yield
@@ -47,16 +47,16 @@ def no_python_random() -> Iterator[None]:
 
 
 def _generators() -> tuple[Any, ...]:
-    """Where the generators of Python and NumPy stand."""
+    """Return the states of the random generators of Python and NumPy."""
     numpy: Any = sys.modules.get("numpy")
     kind, keys, *rest = numpy.random.get_state() if numpy else (None, b"")
     return random.getstate(), kind, bytes(keys), *rest
 
 
 def note_training(graph: Graph, source: Source, asked: Asked) -> None:
-    """Look whether the runs of `source`, as `graph` has them, do the same in training mode.
+    """Set `graph.trained` if the runs of `source` compute the same in training mode.
 
-    `asked` is what was noted while it was traced.
+    `asked` are the queries noted while `graph` was traced.
     """
     if any(run.training for run in source.runs):
         return
@@ -75,9 +75,9 @@ def note_training(graph: Graph, source: Source, asked: Asked) -> None:
 
 
 def changes_more(root: nn.Module) -> bool:
-    """Whether modules change more than their modes where they are told to train.
+    """Return whether `train()` may change more of the modules than their mode.
 
-    Or may: some answer by themselves whether they do.
+    Modules whose class defines `training` itself count as well.
     """
     kinds = {type(m) for m in root.modules()}
     if any(hasattr(kind, "training") for kind in kinds):
@@ -88,12 +88,12 @@ def changes_more(root: nn.Module) -> bool:
     try:
         with in_mode(root, True):
             return _state(root) != before
-    except Exception:  # whatever their code raises: it will raise it again where they are traced
+    except Exception:  # any exception of model code; tracing will raise it again
         return True
 
 
 def _state(root: nn.Module) -> list[Any]:
-    """What modules hold, but for their modes: values by id, those of their own tables too."""
+    """Return the ids of all attributes but `training`, and of entries of private dicts."""
     found = [(key, value) for m in root.modules() for key, value in vars(m).items()]
     tables = [(id(v), *v.items()) for k, v in found if k[:1] == "_" and isinstance(v, dict)]
     every = [*found, *((k, v) for _, *items in tables for k, v in items)]
@@ -101,7 +101,7 @@ def _state(root: nn.Module) -> list[Any]:
 
 
 def same(one: Graph, other: Graph) -> bool:
-    """Whether two fresh graphs are alike, but for where in the code it stands."""
+    """Return whether two fresh graphs are equal, apart from source lines and random draws."""
     ends = [(replace(g.marks, drawn=set()), [*map(_elsewhere, g.ops)]) for g in (one, other)]
     return ends[0] == ends[1] and all(getattr(one, n) == getattr(other, n) for n in COMPARED)
 

@@ -1,9 +1,8 @@
-"""Runs for what a model's plain call leaves unused: cross-attention, towers for images and sounds.
+"""Runs for modules that the plain call leaves unused: cross-attention, image and audio towers.
 
-A parameter that no traced run uses stays replicated, since nothing is known of it. But a decoder
-that can attend to an encoder does so where it is given `encoder_hidden_states`, and a module with a
-config of its own can be run by itself (`example_inputs.py`). What does not run on meta is left
-alone.
+A parameter that no traced run uses stays replicated, because nothing is known about it. A decoder
+with cross-attention uses it if it gets `encoder_hidden_states`. A module with a config of its own
+can run by itself (`example_inputs.py`). Modules that do not run on meta are skipped.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from shardwright.planner.trace.runs.run import Run
 from shardwright.planner.trace.trial.fake_tensor_bridge import follow, run_on_fake
 
 ENCODED = ("encoder_hidden_states", "encoder_outputs")
-"""Arguments for what an encoder made: the tensor itself, or a tuple that it comes first in."""
+"""Arguments for the output of an encoder: the tensor, or a tuple whose first entry it is."""
 
 
 def more_runs(root: nn.Module, plain: Run) -> tuple[Run, ...]:
-    """Runs that use parameters of `root` which `plain` does not: a fuller call of it first."""
+    """Return runs that use parameters of `root` that `plain` does not; fuller calls come first."""
     if not (_attends(root) or any(True for _ in _parts(root))):
         return ()
     for stacks in (find_stacks(root), []):
-        with suppress(Exception), shortened(root, stacks):  # its code may count on all blocks
+        with suppress(Exception), shortened(root, stacks):  # the code may need all blocks
             return tuple(_found(root, plain))
     return ()
 
@@ -45,7 +44,7 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
     idle = {n for n, m in root.named_modules() if _owns(m)} - used
     if idle and _attends(root):
         for run in _fuller(root, plain):
-            with suppress(Exception):  # it has no cross-attention, or one of another width
+            with suppress(Exception):  # no cross-attention, or another width
                 if idle & (now := _used(root, run)):
                     used |= now
                     yield run
@@ -55,7 +54,7 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
         if any(is_within(name, n) for n in done) or any(is_within(n, name) for n in used):
             continue
         for run in _alone(name, module):
-            with suppress(Exception):  # it takes something else
+            with suppress(Exception):  # the module takes other inputs
                 _used(root, run)
                 done.append(name)
                 yield run
@@ -63,7 +62,7 @@ def _found(root: nn.Module, plain: Run) -> Iterator[Run]:
 
 
 def _alone(name: str, module: nn.Module) -> Iterator[Run]:
-    """Calls of a module: in its own dtype, and in float32, in case its code runs in few."""
+    """Yield calls of a module in its own dtype, then in float32, as code may not support all."""
     own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     for dtype in dict.fromkeys((own, torch.float32)):
         for inputs in example_inputs(module, dtype):
@@ -71,7 +70,7 @@ def _alone(name: str, module: nn.Module) -> Iterator[Run]:
 
 
 def _attends(root: nn.Module) -> bool:
-    """Whether it may be given what an encoder makes, and does not make that itself."""
+    """Return whether the model takes outputs of an encoder and is no encoder-decoder itself."""
     config, names = getattr(root, "config", None), inspect.signature(root.forward).parameters
     if not hasattr(config, "to_dict") or getattr(config, "is_encoder_decoder", False):
         return False
@@ -95,7 +94,7 @@ def _owns(module: nn.Module) -> bool:
 
 
 def _parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules with parameters and a config of their own, in no block; those around first."""
+    """Yield modules with parameters and their own config outside of blocks, outer modules first."""
     for name, module in root.named_modules():
         config = module.__dict__.get("config")
         own = hasattr(config, "to_dict") and config is not getattr(root, "config", None)
@@ -104,7 +103,7 @@ def _parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _used(root: nn.Module, run: Run) -> set[str]:
-    """The modules that run, and those within one that depends on data."""
+    """Return the modules that run, and all modules inside one that depends on data."""
     opaque = Opaque(root)
     while True:
         found = set[str]()

@@ -1,4 +1,4 @@
-"""Which call in the own code of a module gave a size?"""
+"""Find the call in a module's own code that passed a size."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from shardwright.planner.trace.data_queries.model_code import is_plumbing
 from shardwright.runtime.code.call_sites import method_of
 
 THROUGH = ("torch._tensor", "torch.functional", "torch.overrides")
-"""What of torch stands between a call and the mode that sees it."""
+"""Modules of torch between a call and the function mode that sees it."""
 
 
 class Caller(NamedTuple):
-    """A call in a method of a module, or in a function within that."""
+    """A call in a method of a module, or in a function nested in the method."""
 
     module: str
     method: FunctionType
     code: CodeType
     at: int
-    """Where in `code` it stands, in bytes."""
+    """Byte offset of the call in `code`."""
 
 
 def caller(names: Mapping[int, str]) -> Caller | None:
-    """The call that runs now; None if a module's own code does not make it itself.
+    """Return the current call; None if it is not made by a module's own code.
 
     Args:
-        names: Name of each module, by its id.
+        names: Id of a module -> name of the module.
     """
     frame: Any = sys._getframe(1)
     while frame is not None and is_plumbing(name := frame.f_globals.get("__name__", "")):
@@ -53,7 +53,7 @@ def caller(names: Mapping[int, str]) -> Caller | None:
 
 
 def _holds(outer: CodeType, inner: CodeType) -> bool:
-    """Whether `inner` is `outer`, or of a function in it."""
+    """Return whether `inner` is `outer`, or the code of a function nested in it."""
     return outer is inner or any(
         _holds(c, inner) for c in outer.co_consts if isinstance(c, CodeType)
     )

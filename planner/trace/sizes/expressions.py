@@ -1,4 +1,4 @@
-"""What a size was computed from, as a nested tuple: see `SizeArgument` of the graph."""
+"""Expressions that sizes were computed from, as nested tuples: see `SizeArgument` of the graph."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 Expression = tuple[Any, ...]
 
 RUN_TIME = {k * n for k in (1, TRACE_BATCH) for n in (1, TRACE_SEQ, TRACE_SOURCE)}
-"""Sizes of the trace that are of a batch and its sequences alone."""
+"""Sizes of the trace that come from the batch and its sequences only."""
 
 
 class SizeFact(NamedTuple):
-    """A size of a tensor: what it was computed from, its dim, and which bound of a slice it is.
+    """A size of a tensor: its expression, its dim, and the bound of a slice that it is, if any.
 
-    `place` says which of the sizes it is that the call was given which `caller` made.
+    `place` is its position among the sizes passed to the call that `caller` made.
     """
 
     expression: Expression
@@ -34,7 +34,10 @@ def evaluate(
     attributes: Mapping[tuple[str, str], int],
     reads: Mapping[tuple[int, int], int] | None = None,
 ) -> int:
-    """The value of `expression` where attributes (module, name) and reads have these values."""
+    """Return the value of `expression` for these values of attributes (module, name) and reads.
+
+    Attributes and reads without a value have the value of the trace.
+    """
     head, *rest = expression
     if head == "constant":
         return int(rest[0])
@@ -53,20 +56,20 @@ def evaluate(
 
 
 def attributes_of(expression: Expression) -> set[tuple[str, str]]:
-    """The attributes (module, name) in `expression`."""
+    """Return the attributes (module, name) in `expression`."""
     return {(leaf[1], leaf[2]) for leaf in _leaves(expression) if leaf[0] == "attribute"}
 
 
 def reads_of(expression: Expression) -> set[tuple[int, int]]:
-    """The reads (number of the tensor, dim) in `expression`."""
+    """Return the reads (number of the tensor, dim) in `expression`."""
     return {(leaf[2], leaf[3]) for leaf in _leaves(expression) if leaf[0] == "read"}
 
 
 def is_mixed(expression: Expression) -> bool:
-    """Whether `expression` is made of a size of run time, and of the model's.
+    """Return whether `expression` mixes a run-time size and a size of the model.
 
-    Its value on a part may then be on the same side of a bound as that of the whole in the trace,
-    and on the other side in a call of other sizes.
+    Its local value may then be on the same side of a bound as the unsharded value in the trace, but
+    on the other side in a call with other sizes.
     """
     leaves = {leaf for leaf in _leaves(expression) if leaf[0] != "constant"}
     read = {leaf[1] for leaf in leaves if leaf[0] == "read"}
@@ -76,14 +79,17 @@ def is_mixed(expression: Expression) -> bool:
 
 
 def is_product(expression: Expression) -> bool:
-    """Whether `expression` is 0 on a part where it is 0 on the whole, and only there."""
+    """Return whether `expression` is a product, whose local value is 0 only if the full value is.
+
+    The converse holds too.
+    """
     if expression[0] == "*":
         return all(is_product(tuple(factor)) for factor in expression[1:])
     return expression[0] in ("constant", "attribute", "read")
 
 
 def _leaves(expression: Expression) -> Iterator[Expression]:
-    """What `expression` is computed from."""
+    """Yield the constants, attributes and reads in `expression`."""
     if expression[0] in ("constant", "attribute", "read"):
         yield expression
     else:

@@ -1,12 +1,12 @@
-"""Which attribute does a size come from? Integers that remember, and what is noted of them.
+"""Track which attributes and tensor sizes each size in a trace was computed from.
 
-Model code mixes sizes read off tensors (right on a local tensor by themselves), sizes from
-attributes (`self.num_heads`, `config.hidden_size // n`), which must be replaced by local ones, and
-literals, which nothing can replace. While tracing, every int attribute of every module and of its
-config (`sourced_attributes.py`), and every size read off a tensor, is a `SourcedInt`: an int whose
-arithmetic keeps the expression. A torch function mode (`size_mode.py`) sees where one becomes a
-size of a result. An attribute that takes part in float arithmetic (`x / self.num_heads`) is pinned:
-it must keep its value.
+Model code mixes three kinds of sizes: sizes read off tensors, which are correct on a local tensor;
+sizes from attributes (`self.num_heads`, `config.hidden_size // n`), which must be replaced by local
+sizes; and literals, which cannot be replaced. In a trace, every int attribute of every module and
+of its config (`sourced_attributes.py`), and every size read off a tensor, is a `SourcedInt`: an int
+whose arithmetic keeps the expression. A torch function mode (`size_mode.py`) sees where a
+`SourcedInt` becomes a size of a result. An attribute in float arithmetic (`x / self.num_heads`) is
+pinned: it must keep its value.
 """
 
 from __future__ import annotations
@@ -35,51 +35,51 @@ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __mod__ __rmod__ __divmod__ __rdivmod_
 __floor__ __ceil__ __trunc__ __abs__ __hash__ __and__ __rand__
 __or__ __ror__ __xor__ __rxor__ __lshift__ __rlshift__ __rshift__ __rrshift__ __invert__
 """.split()
-"""Methods of integers whose results remember nothing."""
+"""Methods of integers whose results have no history."""
 
 PINNING = "__pow__ __rpow__ __truediv__ __rtruediv__ __float__ __repr__ __str__ __format__".split()
-"""Those that compute with the value, or write it: as a key of a cache, it may be."""
+"""Methods that compute with the value, or write it as text (perhaps as a cache key)."""
 
 
 @dataclass
 class Provenance:
-    """What one trace shows of where sizes come from; its integers know it, so that they can tell.
+    """The provenance of sizes in one trace. Each `SourcedInt` of the trace refers to it.
 
-    A read is (number of the tensor, dim); the number is that in "read" expressions.
+    A read is (number of the tensor, dim), with the number that "read" expressions have.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
-    """Of modules, by id."""
+    """Id of a module -> name of the module."""
 
     pinned: set[tuple[str, str]] = field(default_factory=set)
     """Attributes (module, name) used as numbers."""
 
     sizes: list[tuple[torch.Tensor, SizeFact]] = field(default_factory=list)
-    """Tensors with sizes that were computed, or bare numbers."""
+    """Tensors with sizes that were computed, or that are bare numbers."""
 
     sources: dict[int, torch.Tensor] = field(default_factory=dict)
-    """The tensors, by number, that some size, or some number, was computed from; once `close`d."""
+    """Number -> tensor, for the reads that sizes or numbers were computed from. Set by `close`."""
 
     fixed: set[tuple[int, int]] = field(default_factory=set)
-    """Reads used as numbers: the results would change with the size."""
+    """Reads used as numbers: results would change with the size."""
 
     counted: set[tuple[int, int]] = field(default_factory=set)
-    """Reads that made new tensors."""
+    """Reads that are sizes of newly created tensors."""
 
     equal: dict[tuple[Expression, Expression], None] = field(default_factory=dict)
-    """Pairs of expressions that code compared and found equal: so they must be on each rank."""
+    """Pairs of expressions that code found equal: they must be equal on each rank."""
 
     compared: dict[int, torch.Tensor] = field(default_factory=dict)
-    """The tensors, by number, that only `equal` speaks of; once `close`d."""
+    """Number -> tensor, for reads that occur only in `equal`. Set by `close`."""
 
     ended: bool = False
-    """Whether the trace is over. What is left of its integers then are constants."""
+    """Whether the trace is over. Its remaining integers then count as constants."""
 
     _read: list[torch.Tensor] = field(default_factory=list)
-    """The tensors whose sizes were read, by number."""
+    """Tensors whose sizes were read; the index is the number."""
 
     def read(self, x: torch.Tensor, shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The sizes of `x`, which remember it, but for those that only data has."""
+        """Return the sizes of `x` as `SourcedInt`s, except sizes that depend on data."""
         self._read.append(x)
         number = len(self._read) - 1
         sizes = [
@@ -89,36 +89,36 @@ class Provenance:
         return torch.Size(sizes) if isinstance(shape, torch.Size) else tuple(sizes)
 
     def sized(self, x: Any, facts: Iterable[SizeFact]) -> Any:
-        """`x`, after `facts` on it are noted if it is a tensor."""
+        """Note `facts` about `x` if it is a tensor, and return `x`."""
         if isinstance(x, torch.Tensor) and (facts := [*facts]):
             by = caller(self.names)
             self.sizes.extend((inner(x), fact._replace(caller=by)) for fact in facts)
         return x
 
     def as_number(self, expression: Expression) -> None:
-        """Note that something is computed with the value of `expression`."""
+        """Note that code computes with the value of `expression`: it must not change."""
         self.pinned |= attributes_of(expression)
         self.fixed |= reads_of(expression)
 
     def as_equal(self, one: Expression, other: Expression) -> None:
-        """Note that code found two integers equal: in a comparison, or as keys of a cache.
+        """Note that code found two integers equal, in a comparison or as keys of a cache.
 
-        What it does then, and what it takes from the cache, is right on a rank where they are equal
-        there, too.
+        The code after that, or the cached value, is correct on a rank if they are equal there too.
         """
         if one != other and not {one[0], other[0]} <= {"constant"}:
             self.equal[one, other] = None
 
     def as_question(self, expression: Expression) -> None:
-        """Note that code asks for the value of `expression`, of which the trial compares one.
+        """Note that code branches on the value of `expression`.
 
-        Where it hangs on sizes of the model and on those of a call, other calls have others.
+        The trial compares the branch for the traced sizes only. If the expression mixes sizes of
+        the model and of a call, other calls may branch differently: it then counts as a number.
         """
         if is_mixed(expression):
             self.as_number(expression)
 
     def close(self) -> None:
-        """Keep, of all tensors that were read, those that something hangs on."""
+        """Keep only the tensors whose reads are used; sets `sources` and `compared`."""
         numbers = {n for _, fact in self.sizes for n, _ in reads_of(fact.expression)}
         numbers |= {n for n, _ in self.fixed | self.counted}
         self.sources = {n: inner(self._read[n]) for n in sorted(numbers)}
@@ -128,9 +128,9 @@ class Provenance:
 
 
 class SourcedInt(int):
-    """An int that remembers what it was computed from, and whose trace it belongs to.
+    """An int with the expression that it was computed from, and the provenance of its trace.
 
-    A copy of one is a plain int.
+    Copying or pickling it gives a plain int.
     """
 
     history: Expression
@@ -138,19 +138,22 @@ class SourcedInt(int):
 
     @classmethod
     def make(cls, value: int, expression: Expression, provenance: Provenance) -> SourcedInt:
-        """An int of this value with this history."""
+        """Return an int with this value and history."""
         out = cls(value)
         out.history, out.provenance = expression, provenance
         return out
 
     @property
     def expression(self) -> Expression:
-        """What it was computed from; once its trace is over, its value: a cache may hold it yet."""
+        """The expression that it was computed from; a constant once the trace is over.
+
+        A cache may still hold the integer after its trace.
+        """
         return ("constant", self.plain) if self.provenance.ended else self.history
 
     @property
     def plain(self) -> int:
-        """Its value, of which nothing is remembered or noted."""
+        """Its value as a plain int; this notes nothing."""
         return int.__int__(self)
 
     def __neg__(self) -> SourcedInt:
@@ -162,9 +165,9 @@ class SourcedInt(int):
 
 
 def seen_by_users(value: Any, around: tuple[int, ...] = ()) -> None:
-    """Note that users see the integers in `value`: they are to be those of the whole.
+    """Note that users see the integers in `value`: they must be those of the unsharded model.
 
-    Objects of classes of one's own are looked at by their attributes, but for configs.
+    Attributes of objects of other classes are searched too, except those of configs.
     """
     if isinstance(value, SourcedInt):
         value.provenance.as_number(value.expression)
@@ -175,7 +178,7 @@ def seen_by_users(value: Any, around: tuple[int, ...] = ()) -> None:
 
 
 def expression_of(value: int) -> Expression:
-    """What `value` was computed from."""
+    """Return the expression that `value` was computed from."""
     return value.expression if isinstance(value, SourcedInt) else ("constant", int(value))
 
 

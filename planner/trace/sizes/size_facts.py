@@ -1,4 +1,4 @@
-"""What a call of a torch function says of the sizes of its result."""
+"""Facts about the sizes of a result, from the arguments of a torch function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.planner.trace.sizes.size_functions import LITERAL
 
 
 def of_sizes(name: str, args: Any, kwargs: Any, out: Any) -> list[SizeFact]:
-    """What is known of the sizes of a result that are computed, or bare numbers."""
+    """Return facts about sizes of a result that are computed or bare numbers."""
     if not isinstance(out, torch.Tensor):
         return []
     flat, skip = _given(name, args, kwargs, out)
@@ -28,7 +28,7 @@ def of_sizes(name: str, args: Any, kwargs: Any, out: Any) -> list[SizeFact]:
 
 
 def _given(name: str, args: Any, kwargs: Any, out: torch.Tensor) -> tuple[list[Any], int]:
-    """The sizes of a call, and the dim of the result that is the first of them."""
+    """Return the sizes in the arguments, and the dim of the result that the first one sets."""
     named = [kwargs[k] for k in ("size", "shape", "sizes") if k in kwargs]
     if name == "unflatten":
         dim = args[1] if len(args) > 1 else kwargs["dim"]
@@ -36,21 +36,21 @@ def _given(name: str, args: Any, kwargs: Any, out: torch.Tensor) -> tuple[list[A
         return sizes, dim % (out.dim() - len(sizes) + 1)
     given = [v for v in [*args, *named] if isinstance(v, (Integral, tuple, list))]
     listed = next((v for v in given if isinstance(v, (tuple, list))), None)
-    sizes = given if listed is None else list(listed)  # the number behind a list is no size
+    sizes = given if listed is None else list(listed)  # a number after a list is no size
     return sizes, out.dim() - len(sizes)  # expand adds dims on the left
 
 
 def of_classes(out: Any, x: Any, num_classes: int = -1) -> list[SizeFact]:
-    """Where the last size of a one-hot tensor comes from."""
+    """Return the fact about the last size of a one-hot tensor."""
     return [SizeFact(expression_of(num_classes), out.dim() - 1)] if num_classes >= 0 else []
 
 
 def of_repeats(
     x: torch.Tensor, counts: Sequence[Any], out: torch.Tensor, lengths: Sequence[int]
 ) -> Iterator[SizeFact]:
-    """What is known of the dims that `x`, of these `lengths`, has when repeated so often.
+    """Yield facts about the dims of `out`, which repeats `x` (of these `lengths`) by `counts`.
 
-    Only what is made of a dim of length 1 is as long as the count says.
+    A repeated dim of length 1 has the count as its length, other dims the product of both.
     """
     skip = out.dim() - len(counts)
     for dim, count in enumerate(counts, skip):
@@ -64,7 +64,7 @@ def of_repeats(
 
 
 def of_parts(args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Tensor, list[SizeFact]]]:
-    """Each part that a tensor is split into, with what is known of its size."""
+    """Yield each part that a tensor is split into, with facts about its size."""
     named = (kwargs.get(k) for k in ("split_size_or_sections", "split_size", "split_sizes"))
     sizes = args[1] if len(args) > 1 else next((v for v in named if v is not None), None)
     dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim()
@@ -78,7 +78,7 @@ def of_parts(args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Tensor, l
 
 
 def of_slices(x: torch.Tensor, index: Any) -> list[SizeFact]:
-    """Where the bounds of the slices in an index of `x`, and positions in it, come from."""
+    """Return facts about slice bounds and positions in an index of `x`."""
     index = index if isinstance(index, tuple) else (index,)
     if any(isinstance(i, (torch.Tensor, list)) for i in index):
         return []

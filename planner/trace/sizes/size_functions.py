@@ -1,4 +1,4 @@
-"""Functions of torch by what they do with the integers that they are given."""
+"""Torch functions, grouped by what they do with integer arguments."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ view reshape expand unflatten new_zeros new_ones new_empty new_full zeros ones f
 _unsafe_view resize broadcast_to
 """.split()
 )
-"""Functions whose integers are sizes of the result."""
+"""Functions whose integer arguments are sizes of the result."""
 
 LITERAL = {"view", "reshape", "expand", "unflatten", "_unsafe_view", "broadcast_to"}
-"""Those in which a bare number is a size that the result must have on every rank."""
+"""Functions of `SIZED` in which a bare number is a size that the result has on every rank."""
 
 SPLIT = {"split", "split_with_sizes"}
 CONVOLUTIONS = {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)}
@@ -25,20 +25,20 @@ layer_norm rms_norm embedding one_hot topk __setitem__ to tile group_norm roll
 select sum mean tril triu scaled_dot_product_attention
 """.split()
 )
-"""Functions that take counts and positions, not numbers to compute with."""
+"""Functions whose integer arguments are counts or positions, not numbers to compute with."""
 
 CREATING = {"arange", "zeros", "ones", "full", "empty", "eye", "linspace", "rand", "randn"}
-"""Functions that make a tensor of nothing but sizes."""
+"""Functions that create a tensor from sizes alone."""
 
 AT_PLACES = {"__getitem__", "select", "narrow", "chunk", "topk", "pad", "repeat_interleave"}
-"""Functions that take elements at places, or so many: of one tensor not the same with others."""
+"""Functions that take elements at given positions, or a given number of elements."""
 
 REPEATING = {"repeat", "tile"}
-"""Functions that take counts for dims, the last one last."""
+"""Functions that take one count per dim, aligned at the last dim."""
 
 
 class Argument(NamedTuple):
-    """One argument of a function: its place, and its name."""
+    """An argument of a function: its position and its name."""
 
     place: int
     name: str
@@ -54,11 +54,11 @@ COMPUTED_WITH = {
     "__setitem__": (Argument(2, "value"),),
     "arange": (Argument(0, "start"), Argument(1, "end"), Argument(2, "step")),
 }
-"""Of functions of sizes and counts: what is a number, which the values of the result hang on."""
+"""Function of sizes or counts -> its arguments that the values of the result depend on."""
 
 
 def numbers_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """The arguments of a call that its function computes with (`COMPUTED_WITH`)."""
+    """Yield the arguments of a call that its function computes with (`COMPUTED_WITH`)."""
     for place, key in COMPUTED_WITH.get(name, ()):
         if place < len(args):
             yield args[place]
@@ -67,7 +67,7 @@ def numbers_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
 
 
 def counts_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """How often a call of one of `REPEATING` repeats each dim."""
+    """Return how often a call of a function in `REPEATING` repeats each dim."""
     given = [*args[1:], *kwargs.values()]
     listed = given and isinstance(given[0], (tuple, list))
     return list(given[0]) if listed else given

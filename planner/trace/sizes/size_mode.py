@@ -1,4 +1,4 @@
-"""Within it, sizes read off tensors remember them, and it is noted what integers become."""
+"""A torch function mode that makes sizes read off tensors `SourcedInt`s and notes their uses."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from shardwright.planner.trace.sizes.size_functions import (
 
 
 class SizeMode(TorchFunctionMode):
-    """Hands plain integers to torch's functions, and notes in `provenance` what they were."""
+    """Passes plain integers to torch functions, and notes in `provenance` what they came from."""
 
     def __init__(self, provenance: Provenance) -> None:
         super().__init__()
         self.provenance = provenance
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The same as without, but for the integers in results."""
+        """Call the function; sizes in the result are `SourcedInt`s."""
         kwargs, notes = kwargs or {}, self.provenance
         name = getattr(func, "__name__", "")
         if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.shape:
@@ -58,7 +58,7 @@ class SizeMode(TorchFunctionMode):
         return self._noted(name, args, kwargs, out)
 
     def _noted(self, name: str, args: Any, kwargs: Any, out: Any) -> Any:
-        """The result of a call with integers that remember, after what they became is noted."""
+        """Note how a call uses `SourcedInt`s, and return its result."""
         notes = self.provenance
         if name in CREATING:
             for value in tree_leaves((args, kwargs)):
@@ -67,7 +67,7 @@ class SizeMode(TorchFunctionMode):
         for value in numbers_of(name, args, kwargs):
             if isinstance(value, SourcedInt) and name != "arange":
                 notes.as_number(value.expression)
-            elif isinstance(value, SourcedInt):  # the trial sees to attributes
+            elif isinstance(value, SourcedInt):  # the trial checks attributes
                 notes.fixed |= reads_of(value.expression)
         if name in SIZED:
             return notes.sized(out, size_facts.of_sizes(name, args, kwargs, out))
@@ -88,7 +88,7 @@ class SizeMode(TorchFunctionMode):
         return out
 
     def _note_groups(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
-        """Groups times a kernel's second dim are the channels that come in; transposed, go out."""
+        """Note that input channels (output, if transposed) are groups * dim 1 of the kernel."""
         groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
         kernel = kwargs.get("weight", args[1] if len(args) > 1 else None)
         if isinstance(groups, SourcedInt) and groups > 1:
@@ -108,7 +108,7 @@ def _bytes(sizes: tuple[Any, ...], x: torch.Tensor) -> Any:
 
 
 def _length(sizes: tuple[Any, ...], x: torch.Tensor) -> int:
-    if sizes and isinstance(size := sizes[0], SourcedInt):  # len() forgets where it comes from
+    if sizes and isinstance(size := sizes[0], SourcedInt):  # len() returns a plain int
         size.provenance.as_question(size.expression)
     return len(x)
 
@@ -121,18 +121,18 @@ def _stride(sizes: tuple[Any, ...], x: torch.Tensor, dim: int | None = None) -> 
 
 
 ASKED = {"numel": _count, "nelement": _count, "__len__": _length, "stride": _stride}
-"""What is asked of a tensor by name: a function of its sizes, which know where they come from."""
+"""Name of a tensor method -> function that computes its result from the sourced sizes."""
 
 
 def _asked(name: str, func: Any) -> Any:
-    """What answers a question about sizes other than these themselves."""
+    """Return the function that answers a query about sizes other than `shape` and `size`."""
     if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.nbytes:
         return _bytes
     return ASKED.get(name)
 
 
 def _known(x: torch.Tensor) -> tuple[int, ...] | None:
-    """The sizes of `x`, where only data has none of them."""
+    """Return the sizes of `x`; None if one of them depends on data."""
     return None if has_rows(x.shape) else x.shape
 
 
@@ -159,7 +159,7 @@ def _has_sourced(value: Any) -> bool:
 
 
 def _lists_to_slices(index: Any) -> Any:
-    """x[..., [-2]] as x[..., -2:-1]: the same elements, and a rule can see which."""
+    """Rewrite x[..., [-2]] as x[..., -2:-1]: the same elements, in a form that rules can read."""
     parts = index if isinstance(index, tuple) else (index,)
     if sum(isinstance(p, (list, torch.Tensor)) for p in parts) != 1:
         return index

@@ -1,4 +1,4 @@
-"""Let the integers that modules and their configs hold remember where they come from."""
+"""Replace integer attributes of modules and their configs by `SourcedInt`s during a trace."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from shardwright.planner.trace.state.attribute_contents import KeptContents
 
 @contextmanager
 def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
-    """Within, int attributes of modules and their configs are `SourcedInt`s.
+    """Context manager in which int attributes of modules and their configs are `SourcedInt`s.
 
-    Gives what is noted of sizes while `top` runs, which has `root` in it.
+    Yields the provenance that is noted while `top`, which contains `root`, runs.
     """
     provenance = Provenance({id(module): name for name, module in root.named_modules()})
     undo = [(m, type(m), dict(m.__dict__), _contents(m)) for m in root.modules()]
@@ -44,8 +44,8 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
         yield provenance
     finally:
         provenance.ended = True
-        del top.__dict__["forward"]  # which holds all that was noted, in a circle
-        for module, kind, attributes, contents in undo:  # whatever a forward kept is gone as well
+        del top.__dict__["forward"]  # it refers to all notes in a reference cycle
+        for module, kind, attributes, contents in undo:  # also drops attributes set by a forward
             if type(module) is not kind:
                 object.__setattr__(module, "__class__", kind)
             module.__dict__.clear()
@@ -57,7 +57,7 @@ def marked(root: nn.Module, top: nn.Module) -> Iterator[Provenance]:
 
 
 def _contents(module: nn.Module) -> dict[str, dict[Any, Any]]:
-    """What is in the buffers of a module and its tables of hooks: some put hooks on as they run."""
+    """Return copies of a module's buffers and hook dicts: some modules add hooks as they run."""
     tables = ((k, v) for k, v in module.__dict__.items() if k == "_buffers" or k.endswith("_hooks"))
     return {name: dict(table) for name, table in tables if isinstance(table, dict)}
 

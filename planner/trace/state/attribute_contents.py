@@ -1,4 +1,4 @@
-"""What is in attributes of modules, and in what they hold, to be put back as it was."""
+"""Snapshots of module attributes and of containers in them, to restore their contents later."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shardwright.runtime.code.model_objects import CODE, HARMLESS, LARGEST, OF_T
 CONTAINERS = (list, dict, set, deque)
 
 MOST = 10_000
-"""Lists, tables and objects of a model that are looked at."""
+"""The most containers and objects of a model that a snapshot covers."""
 
 NOT_KEPT = OF_TORCH | HARMLESS | {"forward"}
-"""Attributes that are no state of a module."""
+"""Attributes that are not state of a module."""
 
 
 class KeptContents:
-    """What lists, tables and objects of `root` hold, and its plain attributes."""
+    """Snapshot of the attributes of all modules of `root`, with containers and objects in them."""
 
     def __init__(self, root: nn.Module) -> None:
         self._attributes = [(m, _plain_ones(m)) for m in root.modules()]
@@ -31,7 +31,7 @@ class KeptContents:
         self._contents = Contents(held)
 
     def restore(self) -> None:
-        """Have them hold that again."""
+        """Restore the attributes and contents."""
         for module, before in self._attributes:
             now = vars(module)
             for name in _plain_ones(module).keys() - before.keys():
@@ -41,13 +41,13 @@ class KeptContents:
 
 
 class Contents:
-    """What lists, tables and objects among `values` hold, and those in them."""
+    """Snapshot of the containers and objects among `values`, recursively."""
 
     def __init__(self, values: list[Any]) -> None:
         self._before = [(value, _copied(value)) for value in _within(values)]
 
     def restore(self) -> None:
-        """Have them hold that again."""
+        """Restore the contents."""
         for value, before in self._before:
             _restore(value, before)
 
@@ -57,7 +57,7 @@ def _plain_ones(module: nn.Module) -> dict[str, Any]:
 
 
 def _within(values: list[Any]) -> list[Any]:
-    """Lists, tables and objects among `values`, and those in them."""
+    """Return the containers and objects among `values`, recursively; at most `MOST`."""
     found: dict[int, Any] = {}
     todo = list(values)
     while todo and len(found) < MOST:
@@ -76,7 +76,7 @@ def _within(values: list[Any]) -> list[Any]:
 
 
 def _copied(value: Any) -> Any:
-    """What is in a list, a table or an object, past what its class makes of it."""
+    """Return a copy of the contents of a container or object, bypassing overrides of its class."""
     if not isinstance(value, CONTAINERS):
         return dict(vars(value))
     kind = _kind(value)
@@ -86,10 +86,10 @@ def _copied(value: Any) -> Any:
 
 
 def _restore(value: Any, before: Any) -> None:
-    """Put back what was in it, if that is no more."""
+    """Restore the contents of `value` if they differ from `before`."""
     now = value if isinstance(value, CONTAINERS) else vars(value)
     if isinstance(now, set) and now == before:
-        return  # it may be iterated in another order, once it is filled again
+        return  # filling it again could change its iteration order
     if len(now) == len(before) and all(map(is_, _parts(now), _parts(before))):
         return
     kind = _kind(now)
@@ -104,7 +104,7 @@ def _restore(value: Any, before: Any) -> None:
 
 
 def _kind(value: Any) -> Any:
-    """The class of Python's that a container is of."""
+    """Return the builtin class that a container is an instance of."""
     return next(kind for kind in (OrderedDict, *CONTAINERS) if isinstance(value, kind))
 
 

@@ -1,4 +1,4 @@
-"""What is in attributes of modules at one time, and whether that is alike at another."""
+"""Look at the contents of module attributes at one time, and compare two such looks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardwright.planner.trace.state.attribute_contents import NOT_KEPT
 from shardwright.runtime.code.model_objects import CODE, DEEPEST, is_config
 
 LARGEST = 1000
-"""What is looked at in an attribute."""
+"""The most values that are looked at in one attribute."""
 
 
 class Place(NamedTuple):
@@ -32,12 +32,12 @@ class Place(NamedTuple):
 
 
 Look = dict[Place, list[tuple[str, Any]]]
-"""What is in attributes: values, by where they are in it."""
+"""Attribute -> (position in the attribute, value) pairs."""
 
 
 def look(modules: Mapping[str, nn.Module], but: str) -> Look:
-    """What is in the attributes of `modules`, by their paths; `but` for the one of this name."""
-    with torch._C.DisableTorchFunction():  # no code of the model asks
+    """Return the contents of the attributes of `modules`, without attributes named `but`."""
+    with torch._C.DisableTorchFunction():  # these are not queries of model code
         return {
             Place(path, name): [*islice(_leaves(value, ""), LARGEST)]
             for path, module in modules.items()
@@ -47,7 +47,7 @@ def look(modules: Mapping[str, nn.Module], but: str) -> Look:
 
 
 def alike(one: Any, other: Any, equal: Callable[[Any, Any], bool]) -> bool:
-    """Whether two looks at an attribute saw the same."""
+    """Return whether two looks at an attribute match, with `equal` comparing values."""
     if one is None or other is None or len(one) != len(other):
         return one is other
     pairs = zip(one, other, strict=True)
@@ -55,18 +55,21 @@ def alike(one: Any, other: Any, equal: Callable[[Any, Any], bool]) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether a value is what it was."""
+    """Return whether two values are equal; tensors must be identical."""
     if one is other or isinstance(one, Tensor) or isinstance(other, Tensor):
         return one is other
     try:
-        equal = bool(one == other) or bool(one != one and other != other)  # neither is a number
+        equal = bool(one == other) or bool(one != one and other != other)  # both are NaN
         return type(one) is type(other) and equal
-    except (TypeError, ValueError, RuntimeError):  # of arrays, say
+    except (TypeError, ValueError, RuntimeError):  # for example comparisons of arrays
         return False
 
 
 def like(one: Any, other: Any) -> bool:
-    """Whether code does the same with both, as far as it looks no further than at what they are."""
+    """Return whether two values have the same kind: dtype and dims of tensors, class of objects.
+
+    Other values must be equal.
+    """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and one.dim() == other.dim()
     objects = (
@@ -76,19 +79,19 @@ def like(one: Any, other: Any) -> bool:
 
 
 def is_number(look: Any) -> bool:
-    """Whether nothing but an integer or a float was seen."""
+    """Return whether a look saw exactly one integer or float."""
     one = look[0][1] if look and len(look) == 1 else None
     return isinstance(one, (int, float)) and not isinstance(one, bool)
 
 
 def plain(value: Any) -> Any:
-    """A number that remembers where it comes from, or is hidden, as others are."""
+    """Return the plain value of a `SourcedInt` or hidden number; other values unchanged."""
     value = value.value if isinstance(value, Hidden) else value
     return value.plain if isinstance(value, SourcedInt) else value
 
 
 def _leaves(value: Any, slot: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """What is in a value, by where it is; tensors as they are at present."""
+    """Yield (position, value) for everything in a value; tensors with their current fake tensor."""
     if isinstance(value, Tensor):
         yield slot, inner(value)
         return

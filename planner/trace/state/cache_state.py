@@ -1,6 +1,6 @@
-"""What runs find and leave in the state that they are given, a cache say.
+"""Tensors that runs find and leave in the state that they are given, such as a cache.
 
-Some modules keep a part of that as attributes: that is of the state, too.
+Some modules keep a part of a cache in attributes, which belongs to the state too.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from shardwright.runtime.slots import is_own, leaves
 
 
 class States:
-    """The states of runs of `root` that are recorded, one after the other.
+    """The states of recorded runs of `root`.
 
     Attributes:
-        classes: Of each run, the classes of what it was given, by argument: objects of classes of
-            their own.
-        given: Of each run, what it was given.
-        pairs: Each tensor in a state before a run, and what stands there after it.
+        classes: For each run: argument -> class of the state, for objects of own classes.
+        given: For each run, the arguments that are its state.
+        pairs: Tensors in a state before a run, and the tensors in their place after it.
     """
 
     def __init__(self, root: nn.Module, aliases: Aliases) -> None:
@@ -34,20 +33,26 @@ class States:
         self._before: dict[str, torch.Tensor] = {}
 
     def begin(self, state: State) -> None:
-        """A run begins with `state`."""
+        """Note that a run begins with `state`."""
         self.given.append([*state])
         self.classes.append({n: type(v).__name__ for n, v in state.items() if is_own(v)})
         self._before = {slot: inner(x) for slot, x in self._found(state)}
 
     def end(self, state: State, given: list[torch.Tensor]) -> None:
-        """The run ends, has changed `state`, and `given` these: who goes on goes on with them."""
+        """Note that the run ends with `state` and has returned the tensors `given`.
+
+        A changed tensor that is also returned makes no pair.
+        """
         for slot, x in self._found(state):
             before, now = self._before.get(slot), inner(x)
             if before is not None and (now is before or not self.aliases.among(x, given)):
                 self.pairs.append((before, now))
 
     def _found(self, state: State) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors in `state`, and beside one in attributes of modules, with their slots."""
+        """Yield the tensors in `state`, and those in module attributes, with their slots.
+
+        Yields nothing from attributes if the state is empty.
+        """
         yield from _tensors(state)
         for path, module in self.root.named_modules() if state else ():
             kept = {name: v for name, v in vars(module).items() if isinstance(v, torch.Tensor)}
@@ -55,7 +60,7 @@ class States:
 
 
 def _tensors(state: State) -> Iterator[tuple[str, torch.Tensor]]:
-    """The real tensors in a state, with their slots."""
+    """Yield the nonempty floating tensors in a state, with their slots."""
     for slot, leaf in leaves(state):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel():
             yield slot, leaf

@@ -1,13 +1,14 @@
-"""What a model's code keeps outside of its modules: caches, tables, class attributes, globals.
+"""Isolate the state that model code keeps outside of modules: caches, class attributes, globals.
 
-Code may keep integers and tensors in an `lru_cache`, in a table of a class or of a Python module,
-in a default argument, in an attribute of a class. What one trace leaves there would be wrong in the
-next, and in the user's process. So while model code runs, what is cached by integers or tensors is
-computed anew, and afterwards all else is as it was before.
+Code may keep integers and tensors in an `lru_cache`, in a dict of a class or of a Python module, in
+a default argument or in a class attribute. Values left there by a trace would be wrong in the next
+trace and in the user's process. While model code runs, values cached by integers or tensors are
+therefore computed anew. Afterwards all other state is restored.
 
-This state is found from the code: what a model's classes name, and what that names in turn.
-(Whatever is not found so is safe, but may cost a plan: the integers of a trace that is over are
-constants, and two that code finds equal must be equal on each rank, see `sizes/provenance.py`.)
+The state is found from the code: the names that a model's classes use, and the names that those use
+in turn. (State that is not found so is safe, but may make a plan impossible: integers of a finished
+trace are constants, and two integers that code finds equal must be equal on each rank, see
+`sizes/provenance.py`.)
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ LruCache = type(functools.lru_cache(lambda: None))
 FUNCTIONS = (FunctionType, LruCache)
 
 LIBRARIES = {"torch", "shardwright", "numpy", *sys.stdlib_module_names}
-"""Packages whose own code keeps nothing of a model."""
+"""Packages whose code keeps no state of a model."""
 
 CALLED = ("forward", "__init__", "__new__", "__call__", "__getattr__", "__getitem__", "__setitem__")
 CALLED_BY_PYTHON = (*CALLED, "__get__", "__iter__", "__enter__", "__exit__", "__post_init__")
-"""Methods that run although no code names them."""
+"""Methods that run without being named in code."""
 
 WITHOUT_SIZES = (str, bytes, bool, float, type(None), torch.dtype, torch.device)
 CODE = (type, ModuleType, FunctionType)
-"""What integers and tensors of a model are not in."""
+"""Types whose instances hold no integers or tensors of a model."""
 
 ABSENT: Any = object()
 
 
 @contextmanager
 def isolated(root: nn.Module) -> Iterator[None]:
-    """Within, the code of `root` may run: the state of code is afterwards as before.
+    """Context manager for running code of `root`; restores the state of the code afterwards.
 
-    What is cached by integers or tensors is neither looked up nor kept.
+    Within, values cached by integers or tensors are neither looked up nor kept.
     """
     own = [(vars(m), n, v) for m in root.modules() for n, v in vars(m).items() if n not in OF_TORCH]
     code = [part for _, _, value in own for part in _code_in(value)]
@@ -61,7 +62,7 @@ def isolated(root: nn.Module) -> Iterator[None]:
     names = [(cls, vars(cls).keys() - ()) for cls in reached.classes.values()]
     contents = Contents([*reached.held, *(value for _, value in before if _may_hold(value))])
     in_slots = [_function_of(value) for _, value in before]
-    in_slots = [f.cached if isinstance(f, Uncached) else f for f in in_slots]  # by an outer trace
+    in_slots = [f.cached if isinstance(f, Uncached) else f for f in in_slots]  # of an outer trace
     reached.clear_caches(but=in_slots)
     try:
         for slot, value in uncached:
@@ -80,7 +81,7 @@ def isolated(root: nn.Module) -> Iterator[None]:
 
 
 def _code_in(value: Any) -> Iterator[Any]:
-    """Functions that an attribute of a module is, or has in a list or table."""
+    """Yield the functions in an attribute of a module: the value itself or container entries."""
     if isinstance(value, FUNCTIONS):
         yield value
     elif isinstance(value, (*CONTAINERS, tuple)):
@@ -91,19 +92,19 @@ def _code_in(value: Any) -> Iterator[Any]:
 
 
 class Slot(NamedTuple):
-    """Where code keeps a value: a name of a Python module or of a class, or a cell of a closure."""
+    """A place where code keeps a value: a name in a module or class, or a cell of a closure."""
 
     owner: Any
     name: str = ""
 
     def get(self) -> Any:
-        """What is there now; ABSENT if nothing is."""
+        """Return the current value, or ABSENT."""
         if isinstance(self.owner, CellType):
             return getattr(self.owner, "cell_contents", ABSENT)
         return _names_of(self.owner).get(self.name, ABSENT)
 
     def set(self, value: Any) -> None:
-        """Put `value` there, or nothing if it is ABSENT."""
+        """Set the value; ABSENT deletes it."""
         if isinstance(self.owner, CellType):
             if value is ABSENT:
                 del self.owner.cell_contents
@@ -125,14 +126,14 @@ def _names_of(owner: Any) -> Any:
 
 
 class Uncached:
-    """An `lru_cache`d function that is computed anew where it may deal with sizes or tensors."""
+    """Wraps an `lru_cache`d function; calls that involve sizes or tensors bypass the cache."""
 
     def __init__(self, cached: Any) -> None:
         functools.update_wrapper(self, cached)
         self.cached = cached
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function gives."""
+        """Call the function, without its cache if arguments or result involve sizes or tensors."""
         if not all(map(_is_without_sizes, (*args, *kwargs.values()))):
             return self.cached.__wrapped__(*args, **kwargs)
         misses = self.cached.cache_info().misses
@@ -143,10 +144,10 @@ class Uncached:
             self.cached.cache_clear()
         elif _is_data(result):
             return self.cached.__wrapped__(*args, **kwargs)
-        return result  # an object that was there before
+        return result  # an object cached before
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """The method of `instance`."""
+        """Return the bound method of `instance`."""
         return self if instance is None else MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
@@ -154,7 +155,7 @@ class Uncached:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether it is a tensor or a number, or has one in it."""
+    """Return whether a value is or contains a tensor or an integer."""
     if isinstance(value, (*CONTAINERS, tuple, frozenset)):
         return any(map(_is_data, dict.values(value) if isinstance(value, dict) else value))
     return isinstance(value, (torch.Tensor, int))
@@ -169,7 +170,7 @@ def _is_without_sizes(value: Any) -> bool:
 
 
 def _uncached(value: Any) -> Any:
-    """`value`, not cached if it is a function, or a method of a class, that is."""
+    """Return `value`, with a cached function or method replaced by an `Uncached` one."""
     if not isinstance(function := _function_of(value), LruCache):
         return value
     new = Uncached(function)
@@ -179,19 +180,19 @@ def _uncached(value: Any) -> Any:
 
 
 def _function_of(value: Any) -> Any:
-    """What runs where a method of a class is called."""
+    """Return the function behind a static method, class method or property; else the value."""
     if isinstance(value, (staticmethod, classmethod)):
         return value.__func__
     return value.fget if isinstance(value, property) else value
 
 
 class _Reached:
-    """All that the code of classes and functions can come to by names.
+    """All values that the code of classes and functions can reach by names.
 
     Attributes:
-        slots: Where that is kept.
-        held: What functions have of their own: default arguments, attributes.
-        classes: Those whose code that is, by id.
+        slots: The places of these values.
+        held: Default arguments and attributes of functions.
+        classes: The classes reached, by id.
     """
 
     def __init__(self, code: Iterable[Any]) -> None:
@@ -201,7 +202,7 @@ class _Reached:
         self._seen: set[Any] = set()
         self._names: set[str] = set()
         self._owners: dict[str, list[Any]] = defaultdict(list)
-        """Classes and namespaces that have names which no code was found to use yet."""
+        """Name that no code was found to use yet -> classes and namespaces that define it."""
         self._caches: list[Any] = []
         self._todo: list[Any] = list(code)
         self._use(CALLED_BY_PYTHON)
@@ -209,14 +210,14 @@ class _Reached:
             self._visit(self._todo.pop())
 
     def clear_caches(self, but: Iterable[Any]) -> None:
-        """Empty the caches of functions, those in a list too, `but` for some."""
+        """Empty the caches of all functions reached, except those in `but`."""
         kept = {*map(id, but)}
         for function in self._caches:
             if id(function) not in kept and function.cache_info().currsize:
                 function.cache_clear()
 
     def _use(self, names: Iterable[str]) -> None:
-        """Code uses these as names of attributes, of whatever."""
+        """Note that code uses these names, as globals or as attributes of any object."""
         for name in {*names} - self._names:
             self._names.add(name)
             for owner in self._owners.pop(name, ()):
@@ -253,7 +254,7 @@ class _Reached:
         elif isinstance(value, (*CONTAINERS, tuple)):
             self._todo += islice(dict.values(value) if isinstance(value, dict) else value, LARGEST)
         elif not isinstance(value, CODE) and not _of_library(type(value).__module__):
-            # Not `getattr`: an object may raise whatever it likes for an attribute it has not.
+            # Not `getattr`: an object may raise any exception for a missing attribute.
             own = value.__dict__ if type(value).__dictoffset__ else {}
             self._todo += [type(value), *own.values()]
 
@@ -288,13 +289,13 @@ def _sets_globals(code: CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: CodeType) -> frozenset[str]:
-    """Names of globals and attributes that code uses."""
+    """Return the names of globals and attributes that code uses."""
     inner = [_names_in(c) for c in code.co_consts if isinstance(c, CodeType)]
     return frozenset(code.co_names).union(*inner)
 
 
 def _may_hold(value: Any) -> bool:
-    """Whether it is a container, or an object of a class that is no library's."""
+    """Return whether a value is a container, or an object whose class is outside `LIBRARIES`."""
     return isinstance(value, CONTAINERS) or not _of_library(type(value).__module__)
 
 

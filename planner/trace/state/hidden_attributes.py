@@ -1,4 +1,4 @@
-"""Attributes of modules that are not there until code asks: so it is known whether it does."""
+"""Hide attributes of modules until code reads them, so that reads can be noted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from shardwright.planner.trace.state.attribute_reads import Place
 
 HIDDEN = "_shardwright_hidden"
-"""The attribute with what is hidden."""
+"""The attribute that holds the hidden values."""
 
 
 @contextmanager
@@ -20,9 +20,10 @@ def hidden_until_asked(
     places: Collection[Place],
     found: Callable[[Place, Any], Any],
 ) -> Iterator[None]:
-    """Within, what is in these `places` of `modules` is hidden until code asks for it.
+    """Context manager that hides the attributes `places` of `modules` until code reads them.
 
-    Then it is there again, as what `found` makes of it; what nobody asked for is, at the end.
+    A read calls `found`, and its result becomes the attribute. Attributes that are never read are
+    put back at the end.
     """
     changed = [modules[path] for path in {place.path for place in places}]
     for place in places:
@@ -31,7 +32,7 @@ def hidden_until_asked(
             value = vars(module).pop(place.name)
             hides = vars(module).setdefault(HIDDEN, {})
             hides[place.name] = (value, lambda value, place=place: found(place, value))
-            if hasattr(type(module), place.name):  # nobody would be asked
+            if hasattr(type(module), place.name):  # `__getattr__` would not be called
                 _show(module, place.name)
     try:
         with _watched():
@@ -44,7 +45,7 @@ def hidden_until_asked(
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    """Within, modules give what is hidden to who asks for it."""
+    """Context manager in which `nn.Module.__getattr__` returns hidden attributes."""
     before = nn.Module.__getattr__
 
     def get(self: nn.Module, name: str) -> Any:

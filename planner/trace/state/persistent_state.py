@@ -1,8 +1,9 @@
-"""What modules keep in plain attributes from one call for the next.
+"""State that modules keep in plain attributes from one call to the next.
 
-Of a module that leaves something there the same call is traced again, behind the first, with what
-that left: so tensors go from the one to the other like any others, and it is proven that what a
-call leaves lies as what it found. If it leaves the same besides, the next call is as this one.
+If a run leaves something in attributes, the same call is traced again after it, with what the first
+left. Tensors then flow from one call to the other like any tensors, and the plan proves that a call
+leaves them with the placement that it found. If other values are the same too, the next call works
+like this one.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from shardwright.planner.trace.state.attribute_reads import (
 from shardwright.planner.trace.state.hidden_attributes import HIDDEN, hidden_until_asked
 
 MOST = 100_000
-"""Functions of torch that a call with a hidden number may call."""
+"""The most torch functions that may be called in a run with hidden numbers."""
 
 
 class Keeps(Unproven):
-    """Code goes on with what another call left, which is not proven to end."""
+    """Code reads state of an earlier call, and it is not proven that further calls do the same."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(
@@ -47,15 +48,15 @@ class Keeps(Unproven):
 
 
 class Retrace(Exception):
-    """A trace is to be made again, with more numbers hidden, or others in their place."""
+    """The trace must be made again, with more numbers hidden or hidden with the other sign."""
 
 
 class KeptNumbers:
-    """Numbers that each call leaves another of: hidden from code, in one trace after the other.
+    """Numbers in attributes that differ after each call, such as counters: hidden from code.
 
     Attributes:
-        places: Where they are.
-        sign: How they are hidden in this trace (see `opaque_ints.py`); 0 if they are not.
+        places: The attributes with these numbers.
+        sign: How they are hidden in this trace (see `opaque_ints.py`); 0 if they are not hidden.
     """
 
     def __init__(self) -> None:
@@ -64,10 +65,10 @@ class KeptNumbers:
         self._ops: list[Any] | None = None
 
     def are_in(self, places: set[Place]) -> None:
-        """Numbers are in these `places`, too.
+        """Add attributes with such numbers.
 
         Raises:
-            Retrace: the trace is to be made with them hidden.
+            Retrace: `places` has new attributes, which must be hidden in another trace.
         """
         if not places <= self.places:
             self.places |= places
@@ -75,10 +76,10 @@ class KeptNumbers:
             raise Retrace
 
     def made(self, ops: list[Any]) -> bool:
-        """Take in what a trace called; False if it is not what one before it did.
+        """Compare the ops of a trace with those of the trace before; False if they differ.
 
         Raises:
-            Retrace: it is to be made with them hidden in the other way.
+            Retrace: the trace must be made again with the numbers hidden with the other sign.
         """
         if self._ops is not None and self._ops != ops:
             return False
@@ -89,13 +90,13 @@ class KeptNumbers:
 
 
 class Made(NamedTuple):
-    """A run that was made.
+    """A finished run.
 
     Attributes:
-        training: In training mode.
-        plain: The first in this mode, or that again.
-        before: What it found.
-        after: What it left.
+        training: Whether it was in training mode.
+        plain: Whether it is the first run in its mode, or marked as `again`.
+        before: The attributes before the run.
+        after: The attributes after the run.
     """
 
     training: bool
@@ -105,7 +106,7 @@ class Made(NamedTuple):
 
 
 class Contained(NamedTuple):
-    """A tensor in what an attribute holds, behind a run: when so many calls of ops were made."""
+    """A tensor in an attribute after a run; `at` is the number of op calls made by then."""
 
     place: Place
     slot: str
@@ -114,14 +115,14 @@ class Contained(NamedTuple):
 
 
 class KeptState:
-    """What is kept in attributes while runs of `root` are traced, one after the other.
+    """Tracks module attributes while runs of `root` are traced, one after the other.
 
-    Where any of these `keeps` something, reads of that are noted.
+    With `keeps`, reads of attributes that earlier runs left are noted.
 
     Attributes:
-        left: Where any run left something else than was before the first.
-        read: Where code found what another run left.
-        contained: Tensors that runs left, in lists, tables and objects, too.
+        left: Attributes that any run left different from before the first run.
+        read: Attributes that code read after another run had left them.
+        contained: Floating tensors that runs left in attributes, also inside containers or objects.
     """
 
     def __init__(
@@ -143,10 +144,10 @@ class KeptState:
 
     @contextmanager
     def around(self, run: Run) -> Iterator[None]:
-        """Within, `run` is made; if anything is kept, reads of what others left are noted.
+        """Context manager around `run`; with `keeps`, reads of what earlier runs left are noted.
 
         Raises:
-            Keeps: code decides by a number that it finds there.
+            Keeps: code branches on a number that an earlier run left.
         """
         if not self.keeps or run.resumes or run.fills:
             yield
@@ -167,17 +168,17 @@ class KeptState:
         self._note(self._made[-1].after)
 
     def _attributes(self) -> Iterator[tuple[Place, Any]]:
-        """What modules have in attributes where numbers may be."""
+        """Yield the attributes of all modules that may hold state."""
         for path, module in self.modules.items():
             for name, value in vars(module).items():
                 if name not in NOT_KEPT and name != HIDDEN:
                     yield Place(path, name), value
 
     def _note(self, now: Look) -> None:
-        """Note where something else is than before the first run."""
+        """Note the attributes that differ from before the first run."""
         places, start = {**self._start, **now}, self._start
         left = {p for p in places if not alike(start.get(p), now.get(p), same)}
-        for place, value in self._attributes():  # users may read them: numbers of the whole
+        for place, value in self._attributes():  # users may read these: they must not be local
             if place in left or value is not self._first.get(place):
                 seen_by_users(value)
         self.left |= left
@@ -189,7 +190,7 @@ class KeptState:
         ]
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Tensors that runs leave in one place where code reads."""
+        """Yield pairs of tensors that two runs leave in one attribute that code reads."""
         first: dict[tuple[Place, str], Tensor] = {}
         for made in self._made:
             for place in sorted(self.read):
@@ -200,13 +201,14 @@ class KeptState:
                             yield was, now
 
     def check(self) -> None:
-        """Check that calls were made with all that any of them leaves, as far as code reads it.
+        """Check that for each state that a run leaves, a run was made from a state like it.
 
-        What one leaves in eval mode for those in training mode, that the last one does.
+        Only attributes that code reads are compared. If there are runs in both modes, the state
+        that the last run leaves for training mode is checked too.
 
         Raises:
-            Keeps: none was with what one left.
-            Retrace: numbers are to be hidden first.
+            Keeps: no run was made from the state that some run left.
+            Retrace: numbers must be hidden first.
         """
         modes = {m.training for m in self._made}
         left = [(m.training, m.after) for m in self._made]
@@ -222,17 +224,17 @@ class KeptState:
             self.numbers.are_in({*unlike})
 
     def _is_count(self, place: Place) -> bool:
-        """Whether only numbers were found there."""
+        """Return whether all runs found a single number there."""
         return all(is_number(m.before.get(place)) for m in self._made)
 
     def _unlike(self, one: Look, other: Look) -> list[Place]:
-        """Where code reads what is not alike in two looks."""
+        """Return the attributes that code reads and that differ between two looks."""
         free = {p for p in self.numbers.places if is_number(one.get(p)) and is_number(other.get(p))}
         places = sorted(self.read - free)
         return [p for p in places if not alike(one.get(p), other.get(p), like)]
 
     def _decided(self) -> Iterator[Place]:
-        """Where numbers are by which code decides."""
+        """Yield the attributes with numbers that code branches on."""
         return (place for place, asked in self._asked.items() if asked)
 
     def _keeps(self, place: Place) -> Keeps:
@@ -242,7 +244,7 @@ class KeptState:
 
     @contextmanager
     def _hiding(self, places: set[Place]) -> Iterator[None]:
-        """Within, reads of these `places` are noted, and numbers there hidden (`KeptNumbers`)."""
+        """Note reads of `places`, and hide the numbers there that are in `KeptNumbers`."""
         sign = self.numbers.sign
 
         def found(place: Place, value: Any) -> Any:
