@@ -1,1 +1,1 @@
-"""From states of tensors to the plan file: layouts, modules, reasons, predictions."""
+"""Writes a plan from the states of tensors: layouts, modules, reasons, predictions, the drawing."""

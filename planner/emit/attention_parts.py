@@ -1,4 +1,4 @@
-"""What the parts of a fused projection are to attention: query, key or value."""
+"""Finds which part of a fused projection is the query, the key and the value of attention."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shardwright.planner.graph.kv_cache import ATTENTION
 WORDS = ("query", "key", "value")
 """The first operands of attention."""
 FAR = 100
-"""Ops between a projection and attention: more than that is none."""
+"""Most ops between a projection and attention."""
 
 
 def parts(elements: Elements) -> dict[int, list[str]]:
-    """Element -> what becomes of the parts that its output is cut into, in their order."""
+    """Return for each element with a fused output the words for its parts, in their order."""
     made = elements.graph.producers()
     found: dict[int, dict[int, str]] = {}
     for op in elements.graph.ops:
@@ -26,7 +26,7 @@ def parts(elements: Elements) -> dict[int, list[str]]:
 
 
 def _cut(elements: Elements, made: dict[str, Op], name: str) -> tuple[int, int] | None:
-    """The element that a tensor is a part of the output of, and which part: its place in it."""
+    """Return the element whose output a tensor is a part of, and the position of the part."""
     place = None
     for _ in range(FAR):
         if (boundary := elements.entered.get(name)) is not None:
@@ -49,7 +49,7 @@ def _cut(elements: Elements, made: dict[str, Op], name: str) -> tuple[int, int] 
 
 
 def _start(elements: Elements, op: Op) -> int:
-    """Where a slice begins, or what a selection selects."""
+    """Return the start of a slice, or the index of a selection."""
     arguments = op.call.arguments
     start = arguments.get("start", arguments.get("index"))
     dim = arguments.get("dim", 0)

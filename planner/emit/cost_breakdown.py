@@ -1,4 +1,4 @@
-"""What each element of a run takes of the time and the collectives that a plan predicts."""
+"""Breaks the predicted time and collectives of a plan down to the elements of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.planner.verify.recost import Bill, Calls
 
 
 class Cost:
-    """Time and collectives of something, and the ops that take longest."""
+    """The time and collectives of an element or block, and the time of its ops."""
 
     def __init__(self) -> None:
         self.ns: Counter[Phase] = Counter()
@@ -22,16 +22,16 @@ class Cost:
         self.slowest: Counter[tuple[str, str]] = Counter()
 
     def counted(self) -> list[CollectiveCount]:
-        """The collectives, by phase and kind."""
+        """Return the collectives by phase and kind."""
         return tally({p: self.calls[p] for p in ("forward", "backward", "decode")})
 
 
 class CostBreakdown:
-    """Distributes a bill over the elements of a run: their costs add up to the bill.
+    """Distributes a bill over the elements of a run. The costs add up to the bill.
 
     Attributes:
-        elements: What each element takes.
-        aside: Blocks around -> what they take besides.
+        elements: The cost of each element.
+        aside: Enclosing blocks -> the cost that belongs to no element.
     """
 
     def __init__(self, elements: Elements, bill: Bill) -> None:
@@ -47,7 +47,7 @@ class CostBreakdown:
         for chain, op in elements.aside:
             self._add_op(self.aside[chain], op)
         drawn = {e.boundary.target for e in elements.found if e.boundary is not None}
-        for boundary in elements.graph.boundaries:  # of what is aside, or what nothing reads
+        for boundary in elements.graph.boundaries:  # boundaries that belong to no element
             if boundary.target not in drawn:
                 around = elements.blocks.around(boundary.module)
                 self._add_edge(self.aside[around], boundary.target)
@@ -60,13 +60,13 @@ class CostBreakdown:
             cost.slowest[op.call.op, op.source] += ns
 
     def _add_edge(self, cost: Cost, target: str, times: int = 1) -> None:
-        """Add the change of placement that makes a tensor."""
+        """Add the redistribution that makes the tensor `target`."""
         if target not in self.bill.costs.redistributions.unpriced:
             made = [self.bill.traffic(self._edges[target], run) for run in self.passes]
             self._add(cost, made, times)
 
     def _add(self, cost: Cost, made: Sequence[Traffic | None], times: int = 1) -> None:
-        """Add what is sent and copied in each pass."""
+        """Add the time and collectives of the traffic in each pass."""
         for i, (run, traffic) in enumerate(zip(self.passes, made, strict=True)):
             assert traffic is not None, "the bill has its price"
             ahead, back = self.bill.costs.redistributions.nanoseconds(traffic)
@@ -80,7 +80,7 @@ class CostBreakdown:
                     cost.calls[phase][call] += times
 
     def _add_weights(self, elements: Elements) -> None:
-        """Add what happens between a parameter as it is stored and as it is used."""
+        """Add the redistributions of parameters from storage to use, and gradient averaging."""
         costs, readings = self.bill.costs, elements.graph.readings()
         reader: dict[str, Cost] = {}
         for use in elements.graph.uses:

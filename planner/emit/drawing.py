@@ -1,7 +1,7 @@
-"""The drawing of a plan: what each block does in turn, the placements in between, and the cost.
+"""The drawing of a plan: the items of each block in order, their placements and their costs.
 
-Times and collectives of all items, each as often as its block stands in the model, add up to what
-the plan predicts.
+The times and collectives of all items, each counted as often as its block is in the model, add up
+to the prediction of the plan.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from shardwright.planner.verify.first_run import of_first_run
 from shardwright.planner.verify.recost import Bill
 
 NAMED = 4
-"""Ops of an item that are named: those that take longest."""
+"""How many ops of an item are named. These are the slowest ones."""
 UNNAMED = "input"
-"""The slot of what enters a block by none."""
+"""The slot name of a tensor that enters a block without one."""
 
 Place = tuple[str, ...]
-"""A block, by its name and those of the blocks around it; the model is `("",)`."""
+"""A block, by the names of the blocks around it and its own; the model is `("",)`."""
 
 
 def drawing(layouts: Layouts, bill: Bill) -> list[DrawnBlock]:
-    """What is drawn of a plan: the model itself, then each block that is unlike those before.
+    """Return the drawing of a plan: the model itself, then each distinct block once.
 
     Args:
-        layouts: Of the graph of all blocks.
-        bill: Of the same.
+        layouts: Layouts of the unfolded graph.
+        bill: Its bill.
     """
     first = of_first_run(bill)
     elements = Elements(first)
@@ -68,7 +68,7 @@ class _Drawing:
                     self._leave(chain[:n], made, text)
 
     def _inside(self) -> dict[Place, list[int]]:
-        """The elements in each place, in blocks within it too."""
+        """Return the elements in each place, including those in blocks within it."""
         inside: dict[Place, list[int]] = {("",): []}
         for number, element in enumerate(self.found):
             for n in range(1, len(element.chain) + 1):
@@ -76,14 +76,14 @@ class _Drawing:
         return inside
 
     def _key(self, place: Place, number: int) -> object:
-        """What elements of one item share: blocks of one stack in a row are one."""
+        """Return a key that elements of one item share: blocks of a stack in a row are one item."""
         within = self.found[number].chain[len(place) :]
         return within[0].rpartition(".")[0] if within else number
 
     # --- edges
 
     def _text(self, name: str) -> str:
-        """The placement of a tensor; that of copies is one object, which is put in words once."""
+        """Return the placement of a tensor as text. Copies share the object, which is cached."""
         placement = self.layouts.placement(name)
         if id(placement) not in self._texts:
             self._texts[id(placement)] = str(placement)
@@ -92,7 +92,7 @@ class _Drawing:
     def _join(
         self, number: int, element: Element, made: int | None, name: str, path: tuple[Boundary, ...]
     ) -> None:
-        """Note that an element reads what another one made, or an input of the model."""
+        """Record that an element reads the output of another, or an input of the model."""
         text, chain = self._text(name), element.chain
         if made is None:
             shared = 0
@@ -120,7 +120,7 @@ class _Drawing:
     # --- blocks
 
     def blocks(self) -> list[DrawnBlock]:
-        """All that are unlike, in the order in which they first run, behind those around them."""
+        """Return the distinct blocks in the order of their first run, after enclosing blocks."""
         kinds: dict[Place, DrawnBlock] = {}
         alike: dict[str, list[Place]] = {}
         like: dict[str, Place] = {}
@@ -137,11 +137,11 @@ class _Drawing:
         return [_numbered(kinds[places[0]], places, numbers) for places in groups]
 
     def _first(self, place: Place) -> int:
-        """The number of the element that runs first there."""
+        """Return the number of the element that runs first in a place."""
         return next((run[0] for run in self.runs[place]), 0)
 
     def _items(self, place: Place, like: dict[str, Place]) -> Iterator[DrawnItem]:
-        """The items of a block; those of blocks within are named by the first of their kind."""
+        """Yield the items of a block. Blocks within are named by the first block of their kind."""
         for i, run in enumerate(self.runs[place]):
             takes, first = self.takes[place, i], self.found[run[0]]
             if len(first.chain) > len(place):
@@ -170,7 +170,7 @@ class _Drawing:
         )
 
     def _aside(self, place: Place) -> DrawnItem:
-        """What a block takes besides, with that of blocks within that do nothing else."""
+        """Return the costs of a block, and of inner blocks not drawn, that belong to no element."""
         total = Cost()
         for chain, cost in self.costs.aside.items():
             known = next(chain[:n] for n in range(len(chain), 0, -1) if chain[:n] in self.runs)
@@ -183,7 +183,7 @@ class _Drawing:
 
 
 def _note(table: dict[str, str], key: str, text: str) -> None:
-    """Note a placement; of several tensors, that of one that is not replicated."""
+    """Record a placement. Of several tensors, one that is not replicated is preferred."""
     if key not in table or not ("@" in table[key] or "|" in table[key]):
         table[key] = text
 
@@ -193,7 +193,7 @@ def _relative(module: str, block: str) -> str:
 
 
 def _numbered(block: DrawnBlock, places: list[Place], numbers: dict[str, str]) -> DrawnBlock:
-    """A block with the names of its copies; blocks within it by their numbers."""
+    """Return a block with the names of its copies, and blocks within it by their numbers."""
     items = [
         item.model_copy(update={"blocks": {numbers[name]: n for name, n in item.blocks.items()}})
         for item in block.items
@@ -203,9 +203,9 @@ def _numbered(block: DrawnBlock, places: list[Place], numbers: dict[str, str]) -
 
 
 def _outside_in(groups: list[list[Place]], kinds: dict[Place, DrawnBlock]) -> list[list[Place]]:
-    """Groups of like blocks in the same order, but each behind all that have such blocks in them.
+    """Return groups of equal blocks in the same order, but each after all blocks that contain it.
 
-    Blocks that are unlike may have like ones in them.
+    Different blocks may contain equal ones.
     """
     out, left = [], [*groups]
     while left:
@@ -216,7 +216,7 @@ def _outside_in(groups: list[list[Place]], kinds: dict[Place, DrawnBlock]) -> li
 
 
 def _ranges(names: Iterable[str]) -> Iterator[str]:
-    """Names with those in a row in one: `layers.0-31`."""
+    """Yield names, with consecutive numbers folded into one: `layers.0-31`."""
     rows: list[tuple[str, int, int]] = []
     for name in names:
         stack, _, number = name.rpartition(".")

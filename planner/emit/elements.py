@@ -1,8 +1,9 @@
-"""A run of the model as a chain of elements: what a module computes, and changes of placement.
+"""Splits a run of the model into a chain of elements: computations of modules, and redistributions.
 
-What is made of no parameter (masks, positions) is aside. An op that takes one element alone is
-part of it, but for a product of several tensors (attention), and what a module with parameters of
-its own computes. Others of one module, one after the other, are one element. So edges lead ahead.
+Ops that depend on no parameter (masks, positions) are aside. An op that reads only one element
+joins it, except for products of several tensors (attention) and for ops of another module with
+parameters of its own. Other consecutive ops of one module form one element. So edges always lead
+forward.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from shardwright.planner.strategies.state import made_partial
 from shardwright.planner.verify.recost import Bill
 
 WEIGHT = -1
-"""In place of the number of an element: a parameter, or what is made of one alone."""
+"""Stands for a parameter, or a tensor made from one alone, instead of the number of an element."""
 
 
 @dataclass(eq=False)
 class Element:
-    """What one module computes at a time, or a change of placement at the boundary of one.
+    """Consecutive ops of one module, or a redistribution at a module's boundary.
 
     Attributes:
-        chain: The model and the blocks that it is in.
-        module: Which module computes it, or has the boundary.
-        boundary: Of a change.
-        ops: What is computed.
-        reads: (number of an element, or None for an input of the model), the tensor as it is
-            read, and the boundaries that it came by.
+        chain: The model and the blocks that contain the element.
+        module: The module that computes it, or has the boundary.
+        boundary: The boundary of a redistribution.
+        ops: The ops of the element.
+        reads: (number of an element, or None for an input of the model, the tensor as it is read,
+            the boundaries that it crossed).
     """
 
     chain: tuple[str, ...]
@@ -42,14 +43,14 @@ class Element:
 
 
 class Elements:
-    """The elements of a run, in their order.
+    """The elements of a run, in order.
 
     Args:
-        bill: Of the run.
+        bill: The bill of the run.
 
     Attributes:
         found: The elements.
-        aside: (Blocks around, op) of what is aside.
+        aside: (enclosing blocks, op) of the ops that belong to no element.
         readers: Parameter as it is used -> number of the element that reads it first.
     """
 
@@ -74,7 +75,7 @@ class Elements:
             self.origin(name)
 
     def _entries(self) -> dict[str, list[str]]:
-        """Module -> the tensors that change as they enter it, if anything reads them."""
+        """Return module -> the tensors that are redistributed as they enter it and are read."""
         read = {n for op in self.graph.ops for n in op.inputs} | {*self.graph.outputs}
         read |= {b.source for b in self.graph.boundaries}
         out: dict[str, list[str]] = {}
@@ -84,7 +85,7 @@ class Elements:
         return out
 
     def _enter(self, module: str) -> None:
-        """Note what changes as modules are entered, before anything is computed in them."""
+        """Add the redistributions at a module's entry, before its first op."""
         if module in self._ran:
             return
         self._ran.add(module)
@@ -124,7 +125,7 @@ class Elements:
             made[name] = number
 
     def _joined(self, op: Op, chain: tuple[str, ...], sources: set[int]) -> int | None:
-        """The element that an op is part of, as it takes nothing else."""
+        """Return the element that an op joins because it reads only that; else None."""
         (number, *others) = sources
         if others or number == WEIGHT or self.found[number].chain != chain:
             return None
@@ -139,16 +140,16 @@ class Elements:
         return several and rule is not None and bool(rule.sum or op.call.op in ATTENTION)
 
     def _next(self, chain: tuple[str, ...], part: str) -> int:
-        """The last element, if it is of this part of the model; else a new one."""
+        """Return the last element if it belongs to this part of the model, else a new one."""
         last = self.found[-1] if self.found else None
         if last is None or last.boundary or (last.chain, last.module) != (chain, part):
             self.found.append(Element(chain, part))
         return len(self.found) - 1
 
     def origin(self, name: str) -> int | None:
-        """The number of the element that makes a tensor; None of what is aside.
+        """Return the number of the element that makes a tensor; None if no element does.
 
-        Changes of placement on the way become elements.
+        Redistributions on the way become elements.
         """
         if name in self.made:
             return self.made[name]
@@ -169,7 +170,7 @@ class Elements:
         return number
 
     def _path(self, name: str) -> tuple[str, tuple[Boundary, ...]]:
-        """What a tensor was where it was made or changed, and the boundaries since."""
+        """Return the tensor that an element made, and the boundaries that it crossed since."""
         path: list[Boundary] = []
         while name not in self.made and name in self.entered:
             path.append(self.entered[name])

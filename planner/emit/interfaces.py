@@ -1,8 +1,8 @@
-"""The interface of a module: the placements of all tensors that it takes and gives.
+"""The interface of a module: the placements of all its input and output tensors.
 
-A module that is called from outside of the model's forward takes and gives full tensors, and hooks
-on it see full tensors. For that the plan has the placements of those, too, that are not
-redistributed at its boundary.
+A module that is called from outside of the model's forward takes and returns full tensors, and
+hooks on it see full tensors. For that the plan also has the placements of tensors that are not
+redistributed at the module's boundary.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from shardwright.planner.graph.graph import Boundary, Slot
 from shardwright.planner.strategies.state import REPLICATED
 
 SIDES = ("in", "out")
-"""Of a module's boundary, what hooks see: neither attention within nor its attributes."""
+"""The sides of a module's boundary that hooks see: not attention inputs, not attributes."""
 
 
 class Interface(NamedTuple):
-    """Placements of what is not redistributed: in all calls, or in each where calls differ.
+    """Placements of a module's tensors that are not redistributed.
 
-    With them, the sides and slots of tensors without a gradient, and of those that nothing in the
-    model uses and of which nothing is known.
+    Attributes:
+        takes: Placements of inputs.
+        gives: Placements of outputs.
+        each: Placements in each distinct call, if calls differ.
+        no_gradient: Sides and slots of tensors without a gradient.
+        unknown: Sides and slots of tensors that nothing in the model uses, with unknown placement.
     """
 
     takes: list[Placed]
@@ -40,7 +44,7 @@ class Interface(NamedTuple):
 
 @dataclass
 class Call:
-    """A call of a module: the tensor in each of its slots, as the module's own code has it."""
+    """A call of a module: the tensor in each slot, as the module's own code sees it."""
 
     tensors: dict[Slot, str] = field(default_factory=dict)
     place: str = ""
@@ -48,13 +52,13 @@ class Call:
 
 
 Changing = Mapping[tuple[str, str], Collection[str]]
-"""Module and side -> the slots that are redistributed there: the plan has these elsewhere."""
+"""(module, side) -> the slots that are redistributed there; the plan lists these separately."""
 
 
 def interfaces(
     layouts: Layouts, modules: Collection[str], changing: Changing
 ) -> dict[str, Interface]:
-    """The interface of each of these modules that was called."""
+    """Return the interface of each of these modules that was called."""
     unknown, calls = _unknown(layouts), _calls(layouts, modules)
     tied = ((m, one) for m, one in _tied_modules(layouts, calls) if m in modules)
     of = {m: m for m in calls} | dict(tied)
@@ -88,20 +92,20 @@ def _interface(
 
 
 def _places(calls: Iterable[tuple[Call, ModuleCall]], like: ModuleCall) -> list[str]:
-    """The lines that make calls with the placements of `like`; none if one is not known."""
+    """Return the source lines of the calls with the placements `like`; none if one is unknown."""
     found = {call.place for call, placements in calls if placements == like}
     return sorted(found) if "" not in found else []
 
 
 def with_sharded_interface(layouts: Layouts) -> set[str]:
-    """The modules that take or give a tensor that is not replicated, and do not redistribute it."""
+    """Return modules with inputs or outputs that are not replicated, or unknown, inside them."""
     crossing = ((slot, name) for slot, name, _ in _crossing(layouts) if slot.side in SIDES)
     found = {slot.module for slot, name in crossing if layouts.assignment[name] != REPLICATED}
     return found | _unknown(layouts).keys()
 
 
 def enclosing_modules(changed: Iterable[str]) -> set[str]:
-    """Modules around those that change, outside of blocks, but not the root: users call these."""
+    """Return the modules around `changed` outside of blocks, without the root: users call these."""
     around = {
         ".".join(parts[:n])
         for name in changed
@@ -112,7 +116,7 @@ def enclosing_modules(changed: Iterable[str]) -> set[str]:
 
 
 def _tied_modules(layouts: Layouts, called: Collection[str]) -> list[tuple[str, str]]:
-    """Modules that were not called, each with one that was and has the very same parameters."""
+    """Return (module that was not called, called module with exactly the same parameters)."""
     held: dict[str, dict[str, str]] = {}
     for use in layouts.graph.uses:
         module, _, name = use.fqn.rpartition(".")
@@ -126,9 +130,10 @@ def _tied_modules(layouts: Layouts, called: Collection[str]) -> list[tuple[str, 
 
 
 def _crossing(layouts: Layouts) -> Iterator[tuple[Slot, str, str]]:
-    """What enters and leaves modules, in order, as the module's own code has it, and in which call.
+    """Yield (slot, tensor, line of the call) of all module inputs and outputs, in order.
 
-    But for integers and complex numbers that are whole in all calls, of which nothing is said.
+    The tensor is the one that the module's own code sees. Integers and complex numbers that are
+    replicated in all calls are left out.
     """
     graph = layouts.graph
     passed = [(at, p.slot, p.name) for at, p in graph.passed if p.name is not None]
@@ -142,7 +147,7 @@ def _crossing(layouts: Layouts) -> Iterator[tuple[Slot, str, str]]:
 
 
 def _unknown(layouts: Layouts) -> dict[str, set[str]]:
-    """Module -> sides and slots of what nobody takes, and ranks make of more than whole values."""
+    """Return module -> sides and slots of unused tensors made from sharded or Partial tensors."""
     found: dict[str, set[str]] = {}
     for _, passing in layouts.graph.passed:
         states = map(layouts.assignment.__getitem__, passing.made_of)
@@ -153,7 +158,7 @@ def _unknown(layouts: Layouts) -> dict[str, set[str]]:
 
 
 def _calls(layouts: Layouts, modules: Collection[str]) -> dict[str, list[Call]]:
-    """Every call of each of these modules, in order."""
+    """Return every call of each of these modules, in order."""
     found: dict[str, list[Call]] = {}
     for slot, name, place in _crossing(layouts):
         if slot.module not in modules or slot.side not in SIDES:
@@ -172,10 +177,7 @@ def _inner(boundary: Boundary) -> str:
 
 
 def _first(calls: Iterable[Mapping[Slot, Placement]]) -> tuple[dict[Slot, Placement], bool]:
-    """Placements in the first call, and in others that agree with it; and whether all do.
-
-    A tensor that is only in one of the others is left out.
-    """
+    """Return the placements of the calls that agree with the first, and whether all calls agree."""
     known: dict[Slot, Placement] = {}
     alike = True
     for placements in calls:
@@ -187,11 +189,11 @@ def _first(calls: Iterable[Mapping[Slot, Placement]]) -> tuple[dict[Slot, Placem
 
 
 def _placements(calls: Sequence[Call], unused: UnusedGradients) -> list[dict[Slot, Placement]]:
-    """Placements in each call.
+    """Return the placements in each call.
 
-    An input without a gradient gets the placement that it has in another call, where the values of
-    inputs and all outputs have the same placements there: the same code then does the same to a
-    gradient, if there ever is one.
+    An input without a gradient gets its placement from another call, if the values of inputs and
+    all outputs have the same placements there: the same code would treat a gradient in the same
+    way.
     """
     known = [call.tensors.items() for call in calls]
     placements = [{s: unused.placement(name) for s, name in each} for each in known]
@@ -210,7 +212,7 @@ def _placements(calls: Sequence[Call], unused: UnusedGradients) -> list[dict[Slo
 
 
 def _same(one: Placement, other: Placement, values: bool) -> bool:
-    """Whether two placements are the same, or those of the `values` alone."""
+    """Whether two placements are equal; with `values`, without regard to their gradients."""
     if values:
         one, other = (Placement(p.dims, p.partial) for p in (one, other))
     return one.of_any_size() == other.of_any_size()
@@ -219,9 +221,9 @@ def _same(one: Placement, other: Placement, values: bool) -> bool:
 def _no_gradient(
     module: str, calls: Iterable[Call], unused: UnusedGradients, changing: Changing
 ) -> list[str]:
-    """Sides and slots of real tensors that have a gradient in no call, and of which none follows.
+    """Return the sides and slots of tensors whose gradient is unknown in all calls.
 
-    Without those of which ranks have parts: theirs would be the parts of the gradient.
+    Tensors that are sharded over all sub-axes are left out: their gradient is sharded like them.
     """
     found: dict[tuple[str, str], bool] = {}
     for call in calls:
@@ -239,7 +241,7 @@ def _no_gradient(
 
 
 def _constant(name: str, unused: UnusedGradients, changes: bool) -> bool:
-    """Whether a tensor would have a gradient of which nothing is known."""
+    """Whether nothing is known of the gradient that a tensor would have."""
     layouts = unused.layouts
     tensor, states = layouts.graph.tensors[name], layouts.states
     if tensor.differentiable or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
@@ -251,7 +253,7 @@ def _constant(name: str, unused: UnusedGradients, changes: bool) -> bool:
 
 
 def _side(placed: Mapping[Slot, Placement], side: str, changing: Collection[str]) -> list[Placed]:
-    """Of one side; slots that differ in numbers alone and have one placement share an entry."""
+    """Return the placements of one side. Slots that differ only in numbers may share an entry."""
     groups: dict[tuple[str, int], dict[str, str]] = {}
     for (_, where, slot, ndim), placement in placed.items():
         if where == side:

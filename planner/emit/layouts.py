@@ -1,4 +1,4 @@
-"""Placements of tensors under an assignment of states."""
+"""`Layouts`: the placements of tensors under an assignment of states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Layouts:
         self._placements: dict[tuple[int, State, bool], Placement] = {}
 
     def traced(self, name: str, state: State | None = None) -> tuple[layout.Dim, ...]:
-        """Dims of a tensor with the sizes of the trace."""
+        """Return the dims of a tensor with the sizes of the trace."""
         state = self.assignment[name] if state is None else state
         return tuple(
             self._dim(d, cut_of(state.shards, k), False)
@@ -35,7 +35,7 @@ class Layouts:
         )
 
     def placement(self, name: str, state: State | None = None, stored: bool = False) -> Placement:
-        """Placement of a tensor; sizes that vary at run time are open unless it is a stored one."""
+        """Return the placement of a tensor. Run-time sizes are left open unless it is `stored`."""
         state = self.assignment[name] if state is None else state
         at = id(self.states.axes.dims[name]), state, stored  # copies of a block share their dims
         if at not in self._placements:
@@ -55,7 +55,7 @@ class Layouts:
         )
 
     def along(self, name: str, state: State) -> Placement:
-        """What of the placement of a tensor is over cp: a dim of whatever size, and flags."""
+        """Return the part of a tensor's placement that is over cp, with all sizes left open."""
         sub = self.states.sub
         cuts = [cut_of(state.shards, k) for k in range(len(self.states.axes.dims[name]))]
         split = [any(m == sub.along for _, m in cut) for cut in cuts]
@@ -66,12 +66,12 @@ class Layouts:
         )
 
     def dim(self, name: str, k: int) -> layout.Dim:
-        """One dim of a tensor, with sizes that vary at run time left open."""
+        """Return one dim of a tensor, with run-time sizes left open."""
         state, dim = self.assignment[name], self.states.axes.dims[name][k]
         return self._dim(dim, cut_of(state.shards, k), True)
 
     def length(self, *states: State) -> str | None:
-        """The name of the run-time axis that one of `states` splits; None if none does."""
+        """Return the name of the sequence axis that any of `states` shards; None if none does."""
         opened = self.states.sequence.axes if self.states.sequence else {}
         names = {opened[a] for state in states for _, a, _ in state.shards if a in opened}
         return min(names, default=None)
@@ -92,5 +92,5 @@ class Layouts:
         return layout.Product(children) if dim.kind == PRODUCT else layout.Concat(children)
 
     def _mesh(self, dim: Dim, cut: Cut) -> str | None:
-        """The mesh dim that splits an axis."""
+        """Return the mesh dim or sub-axes that shard an axis; None if unsharded."""
         return next((self.states.sub.text(m) for a, m in cut if a == dim.id), None)

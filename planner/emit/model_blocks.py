@@ -1,4 +1,4 @@
-"""The blocks of a model, by the names of its modules: which of them an op is in."""
+"""Finds the blocks of a model by the names of its modules, and the blocks around a module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shardwright.planner.contract.names import is_within
 class ModelBlocks:
     """Blocks and parts of a model, by the names of its modules alone.
 
-    A block is a module with a number for a name, in a row of which two are alike: two modules or
-    more in both have parameters, and half of those in either. A part is a module with a parameter
-    in it.
+    A block is a module with a number as its name, in a stack with two similar modules: they share
+    at least two submodules with parameters, and at least half of those in either. A part is a
+    module with a parameter in it.
 
     Args:
         owners: The modules that have parameters of their own.
@@ -27,7 +27,7 @@ class ModelBlocks:
         self.is_stack = cache(self._is_stack)
 
     def _around(self, module: str) -> tuple[str, ...]:
-        """The model and the blocks around a module, from the outside in; itself, if it is one."""
+        """Return the model and the blocks around a module, outermost first, including itself."""
         return ("", *(p for p in prefixes(module) if p and self._is_block(p)))
 
     def _is_block(self, module: str) -> bool:
@@ -45,11 +45,11 @@ class ModelBlocks:
         return any(len(both) > 1 and 2 * len(both) >= len(all_) for both, all_ in shared)
 
     def _part(self, module: str) -> str:
-        """The innermost part that a module is, or is in."""
+        """Return the innermost part that contains a module, which may be the module itself."""
         return next((p for p in reversed(prefixes(module)) if p in self.parts), "")
 
 
 def prefixes(module: str) -> list[str]:
-    """The names of the modules around one, and its own, from the model in."""
+    """Return the names of the modules around a module and its own, outermost first."""
     words = module.split(".") if module else []
     return [".".join(words[:n]) for n in range(len(words) + 1)]

@@ -1,4 +1,4 @@
-"""What the plan says of each module: its layer, parameters, redistributions, attributes."""
+"""Writes the plan of each module: its layer, parameters, redistributions, attributes, interface."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def module_plans(
     attributes: Mapping[tuple[str, str], layout.Dim],
     sizes: Mapping[tuple[str, str], str],
 ) -> dict[str, ModulePlan]:
-    """The plan of every module that changes, or is between such, by its full name.
+    """Return the plan of each module that changes or has a sharded interface, by its full name.
 
     Args:
         root: The model.
-        layouts: Of its folded graph.
-        attributes: Local values of integers that code takes from (module, attribute).
-        sizes: The dims that (module, call in its code) is to be given.
+        layouts: Layouts of its folded graph.
+        attributes: (module, attribute) -> local value of the integer.
+        sizes: (module, call in its code) -> the dims to give to the call.
 
     Raises:
-        InconsistentBoundary: there is no such plan.
+        InconsistentBoundary: calls of a module contradict each other.
     """
     parameters, changes = parameter_plans(layouts), redistributions(layouts)
     local: dict[str, dict[str, str]] = {}
@@ -79,12 +79,12 @@ def module_plans(
 
 
 def _said(found: Interface) -> dict[str, Any]:
-    """The keys of a module's plan with the placements at its boundary."""
+    """Return the keys of a module's plan for its interface."""
     return found._asdict() | {"varies": bool(found.each)}
 
 
 def parameter_plans(layouts: Layouts) -> dict[str, dict[str, ParameterPlan]]:
-    """Module -> name of a parameter or buffer that is not replicated -> its placements."""
+    """Return module -> name -> plan, of parameters and buffers that are not just replicated."""
     out: dict[str, dict[str, ParameterPlan]] = {}
     for use in layouts.graph.uses:
         found = parameter_plan(
@@ -97,7 +97,7 @@ def parameter_plans(layouts: Layouts) -> dict[str, dict[str, ParameterPlan]]:
 
 
 def parameter_plan(layouts: Layouts, use: Use, stored: State, used: State) -> ParameterPlan | None:
-    """What is said of a parameter that is stored and used in these states; None if nothing is."""
+    """Return the plan of a parameter for these states; None if it is stored and used replicated."""
     if stored == used == REPLICATED:
         return None
     at_rest = str(layouts.placement(use.stored, stored, True))
@@ -106,7 +106,7 @@ def parameter_plan(layouts: Layouts, use: Use, stored: State, used: State) -> Pa
 
 
 def _layer(module: nn.Module, parameters: Mapping[str, ParameterPlan]) -> str:
-    """The first style that is for such a module, and for the dim of its weight that is split."""
+    """Return the first style for this type of module and the sharded dim of its weight."""
     if (entry := parameters.get("weight")) is None:
         return LOCAL
     ends = parse(entry.placement).dims, parse(entry.use or entry.placement).dims
@@ -116,11 +116,11 @@ def _layer(module: nn.Module, parameters: Mapping[str, ParameterPlan]) -> str:
 
 
 def folded(root: nn.Module, plans: Mapping[str, ModulePlan]) -> dict[str, ModulePlan]:
-    """The plans with one entry for modules that differ only in layer numbers."""
+    """Return the plans with one entry for modules that differ only in layer numbers."""
     return fold(plans, (n for n, _ in root.named_modules()))
 
 
 def shapes(root: nn.Module) -> dict[str, list[int]]:
-    """Unsharded shape of each parameter, one entry for those that differ only in layer numbers."""
+    """Return the unsharded shape of each parameter, folded over layer numbers."""
     found = {n: list(p.shape) for n, p in root.named_parameters(remove_duplicate=False)}
     return fold(found, found)

@@ -1,4 +1,4 @@
-"""What a plan should cost a rank: bytes held, and the collectives of each phase."""
+"""Predicts the cost of a plan per rank: bytes, time, and the collectives of each phase."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from shardwright.planner.verify.first_run import of_first_run
 from shardwright.planner.verify.recost import Bill, Calls
 
 FLAG_BYTES = 4
-"""What says whether a copy of the model has a gradient of a parameter."""
+"""Bytes of the flag that says whether a copy of the model has a gradient of a parameter."""
 
 
 def prediction(layouts: Layouts, bill: Bill, memory: Memory, ranks: Sequence[Coords]) -> Prediction:
-    """What a plan should cost, per rank.
+    """Return the predicted cost of a plan per rank.
 
     Args:
-        layouts: Of the folded graph.
-        bill: Of the graph of all blocks.
-        memory: What the fullest rank holds.
-        ranks: Where each rank stands.
+        layouts: Layouts of the folded graph.
+        bill: The bill of the unfolded graph.
+        memory: The memory of the fullest rank.
+        ranks: Coordinates of each rank.
     """
     sizes = {at[TP]: rank_bytes(layouts, at) for at in {r[TP]: r for r in ranks}.values()}
     first = of_first_run(bill)
@@ -39,7 +39,7 @@ def prediction(layouts: Layouts, bill: Bill, memory: Memory, ranks: Sequence[Coo
 
 
 def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
-    """Bytes of parameters and buffers on the rank at `coords`; of the unsharded model without."""
+    """Return the bytes of parameters and buffers on the rank at `coords`; None for unsharded."""
     total = 0
     for stored in dict.fromkeys(u.stored for u in layouts.graph.uses):
         n = layouts.graph.tensors[stored].dtype.itemsize
@@ -50,7 +50,7 @@ def rank_bytes(layouts: Layouts, coords: Coords | None) -> int:
 
 
 def whole_bytes(graph: Graph, name: str) -> int:
-    """Bytes of one whole tensor."""
+    """Return the bytes of a full tensor."""
     n = graph.tensors[name].dtype.itemsize
     for s in graph.tensors[name].shape:
         n *= s
@@ -58,7 +58,7 @@ def whole_bytes(graph: Graph, name: str) -> int:
 
 
 def count(bill: Bill) -> list[CollectiveCount]:
-    """Collectives by phase and kind: of the first pass, its backward, and a step of decoding."""
+    """Count collectives by phase and kind: the first pass, its backward pass, and a decode step."""
     ahead, back = bill.collectives()
     found = {"forward": ahead, "backward": back + flags(bill)}
     for run in bill.costs.passes[1:]:
@@ -68,7 +68,10 @@ def count(bill: Bill) -> list[CollectiveCount]:
 
 
 def flags(bill: Bill) -> Calls:
-    """What copies of the model say before they average gradients: which they have. It is free."""
+    """Return the all-reduce in which copies of the model say which gradients they have.
+
+    It is counted, but not priced.
+    """
     costs, stored = bill.costs, bill.costs.holdings.stored
     trained = sum(
         costs.redistributions.averaging(n, bill.assignment[n]) is not None
@@ -80,7 +83,7 @@ def flags(bill: Bill) -> Calls:
 
 
 def tally(found: Mapping[str, Mapping[Collective, int]]) -> list[CollectiveCount]:
-    """How often collectives are called, by phase, as a plan has them."""
+    """Return the counts and bytes of collectives by phase and kind, as a plan has them."""
     out = []
     for phase, calls in found.items():
         for kind in sorted({c.kind for c in calls}):

@@ -1,4 +1,4 @@
-"""Placements of tensors for which modules draw random numbers: ranks draw for the full tensor."""
+"""Placements of the tensors that modules draw random numbers for. Ranks draw for full tensors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from shardwright.planner.graph.marks import Draw
 
 
 def draws_of(layouts: Layouts) -> dict[str, list[RandomNumbers]]:
-    """Module -> what its code draws for in each of its calls, in order; where some of it is split.
+    """Return module -> its draws in each call, in order, if any of the tensors is sharded.
 
-    Not of modules that draw for other tensors in another call, or for what cannot be made whole.
+    Modules whose calls draw for different tensors are left out, and modules that draw for a tensor
+    whose full size is not known.
     """
     found: dict[str, dict[int, dict[int, RandomNumbers | None]]] = {}
     for name, draw in layouts.graph.marks.drawn:

@@ -1,4 +1,4 @@
-"""Why large parameters stay replicated on every rank."""
+"""Gives the reasons why large parameters stay replicated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwright.planner.emit.prediction import whole_bytes
 from shardwright.planner.graph.graph import Use
 
 LARGE = 0.01
-"""A parameter is worth a reason if it holds this share of all bytes."""
+"""A parameter is large if it has at least this share of all bytes."""
 
 UNUSED = "the traced forward does not use it"
 
@@ -23,14 +23,14 @@ def replicated_parameters(
     failed: Mapping[str, str] = MappingProxyType({}),
     unread: Callable[[Use], str] = lambda use: UNUSED,
 ) -> list[Replicated]:
-    """Large parameters that every rank holds, each with the reason.
+    """Return the large parameters that every rank holds, each with the reason.
 
     Args:
         layouts: The plan's layouts.
-        possible: Per stored tensor, whether any plan at all could split it.
-        pinned: Stored tensors that the user wants as they are.
-        failed: Tensors of which a split did not pass a dry run -> what went wrong.
-        unread: The reason for one that no op of the graph reads.
+        possible: Per stored tensor, whether any plan could shard it.
+        pinned: Stored tensors that the user pinned.
+        failed: Tensors with a split that failed a dry run -> the error.
+        unread: Returns the reason for a parameter that no op of the graph reads.
     """
     graph = layouts.graph
     read = {n for op in graph.ops for n in op.inputs}
@@ -58,7 +58,7 @@ def replicated_parameters(
 
 
 def reason_of(use: Use, layouts: Layouts, possible: Mapping[str, bool]) -> str:
-    """Why a parameter stays replicated; `possible` is as for `replicated_parameters`."""
+    """Return why a parameter stays replicated; `possible` is as for `replicated_parameters`."""
     states, graph = layouts.states, layouts.graph
     if possible.get(use.stored):
         return "sharding it would cost more time in collectives than its bytes are worth"

@@ -1,4 +1,4 @@
-"""What changes its placement on the way into modules and out of them."""
+"""Writes the redistributions at the boundaries of modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwright.planner.strategies.state import State, made_partial
 
 
 class InconsistentBoundary(Exception):
-    """A module would take a tensor in one call as it is, in another as it was around it."""
+    """Calls of a module disagree on whether a slot starts from the tensor of an outer module."""
 
     def __init__(self, module: str, slot: str) -> None:
         super().__init__(f"'{slot}' is taken otherwise in another call")
@@ -19,13 +19,13 @@ class InconsistentBoundary(Exception):
 
 
 def redistributions(layouts: Layouts) -> dict[tuple[str, str], list[Redistribution]]:
-    """(module, "in" or "out") -> what happens there, in the order of arguments and outputs.
+    """Return (module, side) -> its redistributions, in the order of slots.
 
-    Where a tensor changes at a slot in one call, what comes there in others is named as well; what
-    goes into attention always, as there the side is.
+    If a tensor changes at a slot in one call, the plan lists all tensors of that slot. The inputs
+    of attention are always listed if the graph has that side.
 
     Raises:
-        InconsistentBoundary: there is no such plan.
+        InconsistentBoundary: calls of a module contradict each other.
     """
     graph, assignment = layouts.graph, layouts.assignment
     outer = graph.outer()
@@ -47,20 +47,20 @@ def redistributions(layouts: Layouts) -> dict[tuple[str, str], list[Redistributi
 
 
 def crossed(boundary: Boundary, around: Boundary | None) -> tuple[str, ...]:
-    """The tensors that the states of say what happens at a boundary: for `redistribution`."""
+    """Return the tensors whose states determine the `redistribution` at a boundary."""
     return (*([around.source] if around else []), boundary.source, boundary.target)
 
 
 def redistribution(
     layouts: Layouts, boundary: Boundary, around: Boundary | None, ends: Sequence[State]
 ) -> Redistribution:
-    """What happens at a boundary whose tensors are in these states.
+    """Return the redistribution at a boundary whose tensors have these states.
 
     Args:
-        layouts: Of the graph.
-        boundary: Where.
-        around: That at which its tensor came in, further out.
-        ends: The states of the tensors that `crossed` names.
+        layouts: Layouts of the graph.
+        boundary: The boundary.
+        around: The boundary of an enclosing module by which the tensor came in, if any.
+        ends: The states of the tensors of `crossed`.
     """
     source, target = ends[-2:]
     before = None
@@ -78,11 +78,11 @@ def redistribution(
 
 
 def _path(boundary: Boundary, around: Boundary) -> str:
-    """The slot of a module around, as seen from one within: a dot for each level."""
+    """Return the slot of an enclosing module as seen from `boundary`: a dot for each level."""
     levels = boundary.module.removeprefix(around.module).count(".") + (not around.module)
     return "." * levels + around.slot
 
 
 def _split_by_axes(layouts: Layouts, state: State) -> bool:
-    """Whether a tensor is split, and not along the sequence."""
+    """Whether a tensor is sharded, and not along the sequence."""
     return bool(state.shards) and layouts.length(state) is None

@@ -1,9 +1,8 @@
-"""Gradients of module outputs that nothing in the model uses: hooks may ask for them.
+"""Placements of gradients of module outputs that the model does not use, but hooks may ask for.
 
-The graph has no such gradient, so the solver decides nothing about it. But code that makes the
-tensor of others passes its gradient on to theirs, and theirs are decided: each rank has all of it,
-or a partial term. Where all of them agree, and the code works alike on each rank, that is the
-answer for this gradient, too.
+The graph has no such gradient, so the solver does not place it. But the op that makes the tensor
+passes its gradient on to the op's inputs, whose gradients have a placement: replicated or Partial.
+If all of these agree, and the op works alike on each rank, this gradient has the same placement.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from shardwright.planner.graph.graph import Boundary, Op
 from shardwright.planner.strategies.state import mask_of
 
 UNKNOWN = -1
-"""In place of a mask."""
+"""Stands for a mask that is not known."""
 
 
 class UnusedGradients:
-    """What is known of gradients that the model does not have, under an assignment of states."""
+    """What is known of gradients that the model does not compute, under an assignment of states."""
 
     def __init__(self, layouts: Layouts) -> None:
         self.layouts, graph = layouts, layouts.graph
@@ -29,28 +28,28 @@ class UnusedGradients:
         self.makers |= {b.target: b for b in graph.crossed if b.target != b.source}
         marks = graph.marks
         self.beyond = marks.own_gradients | marks.linear_gradients | marks.in_regions
-        """Tensors of whose gradients more must be known than the placement."""
+        """Tensors whose gradients need more than a placement."""
         self._found: dict[str, frozenset[int]] = {}
 
     def placement(self, name: str) -> Placement:
-        """The placement of a tensor, with that of its gradient where it follows."""
+        """Return the placement of a tensor, with that of its gradient if it is known."""
         state, mask = self.assignment[name], self.mask(name)
         known = mask in (None, UNKNOWN, 0)
         state = state if known else state._replace(grad_partial=state.grad_partial | (mask or 0))
         return self.layouts.placement(name, state)
 
     def mask(self, name: str) -> int | None:
-        """Over which sub-axes each rank should have a term of a tensor's gradient.
+        """Return the sub-axes over which a tensor's gradient is Partial.
 
-        `UNKNOWN` where nobody can tell; None where it has none, whoever asks.
+        The result is `UNKNOWN` if that is not known, None if the tensor can have no gradient.
         """
         found = self._masks(name)
         return next(iter(found), None) if len(found) < 2 else UNKNOWN
 
     def _masks(self, name: str) -> frozenset[int]:
-        """What the tensors that this one was made of ask for; nothing of those without gradients.
+        """Return the masks that follow from the tensors that this one was made from.
 
-        The innermost first: code may be deeper than Python's stack.
+        It is iterative, innermost tensors first: chains may be longer than Python's stack allows.
         """
         waiting = [name]
         while waiting:
@@ -81,13 +80,13 @@ class UnusedGradients:
             return frozenset({pending} if self.tensors[name].differentiable else ())
         maker, state = self.makers.get(name), self.assignment[name]
         if mask_of(state.shards) & ~self._covered(name):
-            return frozenset({UNKNOWN})  # some of its rows are split, and some are not
+            return frozenset({UNKNOWN})  # only a part of its elements is sharded
         if isinstance(maker, Op):
             return frozenset(m for n in maker.inputs for m in self._through(maker, name, n))
         return frozenset() if maker is None else self._across(maker)
 
     def _across(self, boundary: Boundary) -> frozenset[int]:
-        """Behind a boundary: what changes there does so for a gradient that is whole."""
+        """Return the masks behind a boundary. Its redistribution is known for full gradients."""
         found, name = self._found[boundary.source], boundary.source
         if self.assignment[name] == self.assignment[boundary.target]:
             return found
@@ -96,11 +95,11 @@ class UnusedGradients:
         return frozenset(m if m == 0 else UNKNOWN for m in found)
 
     def _through(self, op: Op, result: str, operand: str) -> frozenset[int]:
-        """What an `operand` asks of the gradient of a `result` of an op.
+        """Return the masks that an `operand` implies for the gradient of a `result` of an op.
 
-        Over sub-axes that split nothing of the op, each rank does all of it: the gradient of what
-        it makes is handed on as it is. Over the others the result is to be split, each rank has
-        the gradient of its part, and makes of it that of its part, or a term.
+        Over sub-axes that shard nothing of the op, each rank computes the full op, and the gradient
+        is passed on as it is. Over the others the result must be sharded: each rank has the
+        gradient of its part, and computes from it that of its part of the operand, or a term.
         """
         states = [self.assignment[n] for n in (*op.inputs, *op.outputs)]
         split = 0

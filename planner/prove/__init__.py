@@ -1,1 +1,1 @@
-"""A plan that was read from a file, proven again for its model: whoever wrote it."""
+"""Proves a plan from a file again for its model, whoever wrote the plan."""

@@ -1,4 +1,4 @@
-"""`check`: is a plan right for a model?"""
+"""`check` proves that a plan is right for a model."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def check(
     trust_remote_code: bool = False,
     **hub: Any,
 ) -> Plan:
-    """Prove that a plan is right for a model: values, gradients, shapes, and what it says of costs.
+    """Prove that a plan is right for a model: values, gradients, shapes and predicted costs.
 
     The model is traced as for `plan`; no weights are read, and no ranks are started.
 
     Args:
-        plan: The plan, or the file it is in.
-        model: As `plan` takes it.
-        args: Example inputs, as the plan was made with.
-        kwargs: The same by name.
-        accept: Take a plan that was edited, or that an older release wrote: its figures are worked
-            out again.
-        trust_remote_code: Whether to run code that comes with the model: else that is refused.
-        **hub: `revision`, `cache_dir`, `local_files_only`, `token`, as `plan` takes them.
+        plan: The plan, or its file.
+        model: The model, as for `plan`.
+        args: Example inputs, as for the plan.
+        kwargs: Example inputs by name.
+        accept: Whether to accept a plan that was edited or that an older release wrote. Its figures
+            are computed again.
+        trust_remote_code: Whether to run code that comes with the model; by default it is refused.
+        **hub: `revision`, `cache_dir`, `local_files_only`, `token`, as for `plan`.
 
     Returns:
-        The plan; with `accept` with its figures and its digest as they should be, to be saved.
+        The plan. With `accept` its figures and digest are updated, ready to be saved.
 
     Raises:
-        PlanError: it was edited, is for another model, or does not hold.
+        PlanError: the plan was edited, is for another model, or does not hold.
         ModelError: the model cannot be read or traced.
     """
     where = "the plan" if isinstance(plan, Plan) else plan

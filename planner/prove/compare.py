@@ -1,4 +1,4 @@
-"""What a plan says beside what the planner would write: key by key, the first that differs."""
+"""Compares a plan key by key with the plan that the planner would write for the same states."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from shardwright.planner.search.unfolded import memory_of
 from shardwright.planner.verify.recost import Bill
 
 FIGURES = ("cost", "predicted", "drawing", "replicated", "opaque")
-"""What a plan says of itself, and nobody acts on."""
+"""Keys that describe a plan and that the runtime does not use."""
 
 FOLLOWS = "; `shardwright check --accept` writes what it finds"
-"""What to do where something is not what follows from the rest of a plan."""
+"""The hint for a key that does not follow from the rest of the plan."""
 
 ACCEPTED = "edited: right, but not what a solver found"
-"""The note of a plan that costs something else than what was found."""
+"""The note of an accepted plan whose costs differ from the solver's."""
 
 
 def expected_keys(
@@ -43,16 +43,16 @@ def expected_keys(
     costs: Costs,
     optimum: Optimum,
 ) -> dict[str, Any]:
-    """The keys of the plan that such states make: all that follow from them.
+    """Return the keys of a plan that follow from the states of its tensors.
 
     Args:
-        task: What was traced.
-        layouts: Of its folded graph.
-        unfolded: Of that of all blocks.
-        bill: Of the same.
+        task: The task.
+        layouts: Layouts of the folded graph.
+        unfolded: Layouts of the unfolded graph.
+        bill: The bill of the unfolded graph.
         modules: Plans of the traced modules.
         costs: Prices of the folded graph.
-        optimum: The states as a solver found them.
+        optimum: The solver's answer with these states.
     """
     whole = {u.stored: True for u in unfolded.graph.uses}
     memory = memory_of(task, bill, layouts, costs)
@@ -81,12 +81,12 @@ def same(root: nn.Module, plan: Plan, found: Mapping[str, Any], figures: bool) -
     Args:
         root: The model.
         plan: The plan.
-        found: Those of `expected_keys`.
-        figures: Whether to compare what follows from others, too: what it says of its costs, and of
-            calls of modules by themselves and hooks on them, of which older plans say nothing.
+        found: The result of `expected_keys`.
+        figures: Whether to compare derived keys too: costs, and what a plan has for direct calls of
+            modules and for hooks. Older plans do not have the latter.
 
     Raises:
-        PlanError: a key is not what it should be; says which.
+        PlanError: a key has another value; the message names it.
     """
     have, want = plan.model_dump(), dict(found)
     if figures:
@@ -104,9 +104,9 @@ def same(root: nn.Module, plan: Plan, found: Mapping[str, Any], figures: bool) -
 
 
 def rewritten(plan: Plan, found: Mapping[str, Any]) -> Plan:
-    """The plan with its figures as they come out, and its digest.
+    """Return the plan with updated figures and digest.
 
-    Where it costs something else than what its solver found, nobody has proven it the best.
+    If its costs differ from its solver report, the report no longer says that it is optimal.
     """
     data = plan.model_dump() | {key: found[key] for key in ("modules", "calls")}
     for key in FIGURES:
@@ -124,11 +124,11 @@ def rewritten(plan: Plan, found: Mapping[str, Any]) -> Plan:
 
 
 SAID = {"takes": [], "gives": [], "varies": False, "each": [], "no_gradient": [], "unknown": []}
-"""What a module's plan says of calls by themselves and hooks alone, where it says nothing."""
+"""Keys of a module's plan that are only for direct calls and hooks, with their empty values."""
 
 
 def done(root: nn.Module, modules: Mapping[str, ModulePlan]) -> dict[str, Any]:
-    """What modules do in the model, without what is said of calls by themselves and hooks alone."""
+    """Return the plans of modules without the keys that are only for direct calls and hooks."""
     names = [n for n, _ in root.named_modules()]
     found = {n: m for n in names if (m := lookup(modules, n)) is not None}
     does = {n: m for n, m in found.items() if m.changes or m.layer not in (LOCAL, UNCHANGED)}
@@ -144,8 +144,8 @@ def _follows(place: str) -> bool:
 
 
 def _differs(have: Mapping[str, Any], key: str, want: Any) -> tuple[str, str, str] | None:
-    """`difference` of one of the keys of `expected_keys`."""
-    if key == "cost":  # the first number is at a price of a byte that the plan does not name
+    """Return the `difference` of one of the keys of `expected_keys`."""
+    if key == "cost":  # the first number depends on a price of a byte that is not in the plan
         return difference(have["solver"]["objective"][1:], want[1:], "solver.objective")
     if key == "batch_dims":
         return difference(sorted(have[key]), sorted(want), key)
@@ -155,7 +155,7 @@ def _differs(have: Mapping[str, Any], key: str, want: Any) -> tuple[str, str, st
 
 
 def difference(have: Any, want: Any, where: str) -> tuple[str, str, str] | None:
-    """The first place where two JSON values differ, with what stands there in each."""
+    """Return the first path at which two JSON values differ, with both values; None if equal."""
     if isinstance(have, dict) and isinstance(want, dict):
         for key in sorted(have.keys() | want.keys()):
             if key not in have or key not in want:

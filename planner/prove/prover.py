@@ -1,9 +1,9 @@
-"""A plan held against its model: every op by its rule, every key by what the planner would write.
+"""`Prover` proves a plan for its model: every op by its rule, every key against the planner's.
 
-What is written in a plan is read back into states of tensors (`read_back.py`), which the checker
-holds against the rules of the whole graph: values and gradients. Then the plan of these states is
-written anew. What a rank does with a plan follows from its text alone, so a plan of which each key
-is the same does what was proven.
+The plan is read back into states of tensors (`read_back.py`). The checker compares these with the
+rules of the unfolded graph: values and gradients. Then the plan of these states is written again.
+What a rank does follows from the text of a plan alone, so a plan with the same keys does what was
+proven.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KEPT = 8
 """How many traces and problems a prover keeps."""
 
 SECONDS = 60.0
-"""For the solver; what a plan leaves open is next to nothing."""
+"""Time limit of the solver. A plan leaves little open, so this is ample."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Proven:
     """A plan that holds for its model.
 
     Attributes:
-        plan: As it is, with figures as they come out, and its digest.
-        ranks: Those that the model's own code was run as, on meta.
-        shapes: How many output shapes of modules were compared on each.
-        ops: How many ops of the traced model were held against their rules.
-        changes: How many changes of placement.
+        plan: The plan with updated figures and digest.
+        ranks: The ranks that the model's own code was run as, on meta.
+        shapes: Number of module output shapes that were compared on each rank.
+        ops: Number of ops of the unfolded graph that were checked against their rules.
+        changes: Number of boundaries and uses that were checked.
     """
 
     plan: Plan
@@ -60,15 +60,16 @@ class Proven:
 
 
 class Prover:
-    """Proves plans for one model, which is traced once for all that agree on how.
+    """Proves plans for one model. The trace is shared by plans that need the same one.
 
     Args:
-        model: As `shardwright.plan` takes it.
-        args: Example inputs, as the plan was made with.
-        kwargs: The same by name.
-        explain: Whether to say of a plan that does not hold which ops forbid it: that takes longer.
+        model: The model, as for `shardwright.plan`.
+        args: Example inputs, as for the plan.
+        kwargs: Example inputs by name.
+        explain: Whether the error for a plan that does not hold names the ops against it. This
+            takes longer.
         trust_remote_code: Whether to run code that comes with the model.
-        **hub: Where a hub id leads, as `plan` takes it.
+        **hub: Arguments for the hub, as for `plan`.
     """
 
     def __init__(
@@ -87,18 +88,18 @@ class Prover:
 
     @apart
     def prove(self, plan: Plan, figures: bool = True) -> Proven:
-        """Prove that a plan is right for the model: values, gradients, shapes, and what it says.
+        """Prove that a plan is right for the model: values, gradients, shapes and keys.
 
-        What is not proven is that no plan is better, and the words in it: reasons and notes.
+        It does not prove that the plan is optimal, nor the texts in it: reasons and notes.
 
         Args:
-            plan: The plan; whether it was edited is not asked.
-            figures: Whether what it is predicted to cost must be what comes out.
+            plan: The plan. Its digest is not checked.
+            figures: Whether its predicted costs must match too.
 
         Raises:
-            PlanError: it is for another model, or does not hold; says what.
+            PlanError: the plan is for another model, or does not hold; the message says why.
             ModelError: the model cannot be read or traced.
-            UsageError: its workload is not one that can be asked for.
+            UsageError: its workload is invalid.
         """
         task = self._task(plan)
         check_identity(task.source.module, plan)
@@ -127,7 +128,7 @@ class Prover:
         )
 
     def _why(self, task: Task, network: CostFunctionNetwork) -> str:
-        """What forbids a plan, given the problem that has no solution with it."""
+        """Return what forbids a plan, given its problem, which has no solution."""
         try:
             if self.explain:
                 refuse(network, task.graph, {})
@@ -136,7 +137,7 @@ class Prover:
         return "the rules forbid what it says"
 
     def _task(self, plan: Plan) -> Task:
-        """The model traced for plans such as this, with its workload and mesh."""
+        """Return the task of the model for the plan's workload and mesh; traces are reused."""
         load = plan.workload
         how = (load.dtype, load.sequence_parallel, plan.mesh.get(CP, 1) > 1, *plan.pins.items())
         traced = self._traced.get(how, lambda: prepare(self.model, **self.how, **as_planned(plan)))
@@ -162,7 +163,7 @@ class Prover:
         return self._posed.get((id(task), sent), pose)
 
     def _run(self, task: Task, plan: Plan, layouts: Layouts) -> None:
-        """Run the model's own code on meta, once for plans that do the same."""
+        """Run the model's own code on meta, once for plans with the same runtime keys."""
         runtime = {"model", "mesh", "batch_dims", "sub_axes", "modules", "calls"}
         what = plan.model_dump_json(include=runtime)
         if what in self._tried:
@@ -174,13 +175,13 @@ class Prover:
 
 
 class RecentResults:
-    """What was made last, by a key."""
+    """A cache of the `KEPT` results that were made last."""
 
     def __init__(self) -> None:
         self.made: dict[Any, Any] = {}
 
     def get(self, key: object, make: Callable[[], Any]) -> Any:
-        """What was made for this key, or is made now."""
+        """Return the result for this key, making it if needed."""
         if key not in self.made:
             while len(self.made) >= KEPT:
                 del self.made[next(iter(self.made))]

@@ -1,8 +1,8 @@
-"""States of tensors, read off a plan: those for which `emit` would write what the plan says.
+"""Reads a plan back into states of tensors for which `emit` would write the same plan.
 
-A plan says what happens at boundaries of modules and between a parameter and its use; of what lies
-between it says nothing. So what it says restricts the problem that it is a solution of, and the
-planner's own way to solve that finds states for the rest, or what forbids them.
+A plan has the redistributions at boundaries of modules and between a parameter and its use, but not
+the states in between. So the plan restricts the solver's problem, and the solver finds states for
+the rest, or the problem is infeasible.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Rows = list[tuple[int, ...]]
 
 
 def gathered(graph: Graph, plan: Plan) -> frozenset[str]:
-    """The stored tensors that the plan gathers as they are read."""
+    """Return the stored tensors that the plan all-gathers at each use."""
     found = ((use.stored, _parameter(plan, use)) for use in graph.uses)
     return frozenset(n for n, entry in found if entry and entry.use and _loses(entry))
 
 
 class ReadBack:
-    """Reads plans of one traced model back into the problem that they are solutions of.
+    """Reads plans of one traced model back into the solver's problem.
 
     Args:
-        network: That problem: what a plan says is added to it.
+        network: The problem, which a plan restricts.
         graph: The traced model.
     """
 
@@ -46,10 +46,10 @@ class ReadBack:
         self._rows: dict[object, Rows] = {}
 
     def restricted(self, plan: Plan) -> CostFunctionNetwork:
-        """The problem with nothing left but what the plan says, and what that leaves open.
+        """Return the problem restricted to what the plan says.
 
         Raises:
-            PlanError: something that it says of a tensor cannot be said of it.
+            PlanError: the plan has a placement that no plan of this model can have.
         """
         before = self.network.problem
         problem = Problem(before.components, before.names, before.domains, list(before.factors))
@@ -110,7 +110,7 @@ class ReadBack:
             pairs = ((i, index.get(s)) for i, s in enumerate(domain(boundary.source)))
             return [(i, j) for i, j in pairs if j is not None]
         wanted = (*([None] if around else []), said.source if not around else None, said.target)
-        if boundary.side == ATTENDS:  # of which a plan says a part
+        if boundary.side == ATTENDS:  # a plan has only the part over cp
             wanted = (None,) * len(names)
         return [
             tuple(i for i, _ in ends)
@@ -121,7 +121,7 @@ class ReadBack:
     def _fitting(
         self, names: Sequence[str], texts: Sequence[str | None] | None, stored: bool = False
     ) -> Iterator[tuple[tuple[int, State], ...]]:
-        """States of tensors with their numbers, that are written as `texts`, where that says."""
+        """Yield numbered states of tensors that are written as `texts`; None allows any state."""
         options = []
         for name, text in zip(names, texts or [None] * len(names), strict=True):
             domain = self.network.states.domain(name)
@@ -130,7 +130,7 @@ class ReadBack:
         return product(*options)
 
     def _written(self, name: str, stored: bool) -> list[str]:
-        """How each state of a tensor is written."""
+        """Return how each state of a tensor is written."""
         if (name, stored) not in self._texts:
             domain = self.network.states.domain(name)
             made = [str(self.layouts.placement(name, s, stored)) for s in domain]
@@ -138,14 +138,14 @@ class ReadBack:
         return self._texts[name, stored]
 
     def _known(self, key: object, find: Callable[[], Rows]) -> Rows:
-        """What was read once is not read again: plans of one model say much the same."""
+        """Return cached rows: plans of one model have much in common."""
         if key not in self._rows:
             self._rows[key] = find()
         return self._rows[key]
 
 
 def _once(name: str, scope: Sequence[int], rows: list[Row]) -> Factor:
-    """A factor; a variable that stands twice in `scope` has equal values."""
+    """Return a factor. A variable that is twice in `scope` must have equal values there."""
     problem = Problem(())
     problem.factor(name, scope, rows)
     return problem.factors[0]
@@ -168,7 +168,7 @@ def _where(boundary: Boundary) -> str:
 
 
 def _said(plan: Plan, boundary: Boundary, ndim: int) -> Redistribution | None:
-    """What a plan says of a tensor that enters or leaves a module."""
+    """Return the plan's redistribution of a tensor at a boundary; None if there is none."""
     spec = plan.module(boundary.module)
     if spec is None:
         return None

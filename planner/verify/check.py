@@ -1,7 +1,7 @@
-"""An independent check of a plan: does every op of the unfolded graph hold?
+"""Checks a plan independently of the solver: every op of the unfolded graph must hold.
 
-It reads the rules, but not the network, its presolve or any solver: for each op it works out
-from the states alone whether the rule allows them together. What they cost is in `recost.py`.
+The check reads the rules, but not the network, its presolve or any solver. For each op it decides
+from the states alone whether the rule allows them together. The costs are in `recost.py`.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def check(
 ) -> None:
     """Check every op, boundary, use, input and output of the unfolded graph.
 
-    What a change of placement costs, and whether there is a way to make it, is told by `recost.py`.
+    `recost.py` prices redistributions, and raises an error if one is not possible.
 
     Args:
         graph: The traced model.
-        states: Its axes, and which of them are covered.
+        states: Its axes, and the sub-axes that cover a tensor.
         assignment: The plan.
-        rigid: Modules at whose boundaries nothing may change.
-        ops: One of each that are alike, if that is known: see `distinct`.
+        rigid: Modules at whose boundaries no tensor may be redistributed.
+        ops: One op of each kind, if known: see `distinct`.
 
     Raises:
-        SolverError: something does not hold; the message names the op and the place.
+        SolverError: the plan does not hold; the message names the op and the place.
     """
     for op in ops or (op for op, _ in distinct(graph, states, assignment)):
         if (why := _wrong(op, states, assignment)) is not None:
@@ -82,7 +82,7 @@ def check(
 
 
 def meets(demand: Demand, found: Sequence[State]) -> bool:
-    """Whether tensors with such a mark may be in these states."""
+    """Whether tensors with a mark of this demand may be in these states."""
     match demand:
         case Demand.REPLICATED:
             return all(s == REPLICATED for s in found)
@@ -97,9 +97,9 @@ def meets(demand: Demand, found: Sequence[State]) -> bool:
 
 
 def distinct(graph: Graph, states: States, assignment: Assignment) -> list[tuple[Op, int]]:
-    """The ops, each with how many there are with the same axes in the same states.
+    """Return one op for each set with the same axes and states, with the size of the set.
 
-    Copies of an op in blocks that are alike share its axes: what holds for one holds for all.
+    Copies of an op in equal blocks share its axes, so what holds for one holds for all.
     """
     found: dict[object, list[Any]] = {}
     state = {name: id(s) for name, s in assignment.items()}.__getitem__
@@ -115,10 +115,7 @@ def distinct(graph: Graph, states: States, assignment: Assignment) -> list[tuple
 
 
 def _repeated(graph: Graph, state: Callable[[str], int]) -> Iterator[tuple[Op, int]]:
-    """The ops; of copies of a block whose tensors are all in the same states, those of the first.
-
-    Second: how many copies that are.
-    """
+    """Yield (op, count), with one copy of each block whose tensors are in the same states."""
     blocks: dict[object, list[Block]] = {}
     for block in graph.blocks:
         blocks.setdefault((block.kind, *map(state, block.tensors)), []).append(block)
@@ -132,7 +129,7 @@ def _repeated(graph: Graph, state: Callable[[str], int]) -> Iterator[tuple[Op, i
 
 
 def _check_sequence(graph: Graph, sequence: OpenSequence, assignment: Assignment) -> None:
-    """What may not be split along a sequence is not, and norms take it split."""
+    """Check that closed dims are not sharded along a sequence, and that norms run sharded."""
     for name, dim in sequence.closed:
         if sequence.splits(s for s in assignment[name].shards if s[0] == dim):
             raise SolverError(f"the plan splits '{name}' along its sequence, dim {dim}")
@@ -144,7 +141,7 @@ def _check_sequence(graph: Graph, sequence: OpenSequence, assignment: Assignment
 def _check_boundaries(
     graph: Graph, states: States, assignment: Assignment, rigid: Collection[str]
 ) -> None:
-    """A module does the same to a slot in each of its calls, and a rigid one nothing."""
+    """Check that a module redistributes a slot alike in each call, and a rigid one never."""
     done: dict[Slot, tuple[str, tuple[State, State]]] = {}
     sizes = Sizes(graph, states.axes)
     for boundary in graph.boundaries:
@@ -196,7 +193,7 @@ def _wrong(op: Op, states: States, assignment: Assignment) -> str | None:
 def _wrong_split(
     op: Op, rule: Rule, split: OpShards, have: Sequence[State], states: States, bit: int
 ) -> str | None:
-    """What is wrong with the Partial values over a sub-axis that splits some axis of `op`."""
+    """Return what is wrong over a sub-axis that shards some axis of `op`; None if nothing."""
     here = {(x, a) for x, a, m in split if m & bit}
     reduced = {x for x, _ in here} & (rule.sum | rule.lookup)
     for axis in reduced:
@@ -221,7 +218,7 @@ def _wrong_split(
 
 
 def _kind(states: States, name: str, state: State, bit: int) -> str:
-    """What a tensor is over a sub-axis; no kind where its state contradicts itself."""
+    """Return the kind of a tensor on a sub-axis; "two kinds at once" if its state is invalid."""
     covered, sharded = states.covered(name, state.shards), mask_of(state.shards) & bit
     if bit & ((state.partial & (state.grad_partial | sharded)) | (state.grad_partial & covered)):
         return "two kinds at once"
@@ -231,7 +228,7 @@ def _kind(states: States, name: str, state: State, bit: int) -> str:
 def split_axes(
     rule: Rule, sides: Sequence[Dims], have: Sequence[State], states: States, op: Op
 ) -> OpShards | str:
-    """The split axes that the states show; a text where two tensors disagree."""
+    """Return the split axes of an op from the states of its tensors; a text if two disagree."""
     trees = states.axes.axes[op.name]
     split = {
         (x, a, m)
@@ -254,7 +251,7 @@ def split_axes(
 
 
 def _added(rule: Rule, operand: int, reduced: set[str]) -> bool:
-    """Whether `operand` is added to one that has a reduced axis."""
+    """Whether `operand` is added to an operand with a reduced axis."""
     having = {
         j for j, dims in enumerate(rule.operands) if reduced & {x for e in dims for x in letters(e)}
     }
@@ -264,7 +261,7 @@ def _added(rule: Rule, operand: int, reduced: set[str]) -> bool:
 def _wrong_sum(
     op: Op, rule: Rule | None, have: Sequence[State], states: States, bit: int
 ) -> str | None:
-    """What is wrong over a sub-axis that shards nothing of `op`: all replicated, or a sum."""
+    """Return what is wrong over a sub-axis that shards nothing of `op`; None if nothing."""
     names = (*op.inputs, *op.outputs)
     kinds = [_kind(states, n, state, bit) for n, state in zip(names, have, strict=True)]
     each = [kind_of(False, False, False, states.graph.tensors[n].differentiable) for n in names]

@@ -1,4 +1,4 @@
-"""What a plan costs: of the runs that it is made for, what the first does."""
+"""The costs of a plan for its first run alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardwright.planner.verify.recost import Bill
 
 
 def of_first_run(bill: Bill) -> Bill:
-    """The bill of the first run alone; that of a plan for one run is what it is.
+    """Return the bill of the first run alone. With one run, this is the given bill.
 
     A parameter that the first run does not read is held as it is stored, and has no gradient.
     """

@@ -1,4 +1,4 @@
-"""What holds up the bytes of a rank where no plan fits a budget: what would have to give."""
+"""Names the largest parameters on a rank, for the message that no plan fits a budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMED = 3
 
 
 def largest(graph: Graph, costs: Costs, assignment: Assignment) -> str:
-    """The parameters with most bytes on a rank, those of like layers together, in words."""
+    """Return the parameters with most bytes on a rank in words, summed over equal layers."""
     sizes: dict[str, int] = {}
     whole: set[str] = set()
     seen: set[str] = set()

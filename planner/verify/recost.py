@@ -1,6 +1,6 @@
-"""What a plan costs: the unfolded graph, added up from its parts, independently of any solver.
+"""Adds up the costs of a plan on the unfolded graph, independently of any solver.
 
-Ops and changes of placement that are alike, in blocks that are alike, are priced once and counted.
+Equal ops and equal redistributions are priced once and counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Calls = Counter[Collective]
 
 
 class Price(NamedTuple):
-    """Bytes held, nanoseconds of all passes and of a backward pass where none is asked for."""
+    """Bytes held, nanoseconds of all passes, and of a backward pass if the workload has none."""
 
     bytes: int
     time: int
@@ -35,10 +35,9 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True)
 class Bill:
-    """Prices of a whole graph under a plan.
+    """Prices of a graph under a plan.
 
-    Its figures raise a SolverError where the plan has a change of placement that the runtime cannot
-    make.
+    Its figures raise a SolverError if the plan has a redistribution that the runtime cannot do.
     """
 
     costs: Costs
@@ -46,7 +45,7 @@ class Bill:
 
     @cached_property
     def price(self) -> Price:
-        """What the workload costs."""
+        """The price of the workload."""
         held, runs = self.costs.holdings, self.costs.passes
         size = sum(held.bytes(n, self.assignment[n]) for n in held.names)
         time = sum(run.times * self.times[run.phase] for run in runs)
@@ -58,7 +57,7 @@ class Bill:
 
     @cached_property
     def times(self) -> dict[Phase, int]:
-        """Nanoseconds of each phase of the workload, run once."""
+        """Nanoseconds of one run of each phase of the workload."""
         out: dict[Phase, int] = {}
         for run in self.costs.passes:
             spent = sum(n * self.op_times(op)[run.phase] for op, n in self.ops)
@@ -71,7 +70,7 @@ class Bill:
     def collectives(
         self, run: Pass | None = None
     ) -> tuple[Counter[Collective], Counter[Collective]]:
-        """What is called in a forward and in a backward pass.
+        """Return the collectives of a forward and of a backward pass, with their counts.
 
         Args:
             run: The pass, by default the workload's first.
@@ -85,7 +84,7 @@ class Bill:
         return forward, backward
 
     def redistributions(self, run: Pass | None = None) -> list[tuple[Traffic, int]]:
-        """Changes of placement in a pass, and how many are alike; averaging gradients is one.
+        """Return the traffic of all redistributions in a pass, including averaging, with counts.
 
         Args:
             run: The pass, by default the workload's first.
@@ -110,11 +109,11 @@ class Bill:
 
     @cached_property
     def ops(self) -> list[tuple[Op, int]]:
-        """One of each that are alike, with how many they are."""
+        """One op of each set of equal ops, with the size of the set."""
         return distinct(self.costs.graph, self.costs.states, self.assignment)
 
     def op_times(self, op: Op) -> Mapping[Phase, int]:
-        """Nanoseconds of an op in each pass; of those that are alike one is priced."""
+        """Return the nanoseconds of an op in each phase. Equal ops are priced once."""
         at, names = self.costs.axes.axes.get(op.name), (*op.inputs, *op.outputs)
         key = op.name if at is None else id(at), *(id(self.assignment[n]) for n in names)
         if key not in self._op_times:
@@ -128,7 +127,7 @@ class Bill:
         return {}
 
     def traffic(self, edge: tuple[str, str, str], run: Pass | None = None) -> Traffic | None:
-        """What a change of placement sends in a pass; None if nothing makes that change."""
+        """Return the traffic of a redistribution in a pass; None if it is not possible."""
         before, source, target = map(self.assignment.__getitem__, edge)
         return self.costs.redistributions.inner(edge[1], before, source, target, run)[0]
 
@@ -143,7 +142,7 @@ class Bill:
 
     @cached_property
     def _changes(self) -> list[tuple[tuple[str, str, str], bool, int]]:
-        """Changes of placement, whether of weights that no rank sends, and how many are alike."""
+        """Distinct redistributions: edge, whether a forward collective is forbidden, and count."""
         stays = self.costs.holdings.stored.keys() - self.costs.gathered
         tensors = self.costs.graph.tensors
         state, alike = self.assignment, self.costs.sizes.alike
