@@ -35,7 +35,7 @@ _FIXED = 0x10  # MAP_FIXED on Linux, on all processors that torch runs on
 
 
 def pieces(ranges: Sequence[Sequence[Range]], shape: Sequence[int], itemsize: int) -> list[Piece]:
-    """Return the pieces of a stored tensor that a rank holds, in order; none if mapping won't pay.
+    """Return the pieces of a stored tensor that a rank holds, in order; none if not to be mapped.
 
     Args:
         ranges: per dimension, the ascending ranges of indices that the rank holds.

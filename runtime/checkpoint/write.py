@@ -78,7 +78,7 @@ def save(
                     out = gather(out, placed, mesh)
                 if draft is not None:
                     assert out.shape == shapes[name]
-                    # Copied because a gathered tensor may be a view: safetensors refuses those.
+                    # A copy: gathered tensors may be views, and safetensors refuses shared memory.
                     whole[name] = torch.empty(out.shape, dtype=out.dtype).copy_(out)
                 del out
             on_first(lambda d=draft, f=file, w=whole: d and d.write(f, w), directory)
