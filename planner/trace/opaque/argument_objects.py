@@ -1,8 +1,8 @@
-"""Objects that a module which is not traced is given, and may change: a cache, say.
+"""Argument objects of opaque modules, such as a cache, which the module may change.
 
-Such an object is looked at by its attributes, and by those of what is in it: a path of keys leads
-to each of its parts. A run of the module on a copy tells which of its tensors the module reads, and
-what stands elsewhere afterwards; that is put into the object itself.
+An object is searched recursively by its attributes and entries: each part has a path of keys. A run
+of the module on a copy shows which tensors in it the module reads, and which parts change. The
+changes are then applied to the object itself.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from shardwright.planner.trace.sizes.provenance import SourcedInt
 Path = tuple[Any, ...]
 
 NAMES = (type, Enum, FunctionType)
-"""What is the same in any run."""
+"""Types of values that are the same in any run."""
 
 PLAIN = (int, float, str, Tensor, nn.Module, torch.dtype, torch.device, *NAMES)
-"""What is not looked into."""
+"""Types of values that are not searched."""
 
 
 class Place(NamedTuple):
-    """A part of one of the objects that are given."""
+    """A part of an argument object: the number of the object and a path of keys."""
 
     number: int
     path: Path
 
 
 class Change(NamedTuple):
-    """What a run leaves at a place."""
+    """A value that a run leaves at a place."""
 
     place: Place
     value: Any
     written: bool
-    """Whether it was written into the tensor that stood there."""
+    """Whether the tensor at the place was changed in place."""
 
 
 class Objects:
-    """The objects that one call is given, in order."""
+    """The argument objects of one call, in order."""
 
     def __init__(self, objects: Sequence[Any]) -> None:
         self.objects = objects
         self.parts: dict[Place, Any] = {}
-        """What holds nothing else: tensors, numbers."""
+        """Parts without further parts: tensors, numbers."""
         self.holders: dict[Place, Any] = {}
         self.take_stock()
 
     def take_stock(self) -> None:
-        """Look at them as they are now; what stands in several places is seen in the first."""
+        """Search the objects as they are now. A part in several places counts at the first one."""
         self.parts, self.holders = {}, {}
         met: set[int] = set()
         for number, value in enumerate(self.objects):
@@ -65,28 +65,28 @@ class Objects:
                 (self.holders if holds else self.parts)[Place(number, path)] = part
 
     def tensors(self) -> dict[Place, Tensor]:
-        """Those in them."""
+        """Return the tensors in the objects."""
         return {p: v for p, v in self.parts.items() if isinstance(v, Tensor)}
 
     def described(self, stated: Callable[[Any], Hashable]) -> Hashable:
-        """What is known of them: the kinds of all that is in them, and what `stated` says of parts.
+        """Return what is known of the objects: classes of all holders, and `stated(part)` of parts.
 
         Raises:
-            NeedsData: it cannot be told.
+            NeedsData: `stated` cannot describe a part.
         """
         kinds = tuple((place, type(v).__name__) for place, v in self.holders.items())
         return kinds, tuple((place, _said(v, stated)) for place, v in self.parts.items())
 
     def copied(self, tensors: Sequence[Tensor], device: torch.device) -> Objects:
-        """Copies of them, with `tensors` in the place of theirs, on `device`.
+        """Return copies of the objects with `tensors` in place of their tensors, on `device`.
 
         Raises:
-            NeedsData: they cannot be copied.
+            NeedsData: an object cannot be copied.
         """
         instead = zip(self.tensors().values(), tensors, strict=True)
         try:
             copies = copy.deepcopy([*self.objects], {id(t): new for t, new in instead})
-        except Exception as error:  # whatever their code raises
+        except Exception as error:  # any exception of their code
             raise NeedsData("an object among its arguments cannot be copied") from error
         out = Objects(copies)
         for place, value in out.parts.items():
@@ -98,7 +98,7 @@ class Objects:
         return out
 
     def put(self, change: Change) -> None:
-        """Put what a run leaves where it leaves it."""
+        """Apply a change to the objects."""
         number, path = change.place
         if change.written:
             self.parts[change.place].copy_(change.value)
@@ -109,7 +109,7 @@ class Objects:
 
 
 class Watched(TorchFunctionMode):
-    """Within, what reads the tensors of `objects` is noted."""
+    """Mode that notes which tensors of `objects` are read."""
 
     def __init__(self, objects: Objects) -> None:
         super().__init__()
@@ -120,12 +120,12 @@ class Watched(TorchFunctionMode):
         self.read: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Its size tells of a tensor, too."""
+        """Note all tensors in the arguments. Reading a size counts as well."""
         self.read.update(map(id, tree_leaves((args, kwargs or {}))))
         return func(*args, **(kwargs or {}))
 
     def touched(self) -> list[Place]:
-        """Where the tensors stood that were read, or written."""
+        """Return the places of tensors that were read or written."""
         return [
             place
             for place, t in self.tensors.items()
@@ -133,10 +133,10 @@ class Watched(TorchFunctionMode):
         ]
 
     def changes(self) -> list[Change]:
-        """What stands elsewhere, or is another, since.
+        """Return the changes of the objects since the mode was created.
 
         Raises:
-            NeedsData: something is gone, or there is more than tensors and numbers in new places.
+            NeedsData: a part was removed, or a new place has more than tensors and numbers.
         """
         holders = _ids(self.objects.holders)
         self.objects.take_stock()
@@ -169,7 +169,7 @@ def _ids(holders: Mapping[Place, Any]) -> dict[Place, int]:
 
 
 def _walk(value: Any, path: Path, met: set[int]) -> Iterator[tuple[Path, Any, bool]]:
-    """The parts of a value, each with its path, and whether it holds others."""
+    """Yield the parts of a value, each with its path and whether it holds other parts."""
     parts: Any = None
     if isinstance(value, (set, frozenset)):
         value = frozenset(value)  # as it is now

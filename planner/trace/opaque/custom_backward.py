@@ -1,7 +1,7 @@
-"""Functions of models with a backward of their own: what that does is not in the trace.
+"""Custom autograd functions of models. Their backward is not in the trace, so it is tested.
 
-So it is tried on random numbers: whether it is linear in the gradient, so that each rank may give
-it a term of a sum, and whether it does with a part what it does with that part of the whole.
+The test uses random numbers. It finds whether the backward is linear in the gradient, so that a
+partial gradient is enough, and whether its result on a shard is the shard of its full result.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from shardwright.planner.trace.data_queries.model_code import is_plumbing
 
 Function: Any = torch.autograd.Function
 LONGEST = 4
-"""Dims of what is tried on parts are that long, at most."""
+"""The largest dim of tensors in the test on shards."""
 
 
 class OwnGradients:
-    """What such functions took and gave.
+    """Inputs and outputs of custom autograd functions.
 
     Attributes:
-        whole: Where every rank needs the whole gradient.
-        unsplit: Where it may have a term of it, but no part.
+        whole: Tensors of which every rank needs the full gradient.
+        unsplit: Tensors whose gradient may be partial but not sharded.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class OwnGradients:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Within, and in this thread, note what functions of models take and give."""
+        """Context manager that notes inputs and outputs of model functions in this thread."""
         before, thread = vars(Function)["apply"], get_ident()
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ def _is_real(value: Any) -> bool:
 def _tried(
     function: Callable[..., Any], args: Sequence[Any], ends: Sequence[Tensor]
 ) -> tuple[bool, bool]:
-    """Whether the gradient of a function is linear, and whether it does the same on parts."""
+    """Return whether a backward is linear, and whether it does the same on shards."""
     alike = len({tuple(t.shape) for t in ends}) == 1
     shape = tuple(min(n, LONGEST) for n in ends[0].shape) if alike and ends else None
     with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
@@ -75,7 +75,7 @@ def _tried(
             if not isinstance(like, Tensor):
                 return like
             if not like.is_floating_point():
-                raise NotImplementedError  # indices: nobody knows which are valid
+                raise NotImplementedError  # indices: the valid range is unknown
             sizes = shape or tuple(like.shape)
             return torch.randn(sizes, dtype=torch.float64, generator=generator)
 
@@ -89,7 +89,7 @@ def _tried(
             parts = bool(shape) and all(
                 _same_on_parts(function, given, sums, both, dim) for dim in range(len(shape or ()))
             )
-        except Exception:  # whatever its code raises on such numbers
+        except Exception:  # any exception of its code on such numbers
             return False, False
     return linear, parts
 
@@ -101,7 +101,7 @@ def _same_on_parts(
     whole: Sequence[Tensor],
     dim: int,
 ) -> bool:
-    """Whether the gradient of each half along a dim is that half of the `whole`."""
+    """Return whether the gradient of each half along a dim is that half of `whole`."""
     half = whole[0].shape[dim] // 2
     for at in (slice(0, half), slice(half, None)) if half else ():
         place = (*[slice(None)] * dim, at)

@@ -1,7 +1,7 @@
-"""Modules that cannot be traced, because what they do depends on data, stand for themselves.
+"""Opaque modules: modules that depend on data and cannot be traced become one op each.
 
-Such a module is one op without a rule: what goes in, its parameters and what comes out are
-replicated, and on every rank it runs as it is. `random_inputs.py` finds what it gives out.
+The op has no rule. Its inputs, parameters and outputs are replicated, and every rank runs the
+unsharded module. `random_inputs.py` finds its outputs.
 """
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ from shardwright.runtime.slots import is_own
 META = torch.device("meta")
 
 Make = Callable[[str, list[Tensor], list[Spec]], list[Tensor]]
-"""From the name of a module, the tensors it takes and what comes out to that."""
+"""Function of a module's name, the tensors it takes and the specs of its outputs to the outputs."""
 
 
 class Opaque:
-    """The modules of `root` that are not traced; `root` itself is left as it is.
+    """The modules of `root` that are not traced, and other settings of a trace.
 
-    `alike` maps each to one of them that does the same. `stand_ins` says whether numbers that
-    only data has get one (see `data_queries/`), `stood_in` whether one did, and `branch_paths`
-    which runs are then made, of those that are asked for (see `branch_paths.py`). `skips` says
-    whether what code may skip is traced as if it always ran.
+    `root` itself is not changed.
+
+    Attributes:
+        alike: Untraced module -> an untraced module that does the same.
+        stand_ins: Whether numbers that depend on data get stand-ins (see `data_queries/`).
+        stood_in: Whether a number got a stand-in.
+        branch_paths: The traced calls, with their answers to branches (see `branch_paths.py`).
+        skips: Whether skippable code is traced as if it always ran.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class Opaque:
         self._known: dict[tuple[str, Given, str, bool], Outcome] = {}
 
     def after(self, error: Exception, entered: Sequence[str]) -> bool:
-        """Take in what a run failed at; False where nothing is left to try."""
+        """Change the settings after a failed run; returns False if nothing is left to try."""
         if isinstance(error, BranchesOnData) and (
             paths := both(self.branch_paths, error.traced_call)
         ):
@@ -80,21 +84,22 @@ class Opaque:
         return self._needs_data(error, entered)
 
     def drop_stand_ins(self) -> None:
-        """From here on numbers that only data has get no stand-in, so no questions are answered."""
+        """Use no stand-ins from now on. Branches on data then get no answers either."""
         self.stand_ins, self.branch_paths = False, ()
 
     def _needs_data(self, error: Exception, entered: Sequence[str]) -> bool:
         return isinstance(error, DATA_DEPENDENT) and self.widen(entered)
 
     def made(self, runs: Sequence[Run]) -> list[Run]:
-        """`runs` as they are made: some of them twice. They may be the first of all runs."""
+        """Return the runs to make, one per branch path. `runs` may be a prefix of all runs."""
         self.branch_paths = self.branch_paths or tuple((i, ()) for i in range(len(runs)))
         return [runs[i]._replace(answers=a) for i, a in self.branch_paths if i < len(runs)]
 
     def widen(self, entered: Sequence[str]) -> bool:
-        """Take in the innermost of the modules `entered` that is not in yet, with others like it.
+        """Make the innermost module in `entered` that is still traced opaque, with others like it.
 
-        False if that is `root` itself.
+        Modules are alike if they have the same class and the same name apart from block numbers.
+        Returns False if that module is `root` itself.
         """
         name = next((n for n in reversed(entered) if n not in self.alike), "")  # "" is `root`
         if not name:
@@ -107,9 +112,10 @@ class Opaque:
         return True
 
     def used_from_outside(self, called: Iterable[str]) -> list[str]:
-        """Where one of the modules `called` is within one of these: the latter, and those around.
+        """Return an opaque module with a submodule in `called`, preceded by the modules around it.
 
-        A plan may change what such a module takes and gives, for all its calls.
+        A plan may reshard inputs and outputs of such a submodule, which would affect its calls
+        inside of the opaque module. Returns an empty list if there is none.
         """
         seen = {id(self.root.get_submodule(name)) for name in called}
         for name in self.alike:
@@ -121,7 +127,7 @@ class Opaque:
 
     @contextmanager
     def standing_in(self, root: nn.Module, make: Make) -> Iterator[None]:
-        """Within, calls of these modules in `root`, a copy maybe, give what `make` gives."""
+        """Replace calls of these modules in `root` (maybe a copy) by `make`, within the context."""
         with ExitStack() as undo:
             for name in self.alike:
                 module = root.get_submodule(name)
@@ -151,10 +157,10 @@ class Opaque:
     def _result(
         self, name: str, given: Given, spec: TreeSpec, objects: Objects, training: bool
     ) -> Outcome:
-        """What comes of a call of module `name` in a mode.
+        """Return the outcome of a call of module `name` in a mode; outcomes are cached.
 
         Raises:
-            NeedsData: that depends on data, or the module does more than to compute it.
+            NeedsData: the outcome depends on data, or the module has other side effects.
         """
         key = name, given, str(spec), training
         if key not in self._known:

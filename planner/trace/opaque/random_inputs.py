@@ -1,6 +1,6 @@
-"""What a module gives out: found by running a copy of it on made-up data.
+"""Find the outputs of an opaque module by running a copy of it on made-up data.
 
-It is run several times: only what comes out alike each time counts as known.
+The copy runs several times with different data. The outcomes must agree.
 """
 
 from __future__ import annotations
@@ -22,47 +22,51 @@ from shardwright.planner.trace.trace_lock import exporting
 from shardwright.runtime.boundary.parametrized import values
 
 SCALES = (0.1, 0.01, 1.0)
-"""Of the weights in each of the runs."""
+"""Scale of the weights in each of the runs."""
 
 LARGE = 1 << 26
-"""Bytes from which on the elements of a parameter are a single one in memory."""
+"""Parameters of this many bytes or more are a single element in memory, expanded."""
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class Spec(NamedTuple):
-    """A tensor that comes out."""
+    """Shape, strides and dtype of an output tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
 
     def empty(self) -> Tensor:
-        """Such a tensor on meta."""
+        """Return such a tensor on meta."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
 
 class Object:
-    """Stands for an object among what goes in."""
+    """Marks an object among the arguments."""
 
 
 class Given(NamedTuple):
-    """What is known of what goes in."""
+    """The known facts about the arguments of a call."""
 
     leaves: tuple[Any, ...]
     """(shape, dtype) of tensors, plain values, and `Object`."""
     held: Any
-    """Of its objects, as `Objects.described` has it."""
+    """The result of `Objects.described` for the objects."""
 
     def drawn(self) -> list[Any]:
-        """(shape, dtype) of the tensors in its objects."""
+        """Return (shape, dtype) of each tensor in the objects."""
         return [said for _, said in self.held[1] if type(said) is tuple]
 
 
 class Outcome(NamedTuple):
-    """What comes of a call: leaves of what it gives out, `Spec` for tensors, and their tree.
+    """The outcome of a call.
 
-    And what it does to the objects that it is given: whose tensors it reads, and what it changes.
+    Attributes:
+        found: Leaves of the result, with a `Spec` for each tensor.
+        tree: The tree of the leaves.
+        touched: Places of tensors in argument objects that the call reads or writes.
+        changes: Changes of the argument objects.
     """
 
     found: list[Any]
@@ -74,19 +78,19 @@ class Outcome(NamedTuple):
 def outcome(
     name: str, module: nn.Module, given: Given, spec: TreeSpec, objects: Objects
 ) -> Outcome:
-    """What comes of a call of `module`, called `name`, that is given `objects` among others.
+    """Return the outcome of a call of `module` (named `name`) with `objects` among its arguments.
 
     Raises:
-        NeedsData: that depends on data, or the module does more than to compute it.
+        NeedsData: the outcome depends on data, or the module has other side effects.
     """
     found: list[Outcome] = []
-    # No mode is on in another thread.
+    # No torch mode is active in another thread.
     with ThreadPoolExecutor(1) as thread, exporting(False):
         for seed in range(len(SCALES)):
             try:
                 run = _run, module, given, spec, objects, seed
                 found.append(thread.submit(copy_context().run, *run).result())
-            except FailsOnMadeUpData:  # of some data nothing comes out
+            except FailsOnMadeUpData:  # the module may fail on some of the data
                 if seed - len(found) > 0:
                     raise
     if any(other != found[0] for other in found):
@@ -95,25 +99,25 @@ def outcome(
 
 
 def stated(leaf: Any) -> Any:
-    """What is known of an argument without data, as in `Given.leaves`.
+    """Return what is known of an argument without data, as in `Given.leaves`.
 
     Raises:
-        NeedsData: it is neither a tensor nor a plain value.
+        NeedsData: the argument is neither a tensor nor a plain value.
     """
     if isinstance(leaf, Tensor):
         return tuple(int(n) for n in leaf.shape), leaf.dtype
     if not isinstance(leaf, PLAIN):
         raise NeedsData(f"a {type(leaf).__name__} is among its arguments")
     if isinstance(leaf, bool):
-        return bool(leaf)  # where only data has it, on one of its branch paths
+        return bool(leaf)  # a stand-in gets the answer of the current branch path
     if isinstance(leaf, int):
-        float(leaf)  # an integer that remembers where it comes from is a mere number from here on
+        float(leaf)  # notes that a `SourcedInt` is used as a number from here on
         return int(leaf)
     return leaf
 
 
 def state(module: nn.Module) -> Iterator[Tensor]:
-    """Its parameters, then its buffers, and what is read in their place while it runs."""
+    """Yield parameters, then buffers, then the values of parametrized parameters."""
     for kind in ("_parameters", "_buffers"):
         for part in module.modules():
             yield from (t for t in getattr(part, kind).values() if t is not None)
@@ -122,20 +126,20 @@ def state(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _held(module: nn.Module) -> list[Tensor]:
-    """All tensors that the module and those within it hold, in any way."""
+    """Return all tensors in attributes of the module and its submodules."""
     leaves = (leaf for m in module.modules() for leaf in tree_leaves(dict(m.__dict__)))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int, g: torch.Generator) -> Tensor:
-    """Made-up data: of integers, 0 and 1 are good indices nearly everywhere, and 0 everywhere."""
+    """Make up data. Integers are 0 or 1 (0 for the first seed), which are mostly valid indices."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return torch.randint(0, 2 if seed else 1, shape, generator=g).to(dtype)
     return torch.randn(shape, generator=g, dtype=torch.float32).to(dtype)
 
 
 def _weights(like: Tensor, seed: int, g: torch.Generator) -> Tensor:
-    """Data for a parameter or buffer, each time larger: what is near a threshold crosses it."""
+    """Make up data for a parameter or buffer, with another scale per seed to cross thresholds."""
     shape = tuple(like.shape)
     large = math.prod(shape) * like.element_size() >= LARGE
     drawn = _draw((1,) * len(shape) if large else shape, like.dtype, seed, g)
@@ -145,7 +149,7 @@ def _weights(like: Tensor, seed: int, g: torch.Generator) -> Tensor:
 
 
 def _real(module: nn.Module, seed: int, g: torch.Generator) -> nn.Module:
-    """A copy of `module` with data in the place of what is on meta."""
+    """Return a copy of `module` with made-up data for tensors on meta."""
     memo: dict[int, Any] = {}
     for t in _held(module):
         if t.is_meta and id(t) not in memo:
@@ -155,7 +159,7 @@ def _real(module: nn.Module, seed: int, g: torch.Generator) -> nn.Module:
 
 
 def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed: int) -> Outcome:
-    """Run a copy of `module` once on data made up from `seed`."""
+    """Run a copy of `module` once on data made up from `seed`; returns the outcome."""
     g = torch.Generator().manual_seed(seed)
     real = _real(module, seed, g)
     drawn = [_draw(shape, dtype, seed, g) for shape, dtype in given.drawn()]
@@ -170,7 +174,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), watched:
             found, out = tree_flatten(real(*args, **kwargs))
-    except Exception as error:  # whatever model code raises
+    except Exception as error:  # any exception of model code
         text = str(error).strip().split("\n")[0][:200]
         raise FailsOnMadeUpData(
             f"on the CPU it fails as well: {type(error).__name__}: {text}"
@@ -179,7 +183,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
         raise NeedsData("it changes what it is given, or keeps something")
     touched, changes = watched.touched(), watched.changes()
     put = [change.value for change in changes if not change.written]
-    # What is then changed in place would change twice, or not at all.
+    # A later in-place change of an alias would be made twice, or not at all.
     made = [_place(t) for t in [*found, *put] if isinstance(t, Tensor) and t.numel()]
     if len(set(made)) < len(made) or not set(made).isdisjoint(map(_place, [*taken, *drawn])):
         raise NeedsData("it hands on what it is given")
@@ -188,7 +192,7 @@ def _run(module: nn.Module, given: Given, spec: TreeSpec, objects: Objects, seed
 
 
 def _leaf(said: Any, copies: Iterator[Any], seed: int, g: torch.Generator) -> Any:
-    """Something of which that is `said` in `Given.leaves`; objects are the next of `copies`."""
+    """Return an argument that matches `said` of `Given.leaves`; objects come from `copies`."""
     if said is Object:
         return next(copies)
     return _draw(said[0], said[1], seed, g) if type(said) is tuple else said

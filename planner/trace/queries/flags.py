@@ -1,6 +1,7 @@
-"""Flags and numbers that modules are given while they are traced, but for sizes of tensors.
+"""Flags and numbers that modules get as arguments in a trace, except sizes of tensors.
 
-Who calls a module by itself may give it no others, as its code may do something else then.
+A user who calls a module by itself may pass no other values, because its code may then do something
+else.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from shardwright.planner.trace.sizes.expressions import reads_of
 from shardwright.planner.trace.sizes.provenance import SourcedInt
 
 SIZE = object()
-"""Stands for any size, of the tensors that are given."""
+"""Marks an argument that is a size of a tensor."""
 
 
 class Noted:
-    """The calls of one module, by the names of its arguments: flags, numbers, None for the rest.
+    """The calls of one module: argument name -> flag or number, None for other values.
 
     Args:
-        forward: The module's own.
+        forward: The module's own forward.
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
@@ -38,11 +39,11 @@ class Noted:
         self.calls: list[dict[str, Any]] = []
 
     def call(self, given: Mapping[str, Any]) -> None:
-        """Note one with these arguments."""
+        """Note a call with these arguments."""
         self.calls.append({n: _flag(v) for n, v in given.items() if n not in FREE})
 
     def flags(self) -> dict[str, list[PlainValue]]:
-        """The values of each argument that was one, or would be one if it were left out."""
+        """Return the values of each argument that is a flag, also by default."""
         names = dict.fromkeys([*self.defaults, *(n for call in self.calls for n in call)])
         out = {}
         for name in names:
@@ -60,7 +61,7 @@ Flags = dict[str, dict[str, list[PlainValue]]]
 
 
 def add_flags(known: Flags, more: Flags) -> None:
-    """Add what modules were given in other calls of them."""
+    """Add flags of further calls to `known`."""
     for module, flags in more.items():
         mine = known.setdefault(module, {})
         for name, values in flags.items():
@@ -71,7 +72,7 @@ def _flag(value: Any) -> Any:
     if isinstance(value, SourcedInt) and reads_of(value.expression):
         return SIZE
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has none
+        return None  # JSON has no such numbers
     return (plain_value(value),) if is_said(value) else None
 
 

@@ -1,7 +1,7 @@
-"""Numbers among the arguments of a model of which any other would do: no code decides by them.
+"""Find number arguments of a model that may have any value: no code depends on their value.
 
-The model is traced again with numbers that only torch may look at, and there only where their value
-says nothing of how tensors lie: as a factor or a term (see `opaque_ints.py`).
+The model is traced again with opaque numbers, which only torch may use, and only where the value
+does not affect placements: as a factor or a term (see `opaque_ints.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from shardwright.planner.trace.trace_lock import alone
 
 
 def free_numbers(graph: Graph, source: Source) -> frozenset[str]:
-    """Of the numbers that the model is given in the runs of `source`, those that decide nothing.
+    """Return the number arguments in the runs of `source` whose values no code depends on.
 
-    `graph` is what was traced of it.
+    `graph` is the graph of the source.
     """
     names = {n for run in source.runs if not run.module for n in _numbers(source.module, run)}
     if not names or _decide_nothing(names, graph, source):
@@ -43,7 +43,7 @@ def _numbers(module: nn.Module, run: Run) -> Iterator[str]:
 
 
 def _decide_nothing(names: Collection[str], graph: Graph, source: Source) -> bool:
-    """Whether the same is computed where these arguments are hidden."""
+    """Return whether the trace computes the same with these arguments opaque."""
     asked: list[Any] = []
     calls = len(source.runs) * (100 + 20 * len(graph.ops))
     for sign in (-1, 1):
@@ -64,7 +64,7 @@ def _decide_nothing(names: Collection[str], graph: Graph, source: Source) -> boo
 def _hiding(
     names: Collection[str], sign: int, shows: Callable[[], Shows], forward: Forward
 ) -> Forward:
-    """`forward` with the numbers under `names` hidden from all but `shows`."""
+    """Return `forward` with the numbers `names` opaque, within a new mode from `shows`."""
     positions = argument_names(forward)
 
     @functools.wraps(forward)

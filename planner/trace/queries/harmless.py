@@ -1,7 +1,7 @@
-"""Whether an expression of model code is the same with either answer to what it asks.
+"""Check whether an expression of model code has the same value with either answer to a query.
 
-Most code asks whether a module trains only to drop elements at random, or with a probability that
-is 0: then the answer does not matter.
+Most code queries the training mode only for dropout, or with a dropout probability of 0: the answer
+then does not matter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DROPPING = (
     functional.dropout2d,
     functional.dropout3d,
 )
-"""Functions that drop elements at random, and are traced as if they dropped none."""
+"""Dropout functions; they are traced as if they dropped nothing."""
 
 PLAIN = (type(None), bool, int, float)
 ORDERS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -40,17 +40,17 @@ ORDERS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }
 
 Place = tuple[int | None, int | None, int | None, int | None]
-"""First and last line of an expression, first and last column."""
+"""First and last line, first and last column of an expression."""
 
 
 class Unclear(Exception):
-    """An expression is of more than names and numbers."""
+    """An expression contains more than names and numbers."""
 
 
 def harmless(frame: Any) -> bool:
-    """Whether the expression that runs in `frame` is the same where what it asks is not.
+    """Return whether the value of the expression in `frame` is independent of its query's answer.
 
-    It asks by an attribute, or by a call.
+    The query is an attribute or a call.
     """
     place = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
     around = _around(frame.f_code.co_filename, place)
@@ -63,7 +63,7 @@ def harmless(frame: Any) -> bool:
             if isinstance(node, ast.Call):
                 return node is outer[0] and _value(node.func, names, {}) in DROPPING
             ends = [_value(node, names, {asked: truth}) for truth in (False, True)]
-        except Exception:  # more than names and numbers, or whatever their comparison raises
+        except Exception:  # `Unclear`, or any exception of a comparison
             return False
         if type(ends[0]) in PLAIN and type(ends[0]) is type(ends[1]) and ends[0] == ends[1]:
             return True
@@ -72,7 +72,7 @@ def harmless(frame: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def _around(file: str, place: Place) -> tuple[Any, ...]:
-    """The expression at a place of a file, and those that it is part of, from the inside."""
+    """Return the expression at a place of a file, and those around it, innermost first."""
     parents: dict[ast.AST, ast.AST] = {}
     for outer in ast.walk(parsed(file)):
         for inner in ast.iter_child_nodes(outer):
@@ -92,10 +92,10 @@ def _place(node: ast.expr) -> Place:
 
 
 def _value(node: Any, names: Mapping[str, Any], given: Mapping[ast.AST, bool]) -> Any:
-    """What an expression of names, their attributes and numbers is, where some are `given`.
+    """Evaluate an expression of names, attributes and numbers; `given` has values of some nodes.
 
     Raises:
-        Unclear: there is more in it.
+        Unclear: the expression contains something else.
     """
     if node in given:
         return given[node]
@@ -137,14 +137,14 @@ def _plain(value: Any) -> Any:
 
 
 def _no_tensor(value: Any) -> Any:
-    if isinstance(value, Tensor):  # it would be noted that its size is asked for
+    if isinstance(value, Tensor):  # reading an attribute would count as a query of the model
         raise Unclear
     return value
 
 
 @lru_cache(maxsize=1024)
 def given_back(file: str, line: int) -> bool:
-    """Whether what is asked on a line of a file is only set again: `x.requires_grad_(that)`."""
+    """Return whether `requires_grad` read on a line is only passed to `x.requires_grad_(...)`."""
     functions = [f for f in ast.walk(parsed(file)) if isinstance(f, ast.FunctionDef)]
     around = [f for f in functions if f.lineno <= line <= (f.end_lineno or 0)]
     if not around:

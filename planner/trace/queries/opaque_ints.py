@@ -1,8 +1,8 @@
-"""Numbers that are hidden from code: only torch may look at them, as at factors and terms.
+"""Opaque numbers: model code cannot read them; torch may use them only as factors and terms.
 
-What code computes with one is such a number again, and all else is a decision. C code reads numbers
-past all methods; so it finds one far too large there, then one far too small, and does something
-else with one of them at least.
+Arithmetic with an opaque number gives an opaque number. Any other use counts as a decision. C code
+reads numbers without calling methods. It therefore finds a value that is far too large in one trace
+and far too small in another, and behaves differently in at least one of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ mul mul_ multiply add add_ sub sub_ subtract rsub __rsub__ div div_ divide true_
 __rtruediv__
 """.split()
 )
-"""Functions of torch that do the same with other numbers. (What is split may hang on slices.)"""
+"""Torch functions that do the same for any number. (Shardings may depend on slice bounds.)"""
 
 DECIDING = """
 __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __bool__ __hash__ __int__ __float__ __index__ __complex__
@@ -33,17 +33,17 @@ __invert__
 """.split()
 
 FAR = 1 << 20
-"""What C code takes a hidden integer for: no list is so long, and a loop over it ends soon."""
+"""The magnitude that C code sees: longer than any list, but short enough to loop over."""
 
 COMPUTING = "add sub mul truediv floordiv mod pow".split()
 
 
 class Decided(Exception):
-    """Code asks how large a number is."""
+    """Code depends on the value of an opaque number."""
 
 
 class Hidden:
-    """What both kinds of hidden numbers have: their value, which way they lie, who is to know."""
+    """Base of opaque numbers: the value, the sign that C code sees, and the list of noted reads."""
 
     value: Any
     sign: int
@@ -51,15 +51,15 @@ class Hidden:
 
 
 class HiddenInt(Hidden, SourcedInt):
-    """An integer; of those that remember their history, so that it comes first in arithmetic."""
+    """An opaque integer. It is a `SourcedInt` so that its methods take precedence in arithmetic."""
 
 
 class HiddenFloat(Hidden, float):
-    """Any other number."""
+    """An opaque float."""
 
 
 def hidden(value: float, sign: int, asked: list[Any]) -> Any:
-    """A number of this value that is hidden; who asks for it is noted in `asked`."""
+    """Return an opaque number with this value; reads of it are noted in `asked`."""
     if isinstance(value, int):
         out: Any = HiddenInt(sign * FAR)
         out.history, out.provenance = ("constant", value), Provenance()
@@ -98,14 +98,14 @@ for _kind in (HiddenInt, HiddenFloat):
 
 
 class Shows(TorchFunctionMode):
-    """Within, torch's functions see hidden numbers as they are, and are called `most` times."""
+    """Mode in which torch functions get the real values; at most `most` calls are allowed."""
 
     def __init__(self, asked: list[Any], most: int) -> None:
         super().__init__()
         self.asked, self.left = asked, most
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The same, after it is looked whether the function may have them."""
+        """Call the function; an opaque number is a decision if it is not in `FACTORS`."""
         kwargs, self.left = kwargs or {}, self.left - 1
         if self.left < 0:
             self.asked.append(None)

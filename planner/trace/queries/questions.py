@@ -1,18 +1,20 @@
-"""What model code may ask about its surroundings, what it is told, and what follows.
+"""Answers to queries of model code about its context: training mode, gradients and autocast.
 
-| asked | told | what follows |
+All queries that model code may make:
+
+| query | answer | consequence |
 |---|---|---|
-| whether a module trains: `self.training` | the mode that it is in | if code may do something else in the other mode, all runs are made in training mode too (`runs/training_runs.py`) |
-| whether gradients are wanted: `torch.is_grad_enabled()` | both | the run is made once with each answer (`data_queries/branch_paths.py`) |
-| whether autocast is on | no | the runs are made again with it on; if code then does more than cast, a plan is not for autocast (`runs/autocast_runs.py`) |
-| whether it is exported: `torch.compiler.is_exporting()` | yes; no, if the code fails under export | nothing (`trace_lock.py`) |
-| numbers among the arguments | their values | the runs are made again with the numbers opaque; a plan is for any number if nothing asks for its value (`free_numbers.py`) |
-| flags among the arguments | their values | a plan is for these flags (`flags.py`) |
-| sizes and integers | integers that remember what they were computed from | equations that the plan must satisfy (`sizes/`) |
-| values of tensors | what is the same for any data | see `data_queries/` |
+| training mode: `self.training` | the current mode of the module | if code may do something else in the other mode, all runs are made in training mode too (`runs/training_runs.py`) |
+| gradients: `torch.is_grad_enabled()` | both | the run is made once with each answer (`data_queries/branch_paths.py`) |
+| autocast | off | the runs are made again with autocast on; if code then does more than cast, the plan is not for autocast (`runs/autocast_runs.py`) |
+| export: `torch.compiler.is_exporting()` | yes; no, if the code fails under export | none (`trace_lock.py`) |
+| numbers among the arguments | their values | the runs are made again with opaque numbers; the plan is for any number if no code depends on its value (`free_numbers.py`) |
+| flags among the arguments | their values | the plan is for these flags (`flags.py`) |
+| sizes and integers | integers that record what they were computed from | equations that the plan must satisfy (`sizes/`) |
+| values of tensors | see `data_queries/` | see `data_queries/` |
 
-This file answers the first three. A question does not count where the expression that asks is the
-same with either answer (`harmless.py`).
+This file answers the first three. A query does not count if the expression that makes it has the
+same value with either answer (`harmless.py`).
 """  # noqa: E501 a table
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ from shardwright.planner.trace.data_queries.model_code import is_plumbing
 from shardwright.planner.trace.queries.harmless import harmless
 
 MAKES_CONTEXTS = "transformers.utils."
-"""Where code asks for autocast only to know whether it needs a context that turns it off."""
+"""Package that queries autocast only to decide whether it needs a context that turns it off."""
 
 
 @dataclass
 class Asked:
-    """What model code asked, where it matters.
+    """The queries of model code that may matter.
 
     Attributes:
-        training: Whether a module trains.
-        autocast: Whether autocast is on.
-        autocast_dtype: Autocast is said to be on, with this dtype.
+        training: Whether code queried the training mode.
+        autocast: Whether code queried autocast.
+        autocast_dtype: If set, code is told that autocast is on with this dtype.
     """
 
     training: bool = False
@@ -52,7 +54,7 @@ class Asked:
 
 
 class _Present(threading.local):
-    """What the code asked that this thread traces."""
+    """The queries of the code that this thread traces."""
 
     asked = Asked()
 
@@ -62,7 +64,7 @@ _present = _Present()
 
 @contextmanager
 def noted(autocast: torch.dtype | None = None) -> Iterator[Asked]:
-    """Within, what model code of this thread asks is noted; autocast is on if it has a dtype."""
+    """Note the queries of model code in this thread; `autocast` is the dtype if it is to be on."""
     thread, outer, asked = get_ident(), _present.asked, Asked(autocast_dtype=autocast)
 
     def get(self: nn.Module) -> bool:
@@ -111,23 +113,23 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.get_autocast_gpu_dtype: _about_autocast,
     torch.get_autocast_cpu_dtype: _about_autocast,
 }
-"""Functions that ask -> what answers.
+"""Query function -> function that answers it.
 
-That is given the frame of the caller (None in other threads), the name of the function, what would
-answer without, and the arguments.
+An answer is called with the frame of the caller (None in other threads), the name of the query
+function, the original function and the arguments.
 """
 
 _by_id = {id(question): question for question in ANSWERS}
 _bindings_of: dict[str, tuple[int, list[tuple[str, Any]]]] = {}
-"""Python modules that were searched: how many names each had, and which are questions."""
+"""Python module that was searched -> its number of names, and its names of query functions."""
 
 
 @contextmanager
 def answered() -> Iterator[None]:
-    """Within, and in this thread, the functions in `ANSWERS` are answered.
+    """Context manager in which this thread's calls of functions in `ANSWERS` are answered.
 
-    Code may have imported them by name, so they are replaced in all Python modules. Autocast of
-    the meta device, of which torch knows nothing, casts nothing.
+    Code may have imported them by name, so they are replaced in all Python modules. Autocast for
+    the meta device, which torch does not support, becomes autocast for the CPU: it casts nothing.
     """
     thread = get_ident()
 
@@ -156,10 +158,10 @@ def answered() -> Iterator[None]:
 
 
 def _bindings() -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Where Python modules hold questions: their names, the name, and the question.
+    """Yield (namespace, name, query function) for each binding of a query function.
 
-    A module is searched again only if it has more or fewer names than before: there are some
-    hundred thousand.
+    A Python module is searched again only if its number of names has changed: all modules together
+    have some hundred thousand names.
     """
     for module, names in [(n, getattr(m, "__dict__", None)) for n, m in list(sys.modules.items())]:
         if type(names) is not dict or (is_plumbing(module) and names is not vars(torch)):
