@@ -1,4 +1,4 @@
-"""Trace a model with one block of each kind, or whole where its blocks cannot be folded."""
+"""Trace a model with one block of each kind, or with all blocks if they cannot be folded."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ Traced = tuple[Source, Folding, Unfolded]
 def trace_all(
     source: Source, pins: Sequence[Pin] = (), ends: bool = False, folds: bool = True
 ) -> Traced:
-    """`trace_folded`, and the source without those runs after the first that cannot be traced.
+    """Trace a source with as many of its runs as possible.
 
-    Where it `folds`; else all blocks are traced. Where code does something else in training mode,
-    its runs in that are among them, if they can be traced without a module more that cannot.
+    Returns the source with the runs that were traced, and the result of `trace_folded`. If code
+    does something else in training mode, runs in training mode are traced too, unless that makes
+    more modules opaque. `folds` says whether blocks may be folded.
 
     Raises:
-        ModelError: the first cannot be.
+        ModelError: the first run cannot be traced.
     """
 
     def tried(of: Source, more: int, further: Sequence[Run], whole: bool) -> Traced:
@@ -48,7 +49,7 @@ def trace_all(
         return of, *trace_folded(of, pins, ends, whole, folds)
 
     def keeps(of: Source, training: bool = False) -> bool:
-        """Whether code goes on with what another call left."""
+        """Return whether code reads attributes that another call left."""
         of = replace(of, keeps=True)
         further = _and_in_training(replace(of, more=(), further=())) if training else ()
         return tried(of, 0, further, True)[1].graph.kept
@@ -73,18 +74,20 @@ def trace_all(
 
 
 def _with_training(source: Source, best: Source) -> tuple[Source, int, tuple[Run, ...]]:
-    """What to trace of `source`: the runs of `best`, and the same in training mode."""
+    """Return the arguments of `tried`: `source` with the runs of `best`, also in training mode."""
     return source, len(best.more), _and_in_training(best)
 
 
 def _and_in_training(source: Source) -> tuple[Run, ...]:
-    """Further runs, those in training mode, and behind these again what is not."""
+    """Return the further runs, all runs in training mode, and then the `again` runs once more."""
     again = (run for run in source.runs if run.again)
     return (*source.further, *in_training(source.runs), *again)
 
 
 def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Traced]) -> Traced:
-    """`trace_all` without training mode; `tried` traces so many of `source.more`, and further runs.
+    """Do the same as `trace_all`, without training mode.
+
+    `tried` traces the given number of `source.more`, and further runs.
 
     Raises:
         ModelError: the first run cannot be traced.
@@ -95,7 +98,7 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
     except Unfoldable:
         pass
     except ModelError:
-        whole = True  # so it was with all blocks
+        whole = True  # it failed with all blocks as well
     best = tried(0, (), True)
     for count in range(len(source.more), 0, -1):
         with suppress(ModelError):
@@ -108,7 +111,7 @@ def _in_eval_mode(source: Source, tried: Callable[[int, Sequence[Run], bool], Tr
             return tried(more, source.further, True)
     for wish in source.wishes:
         folded = bool(best[1].stacks)
-        # Masks are too common to leave them out: for these all blocks may be traced.
+        # Masks are too common to leave out: for these all blocks may be traced.
         ways = (False, True) if folded and wish is source.wishes[0] else (not folded,)
         for way, run in product(ways, wish):
             with suppress(ModelError, Unfoldable):
@@ -124,18 +127,18 @@ def trace_folded(
     whole: bool = True,
     folds: bool = True,
 ) -> tuple[Folding, Unfolded]:
-    """The folded graph of a model, and the whole one.
+    """Return the folded graph of a model, and the unfolded one.
 
     Args:
         source: The model.
-        pins: Blocks with different pins are not folded into one.
-        ends: Nor are the first and the last block of a stack with those between them.
-        whole: Whether to trace all blocks where they cannot be folded.
+        pins: Pins; blocks with different pins are not folded into one.
+        ends: Whether the first and the last block of a stack are kinds of their own.
+        whole: Whether to trace all blocks if they cannot be folded.
         folds: Whether to fold blocks at all.
 
     Raises:
         ModelError: the model cannot be traced.
-        Unfoldable: it has stacks that cannot be folded, and is not to be traced whole.
+        Unfoldable: stacks cannot be folded, and `whole` is not set.
     """
     module, owners = source.module, holders(source.module)
 
@@ -157,9 +160,9 @@ def trace_folded(
                     folding = fold(traced(source, skips=True), stacks, shared)
             return folding, unfold(folding)
         except Unfoldable:
-            continue  # with more blocks, or whole
+            continue  # with the end blocks apart, or with all blocks
         except ModelError:
-            break  # its code counts on all blocks, or the model cannot be traced at all
+            break  # the code needs all blocks, or the model cannot be traced at all
     if not whole and folds and find_stacks(module, False, label if pins else None, owners):
         raise Unfoldable("only the whole model can be traced with these calls")
     folding = Folding(traced(source))
@@ -167,14 +170,12 @@ def trace_folded(
 
 
 def traced(source: Source, skips: bool = False) -> Graph:
-    """The graph of all its runs; the further ones only say what must hold besides.
-
-    With `skips`, as `trace_runs` has it.
+    """Return the graph of all runs of a source; `skips` is as for `trace_runs`.
 
     Raises:
         ModelError: the model cannot be traced.
     """
-    with alone(), noted() as asked:  # all modules tell, whoever's
+    with alone(), noted() as asked:
         graph = trace_runs(source.module, source.runs, skips)
     graph.asks_autocast = asked.autocast and not same_under_autocast(graph, source, skips)
     note_training(graph, source, asked)

@@ -1,7 +1,7 @@
-"""What a module could be given, by the names of its arguments and what its config says of sizes.
+"""Example inputs for a module, guessed from the names of its arguments and the sizes in its config.
 
-Towers take images as pixels or patches, and sounds as frames of some bands. Which of these an
-example is right about shows when it is tried.
+Towers take images as pixels or as patches, and audio as frames with some bands. A trial run shows
+which guess is right.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from shardwright.planner.graph.trace_sizes import TRACE_BATCH, TRACE_SEQ
 
 FRAMES = 296
-"""Frames of sound; halved three times it is still a size that can be told from others."""
+"""Frames of audio. Halved three times, it still differs from other sizes."""
 
 BANDS = (80, 128)
-"""Bands of a frame that are usual, where the config says nothing."""
+"""Usual numbers of bands per frame, if the config has none."""
 
 Shape = tuple[int, ...]
 
 
 def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, Tensor | None]]:
-    """Inputs on meta that `module` may run with, by name; none if its first is not known.
+    """Yield inputs on meta that `module` may run with, by name; none for an unknown first argument.
 
-    What is real is of `dtype`.
+    The first input has the dtype `dtype`.
     """
     config: Any = module.config
     parameters = inspect.signature(module.forward).parameters.values()
@@ -47,7 +47,7 @@ def example_inputs(module: nn.Module, dtype: torch.dtype) -> Iterator[dict[str, 
 
 
 def number(config: Any, *keys: str) -> int | None:
-    """The first of these entries of a config that is a whole number, or a list of equal ones."""
+    """Return the first of these config entries that is a positive int or a list of equal ones."""
     for key in keys:
         value = getattr(config, key, None)
         if isinstance(value, (list, tuple)) and len(set(value)) == 1:
@@ -88,7 +88,7 @@ FIRST: dict[str, Callable[[Any], Iterator[Shape]]] = {
     "hidden_states": _states,
     "inputs_embeds": _states,
 }
-"""A module's first argument -> the shapes that it may have."""
+"""First argument of a module -> function that yields the shapes that it may have."""
 
 BESIDE: dict[str, tuple[Shape, torch.dtype]] = {
     "attention_mask": ((), torch.bool),
@@ -96,7 +96,7 @@ BESIDE: dict[str, tuple[Shape, torch.dtype]] = {
     "input_features_mask": ((), torch.bool),
     "pixel_position_ids": ((2,), torch.int64),
 }
-"""Another argument -> what it has for each place of the first, and its dtype."""
+"""Other argument -> its dims after the first two dims of the first argument, and its dtype."""
 
 
 def _beside(name: str, shape: Shape) -> list[Tensor | None]:

@@ -1,4 +1,4 @@
-"""Values of inputs: tensors on meta that remember what they were made of."""
+"""Values of inputs, attached to tensors on meta."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 MOST = 1 << 14
-"""Elements from which on values are not kept."""
+"""Values of tensors with this many elements or more are not kept."""
 
 
 def remembered(value: Any, meta: torch.Tensor) -> torch.Tensor:
-    """`meta`, which remembers `value` if those are whole numbers or truths, and not too many."""
+    """Return `meta` with `value` attached, if that is a small integer or bool tensor with data."""
     if not isinstance(value, torch.Tensor) or value.is_meta or value.numel() >= MOST:
         return meta
     if value.is_floating_point() or value.is_complex():
@@ -24,14 +24,14 @@ def remembered(value: Any, meta: torch.Tensor) -> torch.Tensor:
 
 
 def pairs(given: Any, made: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Each tensor of `made` whose like in `given` remembers a value, and that."""
+    """Yield each tensor of `made` whose counterpart in `given` has a value, with that value."""
     for before, after in zip(tree_leaves(given), tree_leaves(made), strict=True):
         if (value := getattr(before, "shardwright_value", None)) is not None:
             yield after, value
 
 
 def remember(given: Any, on_meta: Any) -> Any:
-    """Inputs on meta that remember the whole numbers in `given`; None if there are none."""
+    """Return `on_meta` with the values of integer tensors in `given`; None if there are none."""
     found = tree_map(
         lambda a, b: remembered(a, b) if isinstance(b, torch.Tensor) else b, given, on_meta
     )

@@ -1,4 +1,4 @@
-"""Copies of modules whose code does the same in the same order."""
+"""Copy modules so that code of the copy does the same in the same order."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from shardwright.runtime.code.closures import OWN, functions, rebound
 T = TypeVar("T", bound=nn.Module)
 
 ATOMS = frozenset((type(None), bool, int, float, str))
-"""Types of values that are their own copies: most of what modules keep."""
+"""Types of values that need no copy. Most attributes of modules have these types."""
 STORES = frozenset((dict, OrderedDict, set))
 WAYS = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__",
         "__getnewargs__")  # fmt: skip
-"""What a class may say of how its objects are copied."""
+"""Methods by which a class may change how its objects are copied."""
 
 
 def duplicate(
     module: T, memo: Mapping[int, object] | None = None, hollow: Hollow | None = None
 ) -> T:
-    """A deep copy of `module`, but for some of what model code keeps.
+    """Return a deep copy of `module`, with some exceptions.
 
-    Sets are shared: the copy of one may be iterated in another order, and calls made in a loop over
-    it with it. So are compiled functions, which nothing changes. Of what was computed from
-    parameters, the copy does not know from which. Functions that hold parts of `module` hold those
-    of the copy.
+    Sets in attributes are shared, because a copy may iterate in another order, which would change
+    the order of calls in loops over it. TorchScript functions are shared, because nothing changes
+    them. Tensors computed from parameters are detached. Functions that refer to parts of `module`
+    refer to those of the copy.
 
-    `memo` is as for `copy.deepcopy`. The copies of modules in `hollow` hold nothing.
+    Args:
+        module: The module.
+        memo: As for `copy.deepcopy`.
+        hollow: Modules whose copies hold nothing.
     """
     hollow = hollow or Hollow()
     modules = [part for _, part in module.named_modules({*hollow.modules})]
@@ -52,7 +55,7 @@ def duplicate(
         own = {k: v for k, v in _state(part).items() if k not in HELD}
         shell.__setstate__(_copied(own, copied) | hollow.held())
     within = {id(inner) for part in shells for inner in part.modules()} - known
-    hollow.asked |= not within.isdisjoint(copied)  # other attributes led to what they hold
+    hollow.asked |= not within.isdisjoint(copied)  # reached by other attributes
     for _, part, name, function in functions(out):
         vars(part)[name] = rebound(function, lambda v: copied.get(id(v), v))
     return out
@@ -60,10 +63,10 @@ def duplicate(
 
 @contextmanager
 def duplicated(module: T, hollow: Hollow | None = None) -> Iterator[T]:
-    """A duplicate of `module` to run within, and to change; it is of no use afterwards.
+    """Context manager that yields a duplicate of `module`, which is emptied at the end.
 
-    Its modules refer to each other in circles, as does what is put around their forwards. That
-    waits for the garbage collector, which has long to look.
+    Its modules and their wrapped forwards form reference cycles. Without this they would have to
+    wait for the garbage collector, which is slow.
     """
     out = duplicate(module, hollow=hollow)
     try:
@@ -74,7 +77,7 @@ def duplicated(module: T, hollow: Hollow | None = None) -> Iterator[T]:
 
 
 def plain(module: nn.Module) -> bool:
-    """Whether copies of a module are made of its attributes alone, as torch makes them."""
+    """Return whether a module is copied by its attributes alone, as `nn.Module` is."""
     return "__deepcopy__" not in vars(module) and _plain(type(module))
 
 
@@ -85,24 +88,24 @@ def _plain(made: type[nn.Module]) -> bool:
 
 
 def _copy_parts(modules: Sequence[nn.Module], copied: dict[int, Any]) -> None:
-    """Put copies of modules in `copied`, as `copy.deepcopy` would, in half of the time.
+    """Add copies of modules to `copied`, as `copy.deepcopy` would, in half of the time.
 
-    But where one has a way of its own to be copied: then it may go about the others as it likes.
+    Does nothing if a module customizes copying, because it may then affect the other modules.
     """
     if not all(map(plain, modules)):
         return
     copied |= {id(module): type(module).__new__(type(module)) for module in modules}
-    for module in reversed(modules):  # what is within a module before it
+    for module in reversed(modules):  # submodules before the modules around them
         copied[id(module)].__setstate__(_copied(_state(module), copied))
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """What makes up the copy of a module that is plain."""
+    """Return the state from which a plain module is copied."""
     return module.__reduce_ex__(4)[2]  # type: ignore[index, return-value]
 
 
 def _copied(state: Mapping[str, Any], copied: dict[int, Any]) -> dict[str, Any]:
-    """Copies of attributes."""
+    """Return copies of attributes."""
     pairs = state.items()
     return {k: v if type(v) in ATOMS else copy.deepcopy(v, copied) for k, v in pairs}
 
@@ -113,7 +116,7 @@ def _kept(parts: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
 
 
 def _empty(parts: Iterable[Mapping[str, Any]]) -> dict[int, Any]:
-    """Empty stores for those in which modules would keep hooks, tensors or parts."""
+    """Map the ids of empty containers in attributes to new empty containers."""
     stores = (value for part in parts for value in part.values())
     return {id(v): type(v)() for v in stores if type(v) in STORES and not v}
 

@@ -1,4 +1,4 @@
-"""Models, and inputs for them, that Python code makes: `package.module:name` or `file.py:name`."""
+"""Load models and inputs from Python references: `package.module:name` or `file.py:name`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from torch import Tensor, nn
 from shardwright.errors import UsageError
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-"""Arguments, and those by name."""
+"""Positional arguments, and arguments by name."""
 
 
 def is_code(name: Any) -> bool:
-    """Whether a name stands for what Python code makes, not for a directory or a hub id."""
+    """Return whether a name is a Python reference, not a directory or a hub id."""
     return isinstance(name, str) and ":" in name and not Path(name).exists()
 
 
 def made(name: str) -> Any:
-    """What stands under a name; what is called without arguments for it, if it can be.
+    """Return the object that a Python reference names.
+
+    If it is callable and no module, returns the result of calling it without arguments.
 
     Raises:
         UsageError: there is no such code, or it fails.
@@ -34,24 +36,24 @@ def made(name: str) -> Any:
         found = reduce(getattr, path.split("."), _module(home))
     except (ImportError, AttributeError, OSError, SyntaxError) as error:
         raise UsageError(f"cannot find {name}: {_line(error)}") from error
-    except (Exception, SystemExit) as error:  # whatever code of a user raises as it is imported
+    except (Exception, SystemExit) as error:  # any exception of user code in an import
         kind = type(error).__name__
         raise UsageError(f"cannot import {home or 'nothing'}: {kind}: {_line(error)}") from error
     if not callable(found) or isinstance(found, nn.Module):
         return found
     try:
         return found()
-    except Exception as error:  # whatever code of a user raises
+    except Exception as error:  # any exception of user code
         raise UsageError(f"{name}() raised {type(error).__name__}: {_line(error)}") from error
 
 
 def inputs(name: str) -> Inputs:
-    """Inputs by the name of what makes them, or of a file that `torch.save` wrote.
+    """Return inputs from a Python reference or from a file that `torch.save` wrote.
 
-    They are one tensor, a tuple of arguments, a dict of arguments by name, or a tuple and a dict.
+    Either holds a tensor, a tuple of arguments, a dict of arguments by name, or a tuple and a dict.
 
     Raises:
-        UsageError: there is no such code or file, or it gives something else.
+        UsageError: there is no such code or file, or it holds something else.
     """
     if is_code(name):
         return _as_inputs(made(name), name)
@@ -84,7 +86,7 @@ def _as_inputs(found: Any, name: str) -> Inputs:
 def _module(home: str) -> Any:
     if not home.endswith(".py"):
         here = str(Path.cwd())
-        if here not in sys.path:  # a command does not have it there, as `python` has
+        if here not in sys.path:  # unlike `python`, a console command does not add it
             sys.path.insert(0, here)
         return importlib.import_module(home)
     spec = importlib.util.spec_from_file_location(Path(home).stem, home)

@@ -1,7 +1,7 @@
-"""Modules that are copied hollow, without what they hold: they are expected not to run.
+"""Hollow modules: copies without parameters, buffers and submodules, which should not run.
 
-Whoever looks for what is missing while the copy runs is told off, and that is noted: the copy is
-then no copy, and nothing that came of it counts.
+An access to the missing contents while the copy runs raises `Missing` and is noted: results of the
+copy are then invalid.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from torch import nn
 
 HELD = ("_parameters", "_buffers", "_modules")
-"""Where modules keep what they hold."""
+"""Attributes in which modules keep parameters, buffers and submodules."""
 
 
 class Missing(Exception):
-    """Code looks for what a hollow module does not have."""
+    """Code accessed the missing contents of a hollow module."""
 
 
 @dataclass
 class Hollow:
-    """The `modules` that are copied so, and whether anybody `asked` for what they hold."""
+    """The `modules` to copy hollow, and whether code `asked` for their contents."""
 
     modules: Collection[nn.Module] = ()
     asked: bool = False
@@ -32,7 +32,7 @@ class Hollow:
 
     @contextmanager
     def guarded(self, running: Sequence[str]) -> Iterator[None]:
-        """Within, whoever looks is told off while there are modules that are `running`."""
+        """Context manager in which accesses raise while the list `running` is not empty."""
         self._running = running
         try:
             yield
@@ -40,22 +40,22 @@ class Hollow:
             self._running = ()
 
     def look(self) -> None:
-        """Somebody looks.
+        """Note an access.
 
         Raises:
-            Missing: while a module runs.
+            Missing: a module runs.
         """
         if self._running:
             self.asked = True
             raise Missing
 
     def held(self) -> dict[str, Any]:
-        """What a hollow module has in place of its parameters, its buffers and modules."""
+        """Return the replacements for parameters, buffers and submodules of a hollow module."""
         return {name: Nothing(self) for name in HELD}
 
 
 class Nothing(dict[str, Any]):
-    """An empty dict that tells whoever looks."""
+    """An empty dict that reports each access to `hollow`."""
 
     def __init__(self, hollow: Hollow) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Nothing(dict[str, Any]):
 
 
 def is_hollow(module: nn.Module) -> bool:
-    """Whether a module is a hollow copy."""
+    """Return whether a module is a hollow copy."""
     return isinstance(vars(module)["_modules"], Nothing)
 
 

@@ -1,4 +1,4 @@
-"""What is to be planned (hub id, directory, config or module) as a module on meta with inputs."""
+"""Prepare a model (hub id, directory, config or module) as a module on meta with inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shardwright.runtime.model.identity import config_hash
 from shardwright.runtime.slots import positions
 
 OF_A_TRACE = (FakeTensor, FunctionalTensor)
-"""What tensors are that model code makes while it is traced: it may plan a model with them."""
+"""Tensor types in a trace: model code that is traced may plan a model that has such tensors."""
 
 
 @dataclass(frozen=True)
@@ -47,32 +47,33 @@ class Source:
     config_hash: str
     dtype: torch.dtype
     more: tuple[Run, ...] = ()
-    """Runs that use parameters which the one with `args` and `kwargs` does not."""
+    """Runs that use parameters that the plain run does not use."""
     further: tuple[Run, ...] = ()
-    """What else users call: with masks for padding, labels, hidden states."""
+    """Other calls that users make: with padding masks, labels, hidden states."""
     wishes: tuple[Wish, ...] = ()
-    """Where from these are: what may be traced in place of each."""
+    """The alternatives for each further run."""
     valued: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    """The same `args` and `kwargs`, which remember the whole numbers that they were made of."""
+    """`args` and `kwargs` with the values of integer tensors attached; None if there are none."""
     by_value: bool = False
-    """Whether those are what is traced."""
+    """Whether the inputs are the `valued` ones."""
     trains: bool = False
-    """Whether the plan is to train with."""
+    """Whether the plan is for training."""
     by_rows: bool = False
-    """Whether attention may be given a part of the queries of a sequence."""
+    """Whether attention may get queries sharded along the sequence."""
     keeps: bool = False
-    """Whether modules keep something from one call for the next, which is then traced, too."""
+    """Whether modules keep state between calls, so that the first run is traced twice."""
 
     def masks(self) -> set[str]:
-        """The masks for padding that further runs have."""
+        """Return the names of padding masks in further runs."""
         runs = (run for run in self.further if not run.resumes)
         return {name for run in runs for name in run.kwargs if name in MASKS}
 
     def along_sequence(self, by_rows: bool = False) -> Source:
-        """The same for hidden states that are split along the sequence: nobody is given those.
+        """Return the source for hidden states sharded along the sequence.
 
-        A step with a cache is then one by as many tokens: one alone cannot be split. There is none
-        where each rank attends `by_rows`, with its part of the queries.
+        Runs that expose hidden states are left out. A step with a cache takes `TRACE_SEQ` tokens,
+        because a single token cannot be sharded. With `by_rows`, each rank attends with its shard
+        of the queries, and there are no steps with a cache.
         """
         kept = tuple(
             run
@@ -96,7 +97,7 @@ class Source:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs that a plan must hold for; what it costs is what the first does."""
+        """All runs that a plan must hold for, the plain run first."""
         first = Run("", self.args, self.kwargs, by_rows=self.by_rows)
         again = [first._replace(priced=False, again=True)] if self.keeps else []
         return [first, *again, *self.more, *self.further]
@@ -113,13 +114,13 @@ def read_source(
     """Prepare `model` for tracing; no weights are read or allocated.
 
     Args:
-        model: Hub id, directory, transformers config, `nn.Module` (which is left as it is), or
-            the name of code that makes one (`package.module:name`, `file.py:name`).
+        model: Hub id, directory, transformers config, `nn.Module` (which is not changed), or a
+            Python reference to one (`package.module:name`, `file.py:name`).
         args: Example inputs; a transformers text model needs none.
         kwargs: Example inputs by name.
-        dtype: Of the parameters; else the config's own, else float32.
+        dtype: Dtype of the parameters; by default that of the config, else float32.
         trust_remote_code: Whether to run code that comes with the model.
-        hub: Where a hub id leads.
+        hub: The hub that resolves hub ids.
 
     Raises:
         ModelError: not a model, unknown to transformers, or inputs are missing.
@@ -154,7 +155,7 @@ def _further(
     kwargs: Mapping[str, Any],
     *fuller: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What else users call than with these inputs; with `fuller` ones they decode as well."""
+    """Return further runs and wishes for these inputs, and decoding steps for `fuller` inputs."""
     inputs = named_inputs(module, args, kwargs)
     found = () if inputs is None else wishes(module, inputs)
     found = (*found, *(wish for given in fuller for wish in decoded(module, given)))
@@ -164,7 +165,7 @@ def _further(
 def named_inputs(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """The inputs of a call by name; None where one has none."""
+    """Return the inputs of a call by name; None if a positional input has no name."""
     names, _ = positions(type(module).forward)
     if len(args) > len(names):
         return None
@@ -186,10 +187,10 @@ def from_config(
     trust_remote_code: bool = False,
     hub: Hub = USUAL,
 ) -> nn.Module:
-    """A model of this config on meta, tied as transformers ties it.
+    """Build a model from a config on meta, with weights tied as in transformers.
 
     Raises:
-        ModelError: it is no config, or none that a model can be built of.
+        ModelError: `config` is no config, or no model can be built from it.
     """
     from shardwright.runtime.model.build import building
 
@@ -206,7 +207,7 @@ def from_config(
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Within, weights are not drawn: on meta there is nothing to draw, and it takes most time."""
+    """Mode that skips `torch.nn.init`: on meta it has no effect, but takes most of the time."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
@@ -215,9 +216,9 @@ class _Uninitialised(TorchFunctionMode):
 
 
 def copy_on_meta(module: nn.Module) -> nn.Module:
-    """A copy of `module` on meta, for this plan alone: weights are not copied.
+    """Return a copy of `module` on meta; weights are not copied.
 
-    It is in eval mode, but for that of a module that is on meta already.
+    The copy is in eval mode, unless the module is on meta already: then it keeps its mode.
     """
     stores = (s for m in module.modules() for s in (m._parameters, m._buffers) if s)
     tensors = [t for store in stores for t in store.values() if t is not None]
@@ -232,7 +233,7 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
 
 
 def _is_computed(value: Any) -> bool:
-    """Whether it was made of parameters."""
+    """Return whether a value is a tensor computed from parameters."""
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
@@ -243,7 +244,7 @@ def _like_on_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_meta(value: Any) -> Any:
-    """The same inputs with tensors on meta."""
+    """Return the inputs with tensors moved to meta."""
 
     def moved(leaf: Any) -> Any:
         if isinstance(leaf, OF_A_TRACE):
@@ -254,14 +255,14 @@ def to_meta(value: Any) -> Any:
 
 
 GET_BASE = "get_base_model"
-"""What peft calls the method that gives the model in which it put adapters."""
+"""The method of peft models that returns the model with the adapters."""
 
 
 def text_inputs(module: nn.Module) -> dict[str, Any]:
-    """Token ids for a transformers text model, of sizes that can be told from all others.
+    """Return token ids for a transformers text model, with sizes that differ from all others.
 
     Raises:
-        ModelError: the model takes something else.
+        ModelError: the model takes other inputs.
     """
     names = inspect.signature(module.forward).parameters
     main = getattr(module, "main_input_name", None)

@@ -1,11 +1,11 @@
-"""What model code computes, call by call: the same functions, with the same numbers, on any part.
+"""Log the calls of model code, to compare a sharded model with the unsharded model call by call.
 
-Shapes do not show a number that changed. `x / x.shape[-1]` on a part divides by less, and so do a
-loop over `range(self.num_heads)`, a branch on it, `len(x[0])`. So the calls that a module's own
-code makes are noted in the whole model and in a part of it, and compared: all but those that only
-move elements, whose shapes are compared anyway, and the sizes that others take. Places and counts
-are compared where a part is given a tensor of the whole's shape: the same elements are to be taken;
-counts of repeats are compared with those that the plan makes.
+Shapes do not show that a number has changed. `x / x.shape[-1]` divides by less on a shard. A loop
+over `range(self.num_heads)`, a branch on it, or `len(x[0])` are similar. The calls that a module's
+own code makes are therefore logged in the unsharded model and in the model of a rank, and compared.
+Calls that only move elements are left out, because their shapes are compared anyway, and so are the
+sizes that other calls take. Positions and counts are compared if both operands have the same shape:
+the same elements must be taken. Counts of repeats are compared with those that the plan implies.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ expand_as view_as reshape_as is_complex is_contiguous data_ptr element_size to f
 bfloat16 embedding __hash__ __repr__ requires_grad_
 """.split()
 )
-"""They compute nothing. (What an embedding looks up is the runtime's business.)"""
+"""Functions that compute nothing. (The runtime handles lookups of embeddings.)"""
 
 
 class Call(NamedTuple):
-    """A function and the plain numbers that it was given."""
+    """A function and its plain number arguments."""
 
     function: str
     numbers: tuple[Any, ...]
@@ -55,13 +55,13 @@ Calls = dict[str, list[Call]]
 """Module -> the calls of its own code, in order."""
 
 HAND_ON = ("forward", "wrapper", "__torch_function__", "compute", "call_with_originals")
-"""Functions of the runtime that call what they are in front of."""
+"""Functions of the runtime that wrap and call other functions."""
 
 RUNS = "runs"
-"""What a call of another module is noted as; a part may have that done by other code."""
+"""Log entry for a call of another module. These calls are not compared."""
 
 AT = "at places: "
-"""What is before the function of a call that is noted for its places, and the operand's shape."""
+"""Prefix of entries that log positions and the shape of the operand."""
 
 REPEATED = {AT + name for name in REPEATING}
 
@@ -69,24 +69,24 @@ REPEATED = {AT + name for name in REPEATING}
 Numbers = tuple[Any, ...]
 
 Repeats = Mapping[tuple[str, Numbers], Container[Numbers]]
-"""What a call of `REPEATED` may be noted for on a part, by module and what it is on the whole."""
+"""(module, entry of `REPEATED` in the unsharded model) -> entries allowed on a rank."""
 
 
 class Entered(list[str]):
-    """The paths of the modules that run now, the innermost last."""
+    """Paths of the modules that currently run, the innermost last."""
 
     calls: Calls | None = None
-    """Where to note what they run, and call."""
+    """The log for the calls of these modules."""
 
     def enter(self, name: str) -> None:
-        """Module `name` begins to run."""
+        """Note that module `name` begins to run."""
         if self.calls is not None and self:
             self.calls.setdefault(self[-1], []).append(Call(RUNS, (name,)))
         self.append(name)
 
 
 class Notes(TorchFunctionMode):
-    """Within, note the calls of every module; `entered` holds the modules that run now."""
+    """Mode that logs the calls of every module; `entered` has the modules that currently run."""
 
     def __init__(self, entered: Entered) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Notes(TorchFunctionMode):
         entered.calls = self.found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note the call if it comes from model code."""
+        """Log the call if it comes from model code."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
         places = (name in AT_PLACES or name in REPEATING) and args and isinstance(args[0], Tensor)
@@ -110,7 +110,7 @@ class Notes(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _note_places(self, name: str, args: Any, kwargs: Any) -> None:
-        """Note which elements of a tensor are taken."""
+        """Log which elements of a tensor are taken."""
         with torch._C.DisableTorchFunction():
             shape = tuple(args[0].shape)
         if name in REPEATING:
@@ -123,9 +123,9 @@ class Notes(TorchFunctionMode):
 
 
 def repeated(shape: Sequence[int], counts: Sequence[int]) -> Numbers:
-    """What is noted of a tensor of a `shape` of which dims, the last ones, are repeated so often.
+    """Return the log entry for a tensor of this `shape` whose last dims are repeated by `counts`.
 
-    What dims of length 1 become is a size of the result.
+    Dims of length 1 are left out, because the count is then a size of the result.
     """
     pairs = zip(reversed(shape), reversed(counts), strict=False)
     return tuple(shape), *[count for length, count in pairs if length > 1][::-1]
@@ -142,7 +142,7 @@ def _numbers(values: Any, kind: Any) -> Iterator[Any]:
 
 
 def _from_runtime() -> bool:
-    """Whether the call is one of the runtime's own: a collective, a shard of a mask."""
+    """Return whether the runtime itself makes the call: a collective, a shard of a mask."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -160,9 +160,10 @@ def difference(
     local: Mapping[str, list[Call]],
     repeats: Repeats,
 ) -> tuple[str, str] | None:
-    """The first module whose code computes otherwise on a part, and what it does there.
+    """Return the first module whose code computes something else on a rank, and a description.
 
-    Tensors are to be repeated as a plan has it; one that `repeats` does not have, nobody uses.
+    Returns None if there is none. Counts of repeats must be among `repeats`. A repeat that is not
+    in `repeats` is not checked, because its result is unused.
     """
     for module, noted in whole.items():
         calls, mine = _computed(noted), _computed(local.get(module, []))

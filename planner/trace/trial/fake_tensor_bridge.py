@@ -1,4 +1,4 @@
-"""Run a module on fake tensors, and see its calls: what code does, without data."""
+"""Run a module on fake tensors and log the calls of its code."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def calls_of(
     change: Callable[[nn.Module], None] = lambda module: None,
     hollow: Hollow | None = None,
 ) -> Calls | None:
-    """What the code of each module calls in `runs` of `root` as it is; None if it does not run.
+    """Return the calls of each module's code in `runs` of a copy of `root`; None if it fails.
 
-    It is a copy of `root` that runs, after `change` of it; modules of it may be `hollow`.
+    `change` is applied to the copy first. Modules in `hollow` are copied without contents.
     """
     hollow = hollow or Hollow()
     with duplicated(root, hollow) as module:
@@ -51,16 +51,16 @@ def calls_of(
         try:
             with hollow.guarded(entered):
                 return run_and_note(module, runs, entered, opaque)
-        except Exception:  # whatever model code raises: run as a part it will raise it again
+        except Exception:  # any exception of model code: the model of a rank will raise it again
             return None
 
 
 def follow(
     root: nn.Module, leave: Callable[[str, Any], None] = lambda name, output: None
 ) -> Entered:
-    """Look at the modules of `root`, for good: `leave` gets the name and output of each call.
+    """Wrap the modules of `root` permanently; `leave` gets the name and output of each call.
 
-    Gives the paths of the modules that run, the innermost last.
+    Returns the paths of the modules that currently run, the innermost last.
     """
     entered = Entered()
 
@@ -81,16 +81,16 @@ def follow(
 
 
 def run_and_note(module: nn.Module, runs: Sequence[Run], entered: Entered, opaque: Opaque) -> Calls:
-    """Make `runs` of `module`, which `follow` looks at; what its code called meanwhile."""
+    """Make `runs` of `module`, which `follow` has wrapped, and return the calls of its code."""
     with Notes(entered) as notes:
         run_on_fake(module, runs, opaque, UsersValues(module, notes.found))
     return notes.found
 
 
 def _on_fake(module: nn.Module, fake: OnMeta) -> None:
-    """Make parameters and buffers fake: code may give one the `data` of what it computed."""
+    """Make parameters and buffers fake, because code may set their `data` to computed tensors."""
     made: dict[int, Any] = {}
-    with torch._C.DisableTorchFunction():  # nobody need see it who looks at calls
+    with torch._C.DisableTorchFunction():  # these calls must not be logged
         for part in module.modules():
             stores: list[dict[str, Any]] = [part._parameters, part._buffers]
             for store in stores:
@@ -102,7 +102,7 @@ def _on_fake(module: nn.Module, fake: OnMeta) -> None:
 
 
 def _fake(tensor: torch.Tensor, fake: OnMeta) -> FakeTensor:
-    """As `fake.from_tensor`, which takes ten times as long, for what lies in memory of its own."""
+    """Do the same as `fake.from_tensor` in a tenth of the time, for tensors that are no views."""
     if tensor.device != META:
         how: dict[str, Any] = {"requires_grad": tensor.requires_grad}
         how["_is_param"] = isinstance(tensor, nn.Parameter)
@@ -113,10 +113,10 @@ def _fake(tensor: torch.Tensor, fake: OnMeta) -> FakeTensor:
 
 @contextmanager
 def _converted_anew() -> Iterator[None]:
-    """Within, and in this thread, modules that are converted (`.to(dtype)`) get new parameters.
+    """Context manager in which conversions of modules (`.to(dtype)`) create new parameters.
 
-    torch would swap fake ones for the converted, which it refuses while anything refers to them
-    weakly, as fake modes do.
+    This holds for the current thread. Torch would swap fake parameters in place, which fails while
+    there are weak references to them, and fake modes keep such references.
     """
     before, thread = nn.Module._apply, get_ident()
 
@@ -147,11 +147,13 @@ def run_on_fake(
     opaque: Opaque,
     users: UsersValues | None = None,
 ) -> None:
-    """Make `runs` of `module`, which is on meta, for what `follow` sees, and `users` would see.
+    """Make `runs` of `module`, which is on meta, on fake tensors.
 
-    Modules in `opaque` do not run. What runs in another dtype than its own has that from then on.
+    Modules in `opaque` do not run. Modules that run in another dtype keep that dtype afterwards.
+    `users` logs the values that users would see.
 
-    On fake rather than plain meta tensors: model code knows them and does not ask for their values.
+    Fake tensors are used instead of plain meta tensors because model code recognizes them and does
+    not read their values.
     """
     fake = LikeReal()
     runs = opaque.made(runs)

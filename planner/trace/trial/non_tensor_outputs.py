@@ -1,7 +1,7 @@
-"""Plain values that users see: what a run gives out beside tensors, and leaves in attributes.
+"""Log plain values that users see: non-tensor outputs of a run, and values left in attributes.
 
-On a rank code makes them of sizes of its parts. So they are noted like calls (`call_log.py`), and a
-trial compares them with those of the whole.
+On a rank, code may compute them from local sizes. They are therefore logged like calls
+(`call_log.py`), and a trial compares them with those of the unsharded model.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from shardwright.runtime.code.model_objects import is_config
 from shardwright.runtime.slots import PLAIN, but_state, parts
 
 GIVES, KEEPS = "gives", "keeps"
-"""What values are noted as: those that a run gives out, and those in an attribute."""
+"""Log entries for values that a run returns, and for values in an attribute."""
 
 MOST = 1000
-"""Values that are looked at in one."""
+"""The most parts that are searched in one value."""
 
 
 class UsersValues:
-    """Notes in `calls`, with those of modules, what users see of runs of `root`."""
+    """Logs in `calls` the values that users see in runs of `root`."""
 
     def __init__(self, root: nn.Module, calls: Calls) -> None:
         self.root, self._calls = root, calls
@@ -39,7 +39,7 @@ class UsersValues:
         self._paths: list[str] = []
 
     def runner(self, runs: Sequence[Run]) -> Runner:
-        """What makes `runs`."""
+        """Return the runner that makes `runs` and logs the values."""
 
         def begin(traced_call: int, _: State) -> None:
             self._paths.append(runs[traced_call].module)
@@ -65,7 +65,7 @@ class UsersValues:
 
 
 class Attributes(NamedTuple):
-    """What a module has in its attributes, and the plain values in those that may change."""
+    """The attributes of a module, and the plain values in attributes that may change in place."""
 
     values: dict[str, Any]
     held: dict[str, list[Any]]
@@ -87,13 +87,13 @@ def _same(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 
 def _values(value: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
-    """The plain values in one, and the shapes of tensors of integers, in order."""
+    """Yield the plain values in a value, and the shapes of its integer tensors, in order."""
     if isinstance(value, Tensor):
         with torch._C.DisableTorchFunction():
             if not (value.is_floating_point() or value.is_complex()):
                 yield tuple(value.shape)
     elif isinstance(value, int) and type(value) is not bool:
-        yield int.__add__(value, 0)  # some of ours note who asks what they are
+        yield int.__add__(value, 0)  # a plain int: `SourcedInt` and others note each use
     elif isinstance(value, (Number, str, bytes)):
         yield value if value == value else "nan"
     elif isinstance(value, (slice, range)):
